@@ -1,13 +1,14 @@
 """Train transformers exactly on fleets of edge devices.
 
-    fleet = cleave.emulated(8)            # or cleave.serve(port=8765).fleet: devices that join
-    fleet.wait_for(2)                     # devices
-    with cleave.offloaded(model, fleet):  # every nn.Linear now multiplies on the fleet
+    fleet = cleave.emulated(8)            # real devices: fleet = cleave.serve(port=8765).fleet
+    fleet.wait_for(2)                     # wait until 2 devices are connected
+    with cleave.offloaded(model, fleet):  # the fleet computes the GEMMs of every nn.Linear
         ...                               # your own training loop
 
-`import cleave` is cheap: torch is imported on first use.
+`import cleave` is fast, because torch is imported only when a function first needs it.
 
-The package logs under the name `cleave`, and prints nothing unless `logging` is configured.
+The package writes log messages to the logger `cleave`. Nothing is printed unless the application
+configures `logging`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Buffers: the fleet's two-dimensional arrays.
+"""Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy view with a dtype tag. numpy has no bf16, so bf16 is stored as uint16. Regions
-are views, and `pack` copies only arrays that are not contiguous.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16 dtype, so bf16 elements are stored
+as uint16. `Buffer.region` returns a view. `Buffer.pack` copies only arrays that are not contiguous.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types of the protocol. Values are the names in messages.
+    """Element types of matrices in the protocol. The enum values are the names in messages.
 
     Attributes:
         itemsize: bytes per element.
-        storage: the numpy dtype that stores it; uint16 for bf16.
+        storage: the numpy dtype of arrays with these elements; uint16 for bf16.
     """
 
     FP32 = "fp32"
@@ -44,7 +44,7 @@ class Buffer:
     """A matrix with a dtype tag.
 
     Attributes:
-        array: shape (rows, columns), of `dtype.storage`, with any strides.
+        array: the elements, shape (rows, columns), numpy dtype `dtype.storage`, any strides.
         dtype: dtype of the elements.
     """
 
@@ -72,17 +72,20 @@ class Buffer:
         return Buffer(self.array.T, self.dtype)
 
     def region(self, rows: Span, columns: Span) -> Buffer:
-        """Return a view of some rows and columns."""
+        """Return a view of the given range of rows and columns."""
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements as bytes, row by row: a view if they are contiguous, else a copy."""
+        """Return the elements as bytes, row by row.
+
+        The bytes are a view of the array if the array is C-contiguous, else a copy.
+        """
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
-        """Return the values upcast to fp32 exactly; a view if they are fp32 already."""
+        """Return the elements as fp32. The upcast is exact. An fp32 array is not copied."""
         if self.dtype is DType.FP32:
             return self.array
         if self.dtype is DType.FP16:
@@ -96,25 +99,26 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """View received bytes as a matrix, without copying them.
+    """Return a buffer that is a view of received bytes.
 
     Raises:
-        ValueError: when the length does not fit the shape.
+        ValueError: when `data` does not have the size of a matrix of this shape and dtype.
     """
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
             f"{len(data)} bytes are no {rows}x{columns} {dtype.value} matrix of {expected} bytes"
         )
-    # msgpack headers have odd lengths, so the bytes may be unaligned; numpy can read them.
+    # The data may be unaligned, because msgpack headers may have odd lengths. numpy can read it.
     return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the largest magnitude; infinity or NaN if an element is infinite or NaN.
+    """Return the largest magnitude of any element.
 
-    The bits of floating-point numbers with equal signs sort by magnitude, with NaN last. So two
-    passes over integers suffice, without a copy.
+    If an element is NaN, the result is NaN. Otherwise, if an element is infinite, the result is
+    infinite. The function reads the elements as integers, without copying them: floating-point
+    numbers of the same sign have the same order as their bit patterns, with NaN last.
 
     Args:
         data: the elements, as bytes or as a contiguous array.
@@ -124,14 +128,21 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")
     if not signed.size:
         return 0.0
-    positive = int(signed.max())  # below zero if every element has a minus sign
-    negative = int(signed.view(f"<u{dtype.itemsize}").max()) - 2 ** (bits - 1)  # if none has
+    positive = int(signed.max())  # negative if every element has its sign bit set
+    # Negative if no element has its sign bit set.
+    negative = int(signed.view(f"<u{dtype.itemsize}").max()) - 2 ** (bits - 1)
     found = np.array([[max(positive, negative)]], f"<u{dtype.itemsize}")
     return float(Buffer(found.view(dtype.storage), dtype).float32()[0, 0])
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to `dtype` storage, to nearest even; infinities and NaNs are kept."""
+    """Round fp32 values to the nearest values of `dtype`, with ties to even.
+
+    Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
+
+    Returns:
+        An array of dtype `dtype.storage`; `values` itself for fp32.
+    """
     if dtype is DType.FP32:
         return values
     if dtype is DType.FP16:
@@ -146,10 +157,10 @@ def narrow(values: Array, dtype: DType) -> Array:
 
 
 def from_torch(tensor: torch.Tensor) -> Buffer:
-    """View a 2-D CPU tensor as a buffer, sharing memory.
+    """Return a buffer that shares memory with a 2-D CPU tensor.
 
     Raises:
-        ValueError: for a dtype that the protocol does not have.
+        ValueError: when the tensor's dtype is not float32, bfloat16 or float16.
     """
     import torch
 
@@ -166,7 +177,7 @@ def from_torch(tensor: torch.Tensor) -> Buffer:
 
 
 def to_torch(buffer: Buffer) -> torch.Tensor:
-    """View a buffer as a tensor, sharing memory."""
+    """Return a CPU tensor that shares memory with a buffer."""
     import torch
 
     tensor = torch.from_numpy(buffer.array)

@@ -1,4 +1,8 @@
-"""The choice between whole attention and attention by blocks of queries, and the block size."""
+"""The size of query blocks in attention.
+
+If the attention scores of a whole sequence need too much memory, attention is computed for one
+block of queries at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,25 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Blocks:
-    """Limits for a layer's attention scores in memory at once, per sample.
+    """Memory limits for the attention scores of one layer and one sequence.
 
     Attributes:
-        whole_bytes: scores up to this size are computed at once.
-        block_bytes: maximum size of a block's scores, if all of them are larger.
+        whole_bytes: maximum size of the scores if all queries are computed at once. With larger
+            scores, attention is computed for one block of queries at a time.
+        block_bytes: maximum size of the scores of one block of queries.
     """
 
-    whole_bytes: int = 64 * 2**20  # at 48 MB blocks are no faster, at 768 MB they are
-    block_bytes: int = 24 * 2**20  # half this takes 8 % longer, twice this 4 % less
+    whole_bytes: int = 64 * 2**20  # blocks are no faster for 48 MB of scores, faster for 768 MB
+    block_bytes: int = 24 * 2**20  # blocks of half this size take 8 % longer, of twice 4 % less
 
     def rows(self, heads: int, queries: int, keys: int) -> int:
-        """Return the number of queries per block; all queries if no blocks are needed."""
+        """Return the number of queries per block; `queries` if all are computed at once.
+
+        Args:
+            heads: number of attention heads.
+            queries: number of queries in a sequence.
+            keys: number of keys in a sequence.
+        """
         row_bytes = heads * keys * _FP32_BYTES
         if queries * row_bytes <= self.whole_bytes:
             return queries
@@ -29,4 +40,4 @@ class Blocks:
 
 
 BLOCKS: Final = Blocks()
-"""The default limits."""
+"""The default memory limits for attention scores."""

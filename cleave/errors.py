@@ -1,4 +1,4 @@
-"""Errors for users: one sentence that says what is wrong and what to do."""
+"""Exceptions for users. Each message is one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -8,62 +8,72 @@ from typing import Final, TypeVar
 Choice = TypeVar("Choice", bound=Enum)
 
 DISTRIBUTION: Final = "cleave-train"
-"""The package's name on PyPI, where the name `cleave` belongs to another project."""
+"""Cleave's package name on PyPI. The package `cleave` on PyPI is another project."""
 
 
 class CleaveError(Exception):
-    """A failure that the user can act on. The CLI prints it and exits with 1."""
+    """A failure that the user can act on. The CLI prints the message and exits with code 1."""
 
     exit_code = 1
 
 
 class UsageError(CleaveError):
-    """A wrong request (a value, a name, a combination). The CLI exits with 2."""
+    """A user's request is invalid, such as a wrong value or an unknown name.
+
+    The CLI prints the message and exits with code 2.
+    """
 
     exit_code = 2
 
 
 class ProtocolError(CleaveError):
-    """A peer broke the protocol. Only that session ends."""
+    """A peer violated the protocol. The session with this peer ends; other sessions continue."""
 
 
 class VersionError(ProtocolError):
-    """A peer speaks another version of the protocol."""
+    """A peer uses an incompatible version of the protocol."""
 
 
 class PlanError(CleaveError):
-    """No plan exists for this job on this fleet."""
+    """No plan exists for this GEMM or model on this fleet."""
 
 
 class DeviceMemoryError(PlanError):
-    """No plan exists because devices offer too little memory."""
+    """No plan exists because the devices offer too little memory."""
 
 
 class FleetError(CleaveError):
-    """The fleet cannot finish a job."""
+    """The fleet cannot finish its task."""
 
 
 def to_install(extra: str) -> str:
-    """Return the command that installs the libraries of an extra."""
+    """Return the pip command that installs Cleave with an extra, such as "train"."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def not_installed(what: str, library: str, extra: str) -> UsageError:
-    """Return the error for a feature that needs a library which only an extra installs."""
+    """Return the error for a feature whose library is not installed.
+
+    Args:
+        what: the feature or option.
+        library: name of the missing library.
+        extra: the extra of Cleave's package that installs the library.
+    """
     return UsageError(
         f"{what} needs {library}, which is not installed here; install it with: {to_install(extra)}"
     )
 
 
 def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
-    """Return the enum member that an option's value names.
+    """Convert the value of a command-line option to an enum member.
 
     Args:
-        kind: the enum; its values are those of the option.
-        option: the option as the user writes it.
+        kind: the enum, whose values are the allowed values of the option.
+        option: name of the option, such as "--method".
+        value: the value that the user gave, or a member of the enum.
 
     Raises:
-        UsageError: when no member has this value.
+        UsageError: when the value is not allowed. The message lists the allowed values.
     """
     try:
         return kind(value)

@@ -1,10 +1,11 @@
 """All of Cleave's code that opens files for writing or locks folders.
 
-Nothing is written through a link. A link is replaced by the new file, or refused if a file is
-opened to continue it. A file is replaced as a whole, or continued only if it begins like Cleave's
-files. `tests/test_files.py` finds code that writes in another way.
+No function writes through a symbolic link. A function that replaces a file replaces the link, not
+the link's target. A function that continues an existing file refuses a link. Some functions
+continue a file only if the file begins with the header of Cleave's files. `tests/test_files.py`
+checks that no other module writes files.
 
-Errors are OSError, with a clause for a user in `strerror`.
+Functions raise OSError, with an explanation for the user in `strerror`.
 """
 
 from __future__ import annotations
@@ -39,22 +40,26 @@ LOCK: Final = "lock"
 
 _HELD: Final = re.compile(rb"(\d+) (\S+)\n?")
 _LOOK_S: Final = 0.1
-_LOCKED_BYTE: Final = 2**30  # far behind the text, because Windows makes a locked range unreadable
+_LOCKED_BYTE: Final = 2**30  # beyond the end of the text: Windows makes a locked range unreadable
 
 
 # --- folders ---
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder that a user named, and its parents, unless it exists."""
+    """Create a folder whose path a user gave, and its missing parents, unless it exists.
+
+    Args:
+        mode: permissions of a new folder, less the user's umask.
+    """
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def writable_folder(path: Path) -> None:
-    """Make a folder that a user named, unless it exists, and check that it is writable.
+    """Create a folder whose path a user gave, unless it exists, and check that it is writable.
 
     Raises:
-        OSError: when it cannot be made or written to.
+        OSError: when the folder cannot be created, or is not writable.
     """
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
@@ -62,13 +67,20 @@ def writable_folder(path: Path) -> None:
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder within one of Cleave's folders, unless it exists; refuse a link."""
+    """Create a folder inside one of Cleave's own folders, unless it exists.
+
+    Args:
+        mode: permissions of a new folder, less the user's umask.
+
+    Raises:
+        OSError: when the path is a link, or the folder cannot be created.
+    """
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def new_folder(path: Path) -> None:
-    """Make a new folder, and its parents.
+    """Create a folder that must not exist yet, and its missing parents.
 
     Raises:
         FileExistsError: when the path exists.
@@ -77,13 +89,16 @@ def new_folder(path: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise OSError if a path is a link or a Windows junction."""
+    """Raise OSError if a path is a symbolic link or a Windows junction."""
     if path.is_symlink() or (sys.version_info >= (3, 12) and path.is_junction()):
         raise OSError(errno.ELOOP, _LINK, str(path))
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` survive a power loss (if the system can)."""
+    """Flush a folder's entries to disk, so that new and renamed files survive a power loss.
+
+    On Windows this function does nothing.
+    """
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -97,28 +112,31 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Create a file, and open it without a buffer.
+    """Create a file, and open the file for unbuffered writing.
 
     Args:
-        mode: the permissions, less the user's umask.
+        mode: permissions of the file, less the user's umask.
 
     Raises:
-        FileExistsError: when the path exists, even as a link.
+        FileExistsError: when the path exists, also as a broken link.
     """
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
-    """Replace a file atomically: readers see either the old file or the new one.
+    """Replace a file atomically: readers see either the old content or the new content.
 
-    The folder is created if it is missing. A link is replaced, and its target does not change.
+    Missing parent folders are created. If the path is a link, the link is replaced, and the link's
+    target does not change.
 
     Args:
-        mode: the permissions of the new file, less the user's umask.
-        sync: whether the file must survive a power loss.
+        path: the file.
+        data: content of the new file.
+        mode: permissions of the new file, less the user's umask.
+        sync: whether to flush the new file to disk, so that it survives a power loss.
 
     Raises:
-        OSError: when it cannot be written; no temporary file remains.
+        OSError: when the new file cannot be written. No temporary file remains.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -137,8 +155,15 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
 
 @contextmanager
 def private_file(data: bytes, prefix: str) -> Iterator[Path]:
-    """Return a context manager with a temporary file that only this user can read."""
-    written, name = tempfile.mkstemp(prefix=prefix)  # its mode is 0600
+    """Return a context manager with a temporary file that only the current user can read.
+
+    The value of the context manager is the path. Leaving the context deletes the file.
+
+    Args:
+        data: content of the file.
+        prefix: first characters of the file's name.
+    """
+    written, name = tempfile.mkstemp(prefix=prefix)  # `mkstemp` creates files with mode 0600
     path = Path(name)
     try:
         with FileIO(written, "w") as file:
@@ -149,7 +174,12 @@ def private_file(data: bytes, prefix: str) -> Iterator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Raise OSError if `write_output` could not write here; change nothing."""
+    """Check that `write_output` can write to a path, without changing the file.
+
+    Raises:
+        OSError: when the folder of the path does not exist or is not writable, or when the path is
+            a folder.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
@@ -161,12 +191,13 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that a user named, such as a plot or a report.
+    """Write an output file whose path a user gave, such as a plot or a report.
 
-    A file is replaced (see `write_atomically`). A pipe or device, like /dev/stdout, is written to.
+    An existing regular file is replaced (see `write_atomically`). If the path is a pipe or a
+    device, such as /dev/stdout, the data is written into the pipe or device.
 
     Raises:
-        OSError: when it cannot be written, or its folder does not exist.
+        OSError: when the data cannot be written, or the folder of the path does not exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
@@ -177,11 +208,16 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Save a matplotlib figure to a file that a user named, as `write_output` does.
+    """Save a matplotlib figure to a file whose path a user gave (see `write_output`).
+
+    Args:
+        figure: the matplotlib figure.
+        path: the file. Its suffix sets the format; without a suffix, ".png" is appended.
+        dpi: resolution in dots per inch.
 
     Raises:
-        OSError: when it cannot be written.
-        ValueError: when matplotlib does not know the file format.
+        OSError: when the file cannot be written.
+        ValueError: when matplotlib does not support the file format.
     """
     path = path if path.suffix else path.with_suffix(".png")
     drawn = io.BytesIO()
@@ -190,12 +226,15 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Open a file that a user named and that grows while others read it, such as a log.
+    """Open an output file that other programs read while Cleave appends to it, such as a log.
 
-    An empty file replaces an existing one at once; see `write_output`.
+    An existing regular file is first replaced by an empty file (see `write_output`).
+
+    Args:
+        path: path of the file, as a user gave it.
 
     Raises:
-        OSError: when it cannot be written, or its folder does not exist.
+        OSError: when the file cannot be written, or the folder of the path does not exist.
     """
     write_output(path, b"")
     if not path.is_file():
@@ -204,12 +243,13 @@ def open_output(path: Path) -> FileIO:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open one of Cleave's files to append to it; create it unless it exists.
+    """Open one of Cleave's own files for appending. The file is created if it does not exist.
 
-    A file with a second name (a hard link) is copied first, so the other name does not change.
+    If the file has several hard links, the file is first replaced by a copy, so that the content
+    under its other names does not change.
 
     Raises:
-        OSError: when it cannot be opened, or is a link.
+        OSError: when the file cannot be opened, or the path is a link.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     if os.fstat(file.fileno()).st_nlink <= 1:
@@ -220,16 +260,19 @@ def open_to_append(path: Path) -> FileIO:
 
 
 def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
-    """Open one of Cleave's files to read and write; create it unless it exists.
+    """Open one of Cleave's own files for reading and writing, at the start of the file.
 
-    A file with a second name (a hard link) is copied first, as by `open_to_append`.
+    The file is created if it does not exist. A file with several hard links is first replaced by a
+    copy, as in `open_to_append`.
 
     Args:
-        header: the first bytes of such a file; a file that ends within them is also accepted.
-        mode: the permissions of a new file, less the user's umask.
+        path: the file.
+        header: first bytes of every file of this kind. A file that contains only the beginning of
+            the header is accepted as well.
+        mode: permissions of a new file, less the user's umask.
 
     Raises:
-        OSError: when it cannot be opened, is a link, or has another header.
+        OSError: when the file cannot be opened or has another header, or the path is a link.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT, mode)
     if not _begins(file, header):
@@ -244,10 +287,10 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file to a new path.
+    """Copy the content of `source` to a new file at `path`.
 
     Raises:
-        OSError: when it cannot be copied, or the new path exists.
+        OSError: when the file cannot be copied, or `path` exists.
     """
     with source.open("rb") as whole, new_file(path) as file:
         while part := whole.read(2**20):
@@ -255,7 +298,12 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def is_ours(path: Path, header: bytes) -> bool:
-    """Return whether `open_to_change` would open an existing file."""
+    """Return True if `open_to_change` would accept an existing file.
+
+    Args:
+        path: the file.
+        header: see `open_to_change`.
+    """
     try:
         with _opened(path, os.O_RDONLY) as file:
             return _begins(file, header)
@@ -264,7 +312,10 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return whether a file begins with a header or is a prefix of it; rewind the file."""
+    """Return True if a file begins with the header, or contains only the beginning of the header.
+
+    The file position is then at the start.
+    """
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
@@ -277,7 +328,15 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
-    """Open a regular file without following a link."""
+    """Open a regular file without following a symbolic link.
+
+    Args:
+        flags: flags of `os.open`.
+        mode: permissions of a new file, less the user's umask.
+
+    Raises:
+        OSError: when the path is a link or not a regular file, or cannot be opened.
+    """
     if not flags & os.O_EXCL:
         refuse_link(path)
     descriptor = os.open(path, flags | _OPEN | getattr(os, "O_NONBLOCK", 0), mode)
@@ -292,10 +351,10 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """Another process, or another job of this process, has the lock.
+    """A lock is held by another process, or by other code in this process.
 
     Attributes:
-        holder: the holder of the lock, such as `process 4711`.
+        holder: the process that holds the lock, such as `process 4711`.
     """
 
     def __init__(self, text: str, holder: str) -> None:
@@ -304,18 +363,19 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """A lock on a file that one process at a time can hold.
+    """An exclusive lock on a file, acquired on construction.
 
-    The system releases it when the process ends for any reason. The file remains, and names the
-    process that holds the lock.
+    The operating system releases the lock when the process ends, for whatever reason. While the
+    lock is held, the file contains the ID and host of the process that holds the lock. The file is
+    never deleted. A lock is also a context manager that releases the lock on exit.
 
     Args:
-        path: the file, created unless it exists. A read-only file can be locked as well.
-        wait_s: maximum seconds to wait for another process.
+        path: the file, which is created if it does not exist. A read-only file can also be locked.
+        wait_s: maximum seconds to wait until another process releases the lock.
 
     Raises:
-        LockedError: when another process has the lock.
-        OSError: when the file cannot be opened or locked, or is not one of Cleave's.
+        LockedError: when the lock is still held elsewhere after `wait_s` seconds.
+        OSError: when the file cannot be opened or locked, or was not written by Cleave.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
@@ -346,11 +406,11 @@ class Lock:
         self._write(f"{os.getpid()} {socket.gethostname() or '-'}\n".encode())
 
     def release(self) -> None:
-        """Release the lock; do nothing if it is released already."""
+        """Release the lock. If the lock has been released before, do nothing."""
         if self._file.closed:
             return
         self._write(b"")
-        self._file.close()  # which unlocks it
+        self._file.close()  # closing the file releases the lock
 
     def __enter__(self) -> Self:
         return self
@@ -374,20 +434,20 @@ class Lock:
             self._file.seek(0)
             self._file.truncate()
             self._file.write(text)
-        except OSError:  # a full disk does not affect the lock
+        except OSError:  # the lock works even if the disk is full
             return
 
 
 def _holder(text: bytes) -> str:
     held = _HELD.fullmatch(text)
-    if held is None:  # the holder has not written yet, or may not write
+    if held is None:  # the holder has not written its ID yet, or has no write permission
         return "another process"
     host = held[2].decode("utf-8", "replace")
     return f"process {int(held[1])}" + ("" if host == socket.gethostname() else f" on {host}")
 
 
 def _locks(file: FileIO) -> bool:
-    """Lock a file; return False if another open file has the lock."""
+    """Try to lock an open file; return False if the file is locked through another descriptor."""
     try:
         if sys.platform == "win32":
             import msvcrt

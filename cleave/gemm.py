@@ -1,9 +1,10 @@
 """Index arithmetic of matrix multiplication: GEMMs, tiles, strips and blocks.
 
-A GEMM is ``C[M, N] = A[M, K] @ B[K, N]``. A *tile* is a box ``m x n x k`` of its index space given
-to one device. The tile's sides are *cut*: row cuts give A-strips, column cuts give B-strips. One
-A-strip times one B-strip gives a *block*, the unit of upload and recovery. If the depth is cut too,
-a strip has several pieces, and a block is the sum of the products of its pieces.
+A GEMM is ``C[M, N] = A[M, K] @ B[K, N]``. A *tile* is a box ``m x n x k`` of the GEMM's index space
+that is assigned to one device. A tile's rows are *cut* into A-strips, and its columns into
+B-strips. One A-strip times one B-strip gives a *block*. Devices return results block by block, and
+lost results are recomputed block by block. If the tile's depth is cut as well, each strip consists
+of several pieces. A block is then the sum over the depth of A-piece times B-piece.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,10 +51,14 @@ class Gemm:
 
 
 def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
-    """Return the GEMM that multiplies matrices of these shapes, (m, k) and (k, n).
+    """Return the GEMM that multiplies two matrices.
+
+    Args:
+        a: shape of the left matrix, (m, k).
+        b: shape of the right matrix, (k, n).
 
     Raises:
-        ValueError: when the inner sides differ.
+        ValueError: when the columns of the left matrix differ from the rows of the right matrix.
     """
     if a[1] != b[0]:
         raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
@@ -64,7 +69,12 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 class Tile:
     """A box of a GEMM's index space.
 
-    Its blocks are finished elements of C if it has the GEMM's full depth, else partial sums.
+    If the tile has the full depth of the GEMM, its blocks are finished elements of C. Otherwise its
+    blocks are partial sums.
+
+    Attributes:
+        m, n: rows and columns of C.
+        k: range of the depth over which the tile sums.
     """
 
     m: Span
@@ -76,7 +86,10 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Return whether blocks of this tile are partial sums, to be added to other tiles' sums."""
+        """Return True if the tile's blocks are partial sums, because its depth is not the full k.
+
+        The PS adds these partial sums to the partial sums of other tiles.
+        """
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -85,7 +98,13 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """A tile with the cuts of its sides: consecutive spans that cover each side."""
+    """A tile and how it is cut into strips.
+
+    Attributes:
+        m_cuts: rows of each A-strip; consecutive spans that cover `tile.m`.
+        n_cuts: columns of each B-strip; consecutive spans that cover `tile.n`.
+        k_cuts: depth range of each piece of a strip; consecutive spans that cover `tile.k`.
+    """
 
     tile: Tile
     m_cuts: tuple[Span, ...]
@@ -95,7 +114,12 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``m`` and columns ``n`` of C, summed over the depth spans in ``pieces``, in order."""
+    """One A-strip times one B-strip of a tile.
+
+    Attributes:
+        m, n: rows and columns of C.
+        pieces: depth ranges over which the block sums, in the order of summation.
+    """
 
     m: Span
     n: Span
@@ -117,8 +141,8 @@ class Block:
 def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
 
-    If the span is long enough, inner boundaries are multiples of `align` from its start. An empty
-    span is returned once, unchanged.
+    The distance from the start of `span` to each inner boundary is a multiple of `align`. There are
+    fewer spans than `pieces` if `span` is too short. An empty span is returned unchanged.
     """
     if span.size == 0 or pieces <= 1:
         return (span,)
@@ -129,17 +153,18 @@ def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
 
 
 def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
-    """Cut a tile into about `rows` A-strips and `columns` B-strips of full tile depth."""
+    """Cut a tile into at most `rows` A-strips and `columns` B-strips of the tile's full depth."""
     return TileCut(
         tile, even_cuts(tile.m, rows, align), even_cuts(tile.n, columns, align), (tile.k,)
     )
 
 
 def wavefront(cut: TileCut) -> Iterator[Block]:
-    """Yield a tile's blocks in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
+    """Yield a tile's blocks in the order in which a device computes the blocks.
 
-    An arriving A-strip is multiplied by every B-strip that has arrived, and vice versa. So after a
-    share f of the download, a share f^2 of the blocks is ready.
+    Strips are sent in the order A0 B0 A1 B1 .... When an A-strip arrives, the device multiplies
+    this strip by every B-strip that has arrived, and vice versa. So when a share f of the download
+    has arrived, a share f^2 of the blocks can be computed.
     """
     have_a = have_b = 0
     while have_a < len(cut.m_cuts) or have_b < len(cut.n_cuts):
@@ -154,7 +179,10 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
 
 
 def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
-    """Return few boxes that cover the same elements as the blocks, by joining neighbours."""
+    """Return a small number of boxes that cover the same index space as the blocks.
+
+    Neighbouring blocks are joined into larger boxes.
+    """
     rows_first = sorted((b.k, b.m, b.n) for b in blocks)
     joined = [
         _joined(_joined(rows_first, 2), 1),
@@ -167,7 +195,11 @@ _Box = tuple[Span, Span, Span]
 
 
 def _joined(boxes: Iterable[_Box], side: int) -> list[_Box]:
-    """Join boxes that are neighbours along one side and equal in the other two."""
+    """Join boxes that are adjacent along one axis and have equal spans on the other two axes.
+
+    Args:
+        side: the axis, as an index into a box.
+    """
     others = [i for i in range(3) if i != side]
     joined: list[_Box] = []
     for box in sorted(boxes, key=lambda b: (*(b[i] for i in others), b[side])):

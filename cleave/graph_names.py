@@ -1,4 +1,4 @@
-"""The names of a graph's inputs and outputs, shared by PS and devices."""
+"""The names of inputs and outputs of computation graphs. The PS and devices use the same names."""
 
 from __future__ import annotations
 
@@ -11,48 +11,58 @@ Y: Final = "y"
 """A layer's output."""
 
 DX: Final = "dx"
-"""The gradient with respect to the input."""
+"""The gradient of the loss with respect to the input."""
 
 DY: Final = "dy"
-"""The gradient with respect to the output."""
+"""The gradient of the loss with respect to the output."""
 
 
 TARGETS: Final = "targets"
-"""The target tokens of the loss; -100 for tokens without a loss."""
+"""The target token at each position; -100 at positions that do not contribute to the loss."""
 
 SCALE: Final = "scale"
-"""The factor on each token's loss: one over the tokens of the global batch."""
+"""The factor by which each token's loss is multiplied: one over the tokens of the global batch."""
 
 FIRST: Final = "first"
-"""The first row of a slice of the LM head."""
+"""The index, in the whole LM head, of the first row of a slice of the LM head."""
 
 SLICE_COLUMNS: Final = 2
-"""Columns of a slice's output: log-sum-exp and target logit of each token."""
+"""Number of columns in the forward output of a slice of the LM head.
+
+For each token, the columns are the log-sum-exp and the target logit.
+"""
 
 LOSS: Final = "loss"
-"""The sum of the scaled losses of all tokens."""
+"""The sum of the losses of all tokens, each multiplied by the scale."""
 
 
 def parameter(name: str) -> str:
-    """Return the name of the input for a parameter, frozen or not, or a buffer."""
+    """Return the name of the graph input for a trained or frozen parameter, or for a buffer."""
     return f"parameter:{name}"
 
 
 def beside(name: str) -> str:
-    """Return the name of the input for a layer argument other than the first."""
+    """Return the name of the graph input for a layer argument other than the first argument."""
     return f"beside:{name}"
 
 
 def total(name: str) -> str:
-    """Return the name of the input for a parameter's accumulated gradient."""
+    """Return the name of the graph input for a parameter's accumulated gradient."""
     return f"sum:{name}"
 
 
 def new_total(name: str) -> str:
-    """Return the name of the output for the accumulated gradient including this batch."""
+    """Return the name of the graph output for a parameter's accumulated gradient.
+
+    The output includes the gradient of the micro-batch that the graph has run.
+    """
     return f"new:{name}"
 
 
 def activation(number: int) -> str:
-    """Return the name of an activation that the forward pass outputs for the backward pass."""
+    """Return the name of an activation that the forward graph outputs for the backward graph.
+
+    Args:
+        number: index of the activation.
+    """
     return f"activation:{number}"

@@ -15,14 +15,17 @@ from typing import Any, Final
 from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
-_RAYS_CORE: Final = "ray._raylet"  # a compiled module that no other package has
+_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module, which no other package has
 
 
 def need_ray(option: str) -> None:
-    """Check that Ray is installed, and that no other module has its name.
+    """Check that Ray is installed, and that `import ray` does not import another module.
+
+    Args:
+        option: the command-line option that needs Ray, for the error message.
 
     Raises:
-        UsageError: when Ray is missing or another module has its name.
+        UsageError: when Ray is not installed, or another module is named `ray`.
     """
     found = importlib.util.find_spec("ray")
     if found is None:
@@ -39,13 +42,16 @@ def need_ray(option: str) -> None:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Connect to a running Ray cluster; yield the module `ray`.
+    """Return a context manager that connects to a running Ray cluster.
+
+    The value of the context manager is the module `ray`. Leaving the context disconnects.
 
     Args:
-        address: host:port of its head node, or "auto" on one of its nodes.
+        address: host:port of the cluster's head node, or "auto" on a machine of the cluster.
 
     Raises:
-        UsageError: when no cluster answers, or it needs another token.
+        UsageError: when no cluster responds, or the cluster rejects this machine's version of Ray
+            or authentication token.
     """
     _knock(address)
     with _session(address) as ray:
@@ -65,11 +71,13 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 @contextmanager
 def ray_here(address: str, cpus: int) -> Iterator[Any]:
-    """Start a Ray cluster on this machine for the block; yield the module `ray`.
+    """Return a context manager with a new Ray cluster on this machine.
+
+    The value of the context manager is the module `ray`. Leaving the context stops the cluster.
 
     Args:
-        address: address of this machine in a network; Ray hangs on loopback.
-        cpus: number of CPUs that the cluster reports.
+        address: network address of this machine. Ray hangs with a loopback address.
+        cpus: number of CPUs that Ray may assign to tasks.
     """
     with _session(address) as ray:
         with _own_signals():
@@ -86,7 +94,10 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Restore this process's SIGTERM handler after the block. Ray's handler exits at once."""
+    """Return a context manager that restores this process's SIGTERM handler on exit.
+
+    Ray installs a SIGTERM handler that ends the process immediately.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -97,16 +108,17 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Yield the module `ray`; leave the cluster afterwards.
+    """Return a context manager that imports `ray` and shuts Ray down on exit.
 
     Raises:
-        UsageError: when the cluster needs another token.
+        UsageError: when the cluster rejects this machine's authentication token.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster without a token obeys anybody
+    # Without a token, a cluster runs the code of anybody who can connect.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
-    # Ray prints lost processes between records of --json, despite `log_to_driver=False`.
-    # `cleave.cluster.ray_errors` reports them briefly.
+    # Despite `log_to_driver=False`, Ray reports crashed worker processes on the output, in between
+    # the records of --json. `cleave.cluster.ray_errors` reports crashed workers in one line.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
@@ -120,10 +132,10 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Check that the address accepts connections, because Ray takes minutes to give up.
+    """Check that the address accepts TCP connections. Ray itself would retry for minutes.
 
     Raises:
-        UsageError: when nobody listens, or the address is malformed.
+        UsageError: when no process listens at the address, or the address is malformed.
     """
     if address == "auto":
         return

@@ -1,1 +1,1 @@
-"""Energy and carbon of training on a fleet."""
+"""Energy consumption and carbon emissions of training on a fleet."""

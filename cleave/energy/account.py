@@ -1,18 +1,20 @@
-"""The energy and carbon of a run on a fleet, or on a GPU in a data centre. Pure numbers.
+"""The energy and carbon of a run on a fleet, or on GPUs in a data centre.
 
-Fleet, in joules, summed over its devices (`meter` has E_device):
+The energy of a fleet, in joules, is a sum over the devices, the network and the PS:
 
     E = sum E_device supply + network b + E_ps
 
-b = b_down + b_up is the bytes between devices and the PS. `supply` is energy at the socket over
-energy used, or 1 if a power was measured at the wall.
-Data centre, with g GPUs of power P for t seconds:
+`meter` computes E_device. b = b_down + b_up is the number of bytes between devices and the PS.
+`supply` is energy drawn from the socket divided by energy used by the device. It is 1 if the
+device's power was measured at the socket. The energy of g GPUs of power P in a data centre for
+t seconds is:
 
     E = PUE (1 + host_share) g P t
 
-Carbon is in `carbon`. It has two views, because the choice decides the conclusion. *Attributed*
-counts the run's share of making the devices. *Sunk cost* does not, because existing devices have
-already been made. The formulae follow arXiv 2507.01803 and the baselines in `assumptions.toml`.
+`carbon` computes carbon. Results are given in two views, because the comparison with a data centre
+depends on the view. *Attributed* carbon includes the run's share of the carbon of manufacturing the
+devices. *Sunk cost* carbon does not, because the devices existed before the run. The formulae
+follow arXiv 2507.01803 and the baselines in `assumptions.toml`.
 """
 
 from __future__ import annotations
@@ -30,20 +32,25 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """The total usage of all devices of one profile.
+    """The usage of all devices with the same profile. Times, bytes and joules are totals.
 
     Attributes:
-        profile: the profile that the devices state. If it is empty or unknown, their energy is
-            unknown unless `active_power_w`, `measured_j` or `kind` determines it.
-        present_s, compute_s: seconds connected, and seconds multiplying.
+        profile: name of the profile that the devices report. If the name is empty or unknown, the
+            energy of the devices is unknown unless `active_power_w`, `measured_j` or `kind`
+            determines it.
+        devices: number of devices.
+        present_s: seconds for which the devices were connected.
+        compute_s: seconds for which the devices computed.
         radio_s: seconds of receiving plus seconds of sending.
-        down_bytes, up_bytes: bytes received, and bytes sent.
-        active_power_w: stated power of multiplying, above idle; used if the profile has none.
-        network_bytes: bytes that cross the network; None means `down_bytes + up_bytes`. Bytes
-            between devices count as received and as sent, but cross the network once.
-        measured_j: joules that the devices measured themselves; None if they do not measure.
-        kind: the kind that the devices state; used if the profile is unknown.
-        flops_per_s: throughput of the fastest device; decides whether typical power applies.
+        down_bytes, up_bytes: bytes that the devices received, and bytes that the devices sent.
+        active_power_w: power above idle while computing, as the fleet file states it; used if the
+            profile has no power.
+        measured_j: joules that the devices measured themselves; None if the devices do not measure.
+        network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
+            between two devices is both sent and received, but crosses the network once.
+        kind: the kind of device that the devices report; used if the profile is unknown.
+        flops_per_s: throughput of the fastest of these devices. A kind's typical power applies
+            only up to a maximum throughput.
     """
 
     profile: str
@@ -60,13 +67,16 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind in the profile, or the kind that the devices state."""
+        """Return the kind of these devices; None if unknown.
+
+        The kind comes from the profile if `profiles` contains it, otherwise from the devices.
+        """
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
     @property
     def crossing_bytes(self) -> float:
-        """Return the bytes that cross the network, each counted once."""
+        """Return the number of bytes that crossed the network. Each byte is counted once."""
         both = self.down_bytes + self.up_bytes
         return both if self.network_bytes is None else self.network_bytes
 
@@ -76,7 +86,9 @@ class CloudSpell:
     """The usage of GPUs in a data centre.
 
     Attributes:
-        gpus: number of GPUs that work all that time.
+        profile: profile of the GPU.
+        time_s: seconds for which each GPU computes.
+        gpus: number of GPUs.
     """
 
     profile: DeviceProfile
@@ -86,10 +98,12 @@ class CloudSpell:
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """The energy of one part of a run.
+    """The energy of one part of a footprint, such as the network.
 
     Attributes:
-        energy_j: joules; None if unknown, and then left out of all sums.
+        name: name of the part, as text for the user.
+        energy_j: joules; None if unknown. Sums of parts leave out unknown energy.
+        basis: whether the energy was measured or computed.
     """
 
     name: str
@@ -102,11 +116,14 @@ class Footprint:
     """The energy and carbon of a run.
 
     Attributes:
-        operational_gco2e: carbon of its electricity; None if the grid is unknown.
-        embodied_gco2e: the run's share of the carbon of making the devices.
-        devices, devices_unknown: number of devices, and of those with unknown energy.
-        embodied_unknown: number of devices whose making is unknown and not in `embodied_gco2e`.
-        assumed: the assumptions, as texts for people.
+        parts: the energy of each part of the run.
+        operational_gco2e: carbon of the run's electricity; None if its carbon intensity is unknown.
+        embodied_gco2e: the run's share of the carbon of manufacturing the devices.
+        devices: number of devices.
+        devices_unknown: number of devices whose energy is unknown.
+        embodied_unknown: number of devices whose manufacturing carbon is unknown.
+            `embodied_gco2e` does not include these devices.
+        assumed: the assumptions, as texts for the user.
     """
 
     parts: tuple[EnergyPart, ...]
@@ -119,17 +136,20 @@ class Footprint:
 
     @property
     def energy_j(self) -> float:
-        """Return the sum of the known parts."""
+        """Return the energy of all parts whose energy is known, in joules."""
         return sum(part.energy_j for part in self.parts if part.energy_j is not None)
 
     @property
     def complete(self) -> bool:
-        """Return whether every device's energy is included."""
+        """Return True if the energy of every device is known."""
         return self.devices_unknown == 0
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Return the carbon of electricity and of making; None if the grid is unknown."""
+        """Return the carbon of electricity plus the share of manufacturing, in grams.
+
+        The result is None if the carbon intensity of the electricity is unknown.
+        """
         if self.operational_gco2e is None:
             return None
         return self.operational_gco2e + self.embodied_gco2e
@@ -137,7 +157,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server, and its basis."""
+    """The energy of the parameter server.
+
+    Attributes:
+        energy_j: joules; None if unknown.
+        basis: whether the energy was measured or computed.
+    """
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -154,9 +179,13 @@ def fleet_footprint(
     """Return the energy and carbon of a run on a fleet.
 
     Args:
-        typical: figures to use if profiles lack them.
-        gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
-        ps: energy of the PS; unknown by default.
+        usages: usage of the devices, grouped by profile.
+        profiles: maps the name of a profile to the profile.
+        typical: typical power, used for devices whose profile states no power.
+        assumptions: assumed figures for everything that was not measured.
+        gco2e_per_kwh: carbon intensity of the electricity of devices, network and PS; None if
+            unknown.
+        ps: energy of the PS; None if unknown.
     """
     compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
     unknown = unmade = measured = 0
@@ -179,7 +208,8 @@ def fleet_footprint(
             compute_j += parts.compute_j
             idle_j += parts.idle_j
             radio_j += parts.radio_j
-            # A power measured at the wall includes the loss, but the radio's share was added.
+            # Power measured at the socket includes the loss of the power supply. The radio's power
+            # is added to it and does not.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
             gaps.update(dict.fromkeys(_gaps(known), usage.devices))
@@ -242,11 +272,12 @@ def cloud_footprint(
     """Return the energy and carbon of a run in a data centre.
 
     Args:
-        usage: usage of GPUs whose profile states its `compute_w`.
-        gco2e_per_kwh: carbon intensity of the data centre; None if unknown.
+        usage: usage of the GPUs. The profile of the GPU must state `compute_w`.
+        assumptions: assumed figures for everything that was not measured.
+        gco2e_per_kwh: carbon intensity of the data centre's electricity; None if unknown.
 
     Raises:
-        ValueError: when the GPU's power is unknown.
+        ValueError: when the profile does not state the power of the GPU.
     """
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:
@@ -291,7 +322,7 @@ _MEASURED = "devices, as they measured it"
 
 
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """Return the devices' power: from profile or kind, else what their fleet file states."""
+    """Return the power of devices, from their profile or kind, else from their fleet file."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -319,7 +350,12 @@ def _gaps(known: KnownPower) -> list[Gap]:
 def _making(
     kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
 ) -> float | None:
-    """Return the share of the carbon of making devices for their use, in gCO2e; None if unknown."""
+    """Return a run's share of the carbon of manufacturing devices, in gCO2e; None if unknown.
+
+    Args:
+        own: manufacturing carbon from the profile; None to use the typical carbon of the kind.
+        used_s: seconds for which the run used the devices.
+    """
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)
     years = assumptions.one_lifetime_years

@@ -1,6 +1,7 @@
-"""Assumed figures of a footprint, with ranges and sources, for what was not measured.
+"""Assumed figures for the parts of a footprint that were not measured.
 
-They are in `assumptions.toml`. Boavizta's figures are in `embodied.toml`, under its licence.
+`assumptions.toml` contains the figures with their ranges and sources. Figures from Boavizta are in
+`embodied.toml`, under Boavizta's licence.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An assumed number.
+    """An assumed number with its plausible range.
 
     Attributes:
-        value: the number, used unless something better is known.
-        low, high: the ends of its plausible range.
-        unit: the unit of all three.
+        value: the number used if no measurement exists.
+        low, high: the ends of the plausible range.
+        unit: unit of `value`, `low` and `high`.
+        source: where the numbers come from, as text for the user.
     """
 
     value: float
@@ -39,14 +41,16 @@ class Assumptions:
     """All assumed figures of a footprint.
 
     Attributes:
-        supply_ratio: energy at the socket over energy that the device uses, at least 1.
-        pue: energy of the data centre over energy of its machines, at least 1.
-        host_share: energy of the machine around a GPU over energy of the GPU.
-        network_j_per_byte: energy of the network between PS and devices.
-        utilisation: share of its lifetime that a device is in use.
-        lifetime_years: years from new until discarded.
-        embodied_gco2e: carbon of making the device.
-        one_lifetime_years: one lifetime for all, instead of those by kind and in profiles.
+        supply_ratio: for each kind of device, energy drawn from the socket divided by energy used
+            by the device, at least 1.
+        pue: energy of a data centre divided by energy of its machines, at least 1.
+        host_share: energy of the host machine, without its GPU, divided by energy of the GPU.
+        network_j_per_byte: energy of the network between PS and devices, per byte transferred.
+        utilisation: share of a device's lifetime for which the device is in use.
+        lifetime_years: for each kind of device, years from purchase to disposal.
+        embodied_gco2e: for each kind of device, carbon of manufacturing one device.
+        one_lifetime_years: a lifetime for all devices, which replaces `lifetime_years` and the
+            lifetimes in profiles; None to use those lifetimes.
     """
 
     supply_ratio: ByKind
@@ -59,12 +63,15 @@ class Assumptions:
     one_lifetime_years: float | None = None
 
     def without_network(self) -> Assumptions:
-        """Return the assumptions without network energy, for devices in one house."""
+        """Return a copy of the assumptions in which the network uses no energy.
+
+        Use the copy for devices in the same building as the PS.
+        """
         return replace(self, network_j_per_byte=replace(self.network_j_per_byte, value=0.0))
 
 
 def load_assumptions() -> Assumptions:
-    """Load the assumptions that come with Cleave."""
+    """Load the assumptions from Cleave's own data files."""
     table, embodied = _read("assumptions.toml"), _read("embodied.toml")
     return Assumptions(
         supply_ratio=_by_kind(table["supply_ratio"]),

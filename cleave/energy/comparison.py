@@ -1,4 +1,4 @@
-"""The comparison of a fleet with a data centre: ratios of energy and carbon."""
+"""Comparison of the energy and carbon of a fleet with those of a data centre."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Ratios of data centre over fleet: above 1 the fleet takes less. None if a figure is unknown.
+    """Energy and carbon of a data centre, each divided by that of a fleet for the same training.
+
+    Above 1, the fleet uses less energy or emits less carbon. A ratio is None if one of its two
+    figures is unknown.
 
     Attributes:
-        energy: ratio of joules.
-        attributed: ratio of carbon, with the share of making on both sides.
-        sunk_cost: ratio of carbon, with the share of making for the data centre only.
-        operational: ratio of carbon of electricity alone.
+        energy: ratio of energy.
+        attributed: ratio of carbon, including a share of manufacturing for both.
+        sunk_cost: ratio of carbon, including a share of manufacturing for the data centre only.
+        operational: ratio of the carbon of electricity, without manufacturing.
     """
 
     energy: float | None
@@ -36,7 +39,12 @@ class Ratios:
 
 
 def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
-    """Return the ratios of two footprints of the same training."""
+    """Return the ratios of data centre to fleet.
+
+    Args:
+        fleet: footprint of a training run on a fleet.
+        cloud: footprint of the same training in a data centre.
+    """
     here, there = fleet.operational_gco2e, cloud.operational_gco2e
     if not fleet.complete:
         return Ratios(None, None, None, None)
@@ -56,9 +64,13 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuestion:
-    """The facts that are compared, without the assumptions.
+    """The known facts of a comparison. The assumptions are in a `Case`.
 
     Attributes:
+        usages: usage of the fleet's devices, grouped by profile.
+        profiles: maps the name of a profile to the profile.
+        typical: typical power, used for devices whose profile states no power.
+        ps: energy of the PS; None if unknown.
         cloud: usage of the data centre; None to account for the fleet alone.
     """
 
@@ -70,7 +82,7 @@ class ComparisonQuestion:
 
     @property
     def kinds(self) -> set[DeviceKind]:
-        """Return the kinds of the devices and of the data centre's GPU."""
+        """Return the known kinds of the fleet's devices, and the kind of the data centre's GPU."""
         found = (usage.kind_by(self.profiles) for usage in self.usages)
         kinds = {kind for kind in found if kind is not None}
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
@@ -86,10 +98,10 @@ class ComparisonQuestion:
         )
 
     def ratios(self, case: Case) -> Ratios:
-        """Return the ratios of data centre over fleet in a case.
+        """Return the ratios of data centre to fleet under the assumptions of a case.
 
         Raises:
-            ValueError: when there is no data centre to compare with.
+            ValueError: when `cloud` is None.
         """
         if self.cloud is None:
             raise ValueError("there is no data centre to compare with")
@@ -97,7 +109,11 @@ class ComparisonQuestion:
         return ratios(self.fleet(case), cloud)
 
     def figure(self, case: Case) -> float | None:
-        """Return the ratio of attributed carbon, or the fleet's carbon without a data centre."""
+        """Return the figure that a tornado plot shows; None if unknown.
+
+        With a data centre, the figure is the ratio of attributed carbon. Without a data centre, the
+        figure is the fleet's attributed carbon in grams.
+        """
         if self.cloud is None:
             return self.fleet(case).attributed_gco2e
         return self.ratios(case).attributed

@@ -1,4 +1,7 @@
-"""The carbon intensity of countries' electricity, from `grid_carbon.csv` (see `grid_carbon.md`)."""
+"""The carbon intensity of electricity by country.
+
+The figures are in `grid_carbon.csv`. `grid_carbon.md` describes their source.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from cleave.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A country's electricity, averaged over a year.
+    """The mean carbon intensity of a country's electricity in one year.
 
     Attributes:
-        code: ISO 3166-1 alpha-3.
-        gco2e_per_kwh: grams of CO2 equivalent over the life cycle.
+        code: ISO 3166-1 alpha-3 code of the country.
+        country: English name of the country.
+        gco2e_per_kwh: life-cycle emissions in grams of CO2 equivalent per kWh.
+        year: the year to which the figure applies.
     """
 
     code: str
@@ -32,7 +37,7 @@ class Grid:
 
 
 def load_grids() -> list[Grid]:
-    """Load the grids of all countries with figures."""
+    """Load the carbon intensities of all countries in `grid_carbon.csv`."""
     text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
     return [
         Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
@@ -41,13 +46,13 @@ def load_grids() -> list[Grid]:
 
 
 def load_grid(country: str) -> Grid:
-    """Load the electricity of a country.
+    """Load the carbon intensity of a country's electricity.
 
     Args:
-        country: three-letter code or English name of the country, in any case.
+        country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when there are no figures for the country.
+        UsageError: when `grid_carbon.csv` does not contain the country.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -63,13 +68,17 @@ def load_grid(country: str) -> Grid:
 
 
 def load_hours(path: Path) -> tuple[float, ...]:
-    """Load the intensity of each hour of the day, in gCO2e/kWh, from the user's own table.
+    """Load a user's table of the carbon intensity in each hour of the day.
 
     Args:
-        path: CSV with the columns `hour` (0 to 23, each once) and `gco2e_per_kwh`.
+        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line for each hour from
+            0 to 23.
+
+    Returns:
+        24 carbon intensities in gCO2e/kWh, starting at midnight.
 
     Raises:
-        UsageError: when the file cannot be read or has another format.
+        UsageError: when the file cannot be read or is not such a table.
     """
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -89,11 +98,11 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The carbon intensity of a run's electricity, and its source.
+    """The carbon intensity of a run's electricity, and the source of the figure.
 
     Attributes:
-        gco2e_per_kwh: mean over the run.
-        text: the source, as a text for people.
+        gco2e_per_kwh: mean carbon intensity during the run.
+        text: source and value, as text for the user.
     """
 
     gco2e_per_kwh: float
@@ -101,14 +110,16 @@ class Electricity:
 
 
 def electricity(place: str, start_hour: float, duration_s: float) -> Electricity:
-    """Return the electricity of a run.
+    """Return the carbon intensity of a run's electricity.
 
     Args:
-        place: a country (see `load_grid`), or a path that ends in `.csv` (see `load_hours`).
-        start_hour: hour of the day at which the run begins; used only with tables of hours.
+        place: a country (see `load_grid`), or the path of a CSV file (see `load_hours`), which must
+            end in `.csv`.
+        start_hour: hour of the day at which the run begins; used only with a CSV file.
+        duration_s: seconds of the run; used only with a CSV file.
 
     Raises:
-        UsageError: when there are no figures for the place.
+        UsageError: when no carbon intensity is known for the country, or the CSV file is invalid.
     """
     if place.endswith(".csv"):
         mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)

@@ -1,11 +1,12 @@
-"""The energy of devices, computed from their power and their activity. Pure numbers.
+"""The energy of a device, computed from its power and its activity.
 
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
-T is the time a device was connected and t the time it multiplied. b are the bytes received and
-sent, and r the rates of its link. Units are joules, watts, seconds, bytes and bytes/s. P_idle and
-P_compute are the power of the whole device. P_radio is added while the radio is active, also while
-the device multiplies.
+T is the time for which the device was connected, and t is the time for which the device computed.
+b_down and b_up are the bytes received and sent. r_down and r_up are the rates of the device's link.
+Units are joules, watts, seconds, bytes and bytes/s. P_idle and P_compute are the power of the whole
+device. P_radio is the additional power while the radio is active, whether the device is idle or
+computes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ class Activity:
     """The activity of a device in a session.
 
     Attributes:
-        present_s: seconds connected.
-        compute_s: seconds multiplying; at most `present_s` counts.
-        down_bytes, up_bytes: bytes from PS to device, and from device to PS.
-        downlink_bytes_per_s, uplink_bytes_per_s: rates of its link, above 0.
+        present_s: seconds for which the device was connected.
+        compute_s: seconds for which the device computed. Values above `present_s` are treated as
+            `present_s`.
+        down_bytes, up_bytes: bytes from PS to device, and bytes from device to PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates of the device's link, above 0.
     """
 
     present_s: float
@@ -36,12 +38,15 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return the seconds of an active radio; both directions at once count twice."""
+        """Return the seconds of receiving plus the seconds of sending.
+
+        Time in which the device receives and sends simultaneously counts twice.
+        """
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
 class Basis(Enum):
-    """The basis of a figure."""
+    """How an energy figure was obtained."""
 
     MEASURED = "measured"
     MODELLED = "modelled"
@@ -49,7 +54,10 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """A gap in what is known about a device; the values say what is assumed (`typical`)."""
+    """A missing figure for a device. The enum values tell the user what is assumed instead.
+
+    See `cleave.energy.typical` for typical figures.
+    """
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -65,26 +73,32 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The energy that a device used, in joules, and the distinct assumptions for it."""
+    """The energy that a device used.
+
+    Attributes:
+        energy_j: joules.
+        gaps: the missing figures for which an assumption was made, each once.
+    """
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
 
 
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """Return the energy of a session by the module's formula; None if the power is unknown.
+    """Return the energy of a device's session by the module's formula; None if power is unknown.
 
-    A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) was connected for 100 s and multiplied for
-    40 s. It received 100 MB at 10 MB/s and sent 20 MB at 2 MB/s, so it used
-    0.5*60 + 4*40 + 0.8*(10 + 10) J:
+    A phone draws 0.5 W when idle and 4 W when computing, and its radio draws 0.8 W more. The phone
+    was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent 20 MB at
+    2 MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
 
         >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
         >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
         Used(energy_j=206.0, gaps=())
 
     Args:
-        power: power of the device; None, or without `compute_w`, if unknown.
-        assumed: assumptions in `power` for figures that the profile lacks.
+        power: power of the device; None if unknown. Power without `compute_w` counts as unknown.
+        did: activity of the device in the session.
+        assumed: missing figures of the profile for which `power` contains an assumption.
     """
     if power is None or power.compute_w is None:
         return None
@@ -100,7 +114,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The energy of a device for multiplying, for waiting, and for its radio."""
+    """The energy of a device in joules, by purpose: computing, idling and radio."""
 
     compute_j: float
     idle_j: float
@@ -112,13 +126,15 @@ class Parts:
 
 
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
-    """Return the energy of a device by parts; unknown powers count as 0.
+    """Return the energy of a device for computing, idling and radio.
 
-    Times may be sums over devices.
+    An unknown power counts as 0. Times may also be totals of several devices with equal power.
 
     Args:
-        power: power of the device, with `compute_w`.
-        compute_s: seconds multiplying, at most `present_s`.
+        power: power of the device; `compute_w` must be known.
+        present_s: seconds for which the device was connected.
+        compute_s: seconds for which the device computed, at most `present_s`.
+        radio_s: seconds of receiving plus seconds of sending.
     """
     return Parts(
         (power.compute_w or 0.0) * compute_s,

@@ -1,11 +1,12 @@
-"""Predicts the time and usage of a fleet, or a GPU, for a number of training steps.
+"""Predict the time and usage of a fleet, or of a GPU, for a number of training steps.
 
-Both do the same GEMMs: those of the Linear layers, which devices multiply. Attention scores and
-elementwise operations stay on the PS and are not counted.
+Fleet and GPU compute the same GEMMs, which are those of the Linear modules. Attention scores and
+elementwise operations are not counted. With a fleet, the PS computes them.
 
-    fleet:  the planner's predicted time and bytes; a device multiplies 2 M N K / F of a tile, at
-            its sustained (hot) throughput F, and waits for the rest of the step
-    GPU:    t = FLOPs / (share F), with F its throughput in matrix multiplication alone
+    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
+            where F is the sustained throughput of the hot device. It idles for the rest of the
+            step.
+    GPU:    t = FLOPs / (share F), where F is the peak throughput in matrix multiplication.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 
 TRAINING_BYTES_PER_PARAMETER = 16
-"""Mixed-precision Adam: weight and gradient in 2 bytes, weight and two moments in 4."""
+"""Memory of mixed-precision Adam, in bytes per parameter.
+
+Weight and gradient need 2 bytes each. The fp32 weight and both moments need 4 bytes each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The model, and the number and size of its training steps.
+    """A model, and the number and size of the training steps.
 
     Attributes:
+        spec: sizes of the model.
         batch: sequences per step.
         seq: tokens per sequence.
-        dtype: dtype of the operands: `bf16`, `fp16` or `fp32`.
+        steps: number of training steps.
+        dtype: dtype of the GEMM operands: `bf16`, `fp16` or `fp32`.
     """
 
     spec: ModelSpec
@@ -46,7 +52,7 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """Return the FLOPs of the Linear GEMMs of all steps, forward and backward."""
+        """Return the FLOPs of all Linear modules' GEMMs in all steps, forward and backward."""
         return step_flops(self.spec, self.batch, self.seq) * self.steps
 
     @property
@@ -55,10 +61,10 @@ class Work:
 
 
 def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
-    """Return the usage of the devices by profile, and the seconds of the run.
+    """Return the usage of a fleet's devices, grouped by profile, and the seconds of the run.
 
     Raises:
-        PlanError: when a GEMM fits no device.
+        PlanError: when no device has enough memory for a tile of some GEMM.
     """
     rates = [_rates(number, device) for number, device in enumerate(fleet)]
     element = ElementBytes(work.element_bytes, work.element_bytes)
@@ -109,19 +115,21 @@ def _rates(number: int, device: FleetDevice) -> DeviceRates:
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return the usage of one GPU.
+    """Return the usage of one GPU for the training steps.
 
     Args:
-        share: share of its matrix multiplication throughput that training reaches.
+        work: the model and the training steps.
+        gpu: profile of the GPU.
+        share: throughput of training divided by the GPU's throughput in matrix multiplication.
     """
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 
 
 def fits(work: Work, gpu: DeviceProfile) -> bool:
-    """Return whether parameters, gradients and optimizer state fit in the GPU's memory.
+    """Return True if parameters, gradients and optimizer state fit in the GPU's memory.
 
-    Activations need additional memory, so this is only a necessary condition.
+    Activations are not counted, so training may still need more memory than the GPU has.
     """
     needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
     return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)

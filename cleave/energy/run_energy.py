@@ -1,7 +1,8 @@
-"""The energy records of a run: usage of its devices, and energy of its machine.
+"""The energy records of a run: the usage of its devices and the energy of its machine.
 
-A run folder's metrics get a record each time the run ends or stops. Energy and carbon are computed
-whenever they are shown, because assumptions may change.
+Each time the run ends or stops, a record is appended to `metrics.jsonl` in the run folder. The
+energy of the devices and the carbon of the run are not recorded. Each report computes both from the
+records, because assumptions may change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
-_USAGES = "spells"  # the original name, kept in records for compatibility
+_USAGES = "spells"  # earlier name of `usages`, which records still use for compatibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class RunEnergy:
     """The energy record of a run.
 
     Attributes:
-        duration_s: the run's duration on the fleet's clock.
-        wall_s: the run's duration in real time.
-        usages: usage of its devices; on the virtual clock for emulated devices.
-        machine_j: joules that the run's machine drew; None if the machine does not measure them.
-        machine_source: what `machine_j` includes, as a text for people.
-        virtual: whether this machine emulated the devices, on the virtual clock.
-        devices_here: number of a server's devices that ran on its own machine.
-        machine_basis: basis of `machine_j`.
+        duration_s: seconds of the run on the fleet's clock, which is virtual for emulated devices.
+        wall_s: seconds of the run in real time.
+        usages: usage of the run's devices, on the fleet's clock.
+        machine_j: joules that the run's machine drew; None if the machine cannot measure energy.
+        machine_source: what `machine_j` includes, as text for the user.
+        virtual: whether the run's machine emulated the devices, on a virtual clock.
+        devices_here: number of real devices that ran on the same machine as the server.
+        machine_basis: whether `machine_j` was measured or computed.
     """
 
     duration_s: float
@@ -48,15 +49,16 @@ class RunEnergy:
     machine_basis: Basis = Basis.MEASURED
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record as a line of `metrics.jsonl`."""
+        """Return the record as a JSON object for `metrics.jsonl`."""
         record = msgspec.to_builtins(self)
         return {"event": EVENT, _USAGES: record.pop("usages"), **record}
 
     @property
     def ps(self) -> Ps:
-        """Return the energy of the PS: its machine's, or unknown if devices ran on that machine.
+        """Return the energy of the PS.
 
-        A machine that runs or emulates devices also multiplies for them.
+        It is the energy of the run's machine. If the machine also ran or emulated devices, the
+        energy of the PS is unknown, because the machine's energy includes the devices' computation.
         """
         if self.machine_j is None or self._shared:
             return Ps()
@@ -67,7 +69,7 @@ class RunEnergy:
         return bool(self.usages) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
-        """Return notes for a reader of the figures, as sentences."""
+        """Return notes for the user about how the energy was obtained."""
         notes = []
         if self.usages and self.virtual:
             notes.append(
@@ -89,10 +91,13 @@ class RunEnergy:
 
 
 def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
-    """Return the sum of a run's records; a resumed run has several.
+    """Return the total energy record of a run. A resumed run has several energy records.
+
+    Args:
+        records: all records in the run's `metrics.jsonl`.
 
     Raises:
-        UsageError: when there is no energy record, or a damaged one.
+        UsageError: when there is no energy record, or an energy record is damaged.
     """
     try:
         found = [
@@ -116,7 +121,11 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the sum of consecutive parts of a run, at least one."""
+    """Return the total of energy records of consecutive parts of a run.
+
+    Args:
+        found: at least one record.
+    """
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),
@@ -131,13 +140,14 @@ def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
 
 
 def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the energy of a run on several servers, each with its own devices.
+    """Return the energy record of a run on several servers, each with its own devices.
 
-    Devices of servers that finish early stay connected until the last server is done.
+    The devices of each server are assumed to stay connected until the last server finishes.
 
     Args:
-        machine: the energy and duration of the servers' machine.
-        servers: the usage of each server's devices; empty if servers computed by themselves.
+        machine: record with the energy and duration of the machine that runs the servers.
+        servers: records with the usage of each server's devices; empty if the servers computed
+            without devices.
     """
     duration_s = max((each.duration_s for each in servers), default=machine.duration_s)
     usages = [
@@ -152,12 +162,12 @@ def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
 def _merged(
     usages: Iterable[DeviceUsage], devices: Callable[[int, int], int]
 ) -> tuple[DeviceUsage, ...]:
-    """Return one usage per profile.
+    """Return the usages with all usages of the same profile, kind and stated power merged.
 
     Args:
-        usages: usages, of which some may have the same profile.
-        devices: combines two numbers of devices: `max` for a resumed run with the same devices,
-            `add` for different devices.
+        usages: usages, some of which may have the same profile.
+        devices: function that combines the numbers of devices of two usages. Use `max` if both
+            usages are of the same devices, as in a resumed run, and `add` otherwise.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

@@ -1,4 +1,8 @@
-"""How assumptions change a figure: each assumption varies alone, from its low to its high end."""
+"""Sensitivity of a figure to the assumptions.
+
+Each assumption is varied from the low end to the high end of its range, with all other assumptions
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,11 @@ class Case:
     """The assumptions from which a figure is computed.
 
     Attributes:
-        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: carbon intensity of the fleet's and the data
-            centre's electricity; None if unknown.
-        class_power: the measured power to use if a profile states none.
+        assumptions: assumed figures for everything that was not measured.
+        fleet_gco2e_per_kwh: carbon intensity of the fleet's electricity; None if unknown.
+        cloud_gco2e_per_kwh: carbon intensity of the data centre's electricity; None if unknown.
+        class_power: which of the power values measured on similar devices to use for a device
+            whose profile states no power.
     """
 
     assumptions: Assumptions
@@ -31,11 +37,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure with one assumption at its low and its high end.
+    """One bar of a tornado plot: the effect of one assumption on a figure.
 
     Attributes:
-        low_setting, high_setting: the two ends, as texts for people.
-        low, high: the figure at these ends.
+        name: name of the assumption.
+        low_setting, high_setting: lowest and highest value of the assumption, as texts.
+        low, high: the figure at the lowest and at the highest value of the assumption.
     """
 
     name: str
@@ -46,7 +53,7 @@ class Bar:
 
     @property
     def swing(self) -> float:
-        """Return the difference of the figures at the two ends."""
+        """Return the absolute difference between `low` and `high`."""
         return abs(self.high - self.low)
 
 
@@ -58,15 +65,18 @@ def tornado(
     cloud: bool,
     kinds: Collection[DeviceKind] = tuple(DeviceKind),
 ) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first, without bars that change nothing.
+    """Return the bars of a tornado plot, widest first.
+
+    An assumption that does not change the figure gets no bar.
 
     Args:
-        figure: computes the figure from a case, such as carbon or a ratio; no bar if None.
+        figure: computes the figure, such as carbon or a ratio, from a case. If the figure is None
+            for an assumption's low or high value, that assumption gets no bar.
         case: the base case, in which one assumption at a time is varied.
-        intensities: carbon intensities of the world's grids, in gCO2e/kWh; the 10th and the 90th
-            percentile are the ends.
-        kinds: kinds of the devices and GPUs in the figure.
-        cloud: whether a data centre is in the figure, which is then a ratio above 0.
+        intensities: carbon intensities of the world's grids in gCO2e/kWh. Their 10th and 90th
+            percentiles are the low and high values for electricity.
+        cloud: whether the figure is a ratio of data centre to fleet, which is above 0.
+        kinds: kinds of the devices and GPUs in the comparison.
     """
     made = case.assumptions
     grids = sorted(intensities)
@@ -144,10 +154,12 @@ def tornado(
 
 
 def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first, without bars that change nothing.
+    """Sort the bars of a tornado plot, widest first, and drop bars of width 0.
 
     Args:
-        ratio: whether ends are compared by quotient, as for a ratio, or by difference.
+        bars: the bars, in any order.
+        ratio: whether the figure is a ratio. The width of a bar is then the logarithm of the
+            quotient of `high` and `low`; otherwise it is their difference.
     """
 
     def width(bar: Bar) -> float:

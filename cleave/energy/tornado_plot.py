@@ -1,4 +1,4 @@
-"""A tornado plot: how far each assumption changes a figure."""
+"""Tornado plots, which show how much each assumption changes a figure."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw the bars, widest first, into an image file.
+    """Draw a tornado plot into an image file.
 
     Args:
-        path: file to write; its suffix sets the format, such as .png.
+        path: the image file. The suffix, such as .png, sets the format.
+        bars: the bars from top to bottom, normally widest first.
         middle: the figure in the base case.
-        unit: unit of the figure, shown below the axis.
-        ratio: whether the figure is a ratio; then the axis is logarithmic and 1 is marked.
-        claimed: lowest and highest end of a claimed range, which is shaded; None for no range.
+        title: title of the plot.
+        unit: unit of the figure, shown as the label of the axis.
+        ratio: whether the figure is a ratio. For a ratio, the axis is logarithmic and a line marks
+            the value 1.
+        claimed: lowest and highest value of a range to shade; None to shade nothing.
 
     Raises:
-        UsageError: when matplotlib is missing, or the file cannot be written.
+        UsageError: when matplotlib is not installed, or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -41,7 +44,8 @@ def draw_tornado(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for row, bar in enumerate(reversed(bars)):
-        apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0  # both labels on one side
+        # If both ends are on the same side of `middle`, shift the labels apart vertically.
+        apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0
         for end, setting, colour, up in (
             (bar.low, bar.low_setting, "tab:blue", apart),
             (bar.high, bar.high_setting, "tab:orange", -apart),
@@ -66,7 +70,7 @@ def draw_tornado(
         axes.axvline(1, color="grey", linewidth=1, linestyle="--")
     axes.set(title=title, xlabel=unit)
     ends = [middle, *(claimed or ()), *(bar.low for bar in bars), *(bar.high for bar in bars)]
-    if ratio:  # room for the labels
+    if ratio:  # leave space for the labels
         axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
     else:
         room = 0.15 * (max(ends) - min(ends))

@@ -1,7 +1,8 @@
-"""Typical power for devices whose profile lacks it, measured on other devices of the class.
+"""Typical power for devices whose profile states no power.
 
-`typical.toml` has one entry per measured device, with sources. A class draws the median of its
-devices. Each use of a typical figure is reported (`Gap`).
+Typical power is the median of power values measured on devices of the same class. `typical.toml`
+lists the measured devices with sources. Reports tell the user where a typical figure was used (see
+`Gap`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 @dataclass(frozen=True, slots=True)
 class KnownPower:
-    """The power of a device, and the assumptions in it.
+    """The power of a device, and the assumptions behind the figures.
 
     Attributes:
-        power: the power; None if it is unknown while multiplying.
-        assumed: the assumptions, in the order of `Gap`.
+        power: power of the device; None if the power while computing is unknown.
+        assumed: the missing figures that `power` replaces by assumptions, in the order of `Gap`.
     """
 
     power: Power | None
@@ -32,7 +33,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """The choice among a class's measured figures; the values are for people."""
+    """Which of the power values measured for a class to use. Enum values are texts for the user."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -44,10 +45,11 @@ class ClassPower:
     """The power of a class of devices.
 
     Attributes:
-        power: medians; `idle_w` is None if no device's idle power was measured.
-        devices: the measured devices.
-        below_flops_per_s: throughput from which a device does not belong to the class.
-        least, most: like `power`, with the lowest and the highest measured figures.
+        power: medians of the measured power values. `idle_w` is None if idle power was not measured
+            on any device.
+        devices: names of the measured devices.
+        below_flops_per_s: a device belongs to the class only if its throughput is lower.
+        least, most: the lowest and the highest measured power values.
     """
 
     power: Power
@@ -57,19 +59,19 @@ class ClassPower:
     most: Power
 
     def at(self, spread: Spread) -> ClassPower:
-        """Return the class with its lowest, median or highest measured power."""
+        """Return a copy of the class with the lowest, median or highest measured power."""
         power = {Spread.LEAST: self.least, Spread.MOST: self.most}.get(spread, self.power)
         return replace(self, power=power)
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Figures to use if profiles lack them.
+    """Power figures for devices whose profile does not state these figures.
 
     Attributes:
-        classes: power of each class, by kind of device.
-        radio_w: power of an active radio, by kind.
-        cards_w: maximum power of a laptop's graphics card, by profile.
+        classes: maps each kind of device to the power of its class.
+        radio_w: maps a kind of device to the power of an active radio.
+        cards_w: maps the name of a laptop's profile to the maximum power of its graphics card.
     """
 
     classes: Mapping[DeviceKind, ClassPower]
@@ -77,22 +79,27 @@ class Typical:
     cards_w: Mapping[str, float]
 
     def at(self, spread: Spread) -> Typical:
-        """Return these figures with the lowest, median or highest power of each class."""
+        """Return a copy that uses the lowest, median or highest measured power of each class."""
         if spread is Spread.MEDIAN:
             return self
         return replace(self, classes={k: found.at(spread) for k, found in self.classes.items()})
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
-        """Return the profile's own figures, completed with those of its class.
+        """Return a profile's power. Figures missing from the profile are those of its class.
 
-        A class's idle power applies to any device of its kind. Its power while multiplying applies
-        only to devices below `below_flops_per_s`.
+        The idle power of a class applies to all devices of the kind. The computing power of a class
+        applies only to devices with less throughput than `below_flops_per_s`.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
 
     def power_of_kind(self, kind: DeviceKind, flops_per_s: float) -> KnownPower:
-        """Return the power of a device from its kind and throughput alone."""
+        """Return the typical power of a device whose profile is unknown.
+
+        Args:
+            kind: kind of the device.
+            flops_per_s: throughput of the device in matrix multiplication.
+        """
         return self._power_of(kind, flops_per_s, None, None)
 
     def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
@@ -132,7 +139,7 @@ _COMPUTE = {
 
 
 def load_typical() -> Typical:
-    """Load the typical figures that come with Cleave."""
+    """Load the typical power figures from Cleave's `typical.toml`."""
     text = files("cleave.energy").joinpath("typical.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     radio = table["radio"]

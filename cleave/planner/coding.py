@@ -1,12 +1,13 @@
-"""The choice of links with compressed payloads (`cleave.coding`), and the compression ratios.
+"""The rule that selects links for payload compression (`cleave.coding`), and compression ratios.
 
-The server decides by this rule, and planner, emulator and simulator count bytes by it. The ratios
-are means over whole training steps of the tiny OPT and Llama after 200 steps, as measured by
+The server applies the rule to decide which payloads to compress. The planner, emulator and
+simulator apply the same rule to count bytes. Each ratio is a mean over all payloads of a training
+step of the tiny OPT and Llama models after 200 steps. This command measures the ratios:
 
     python -m benchmarks.coding
 
-Integers and payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed. Plans
-ignore the size limit, because small payloads are few.
+Integer payloads and payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed.
+Plans ignore this minimum size, because few payloads are that small.
 """
 
 from __future__ import annotations
@@ -20,36 +21,39 @@ from cleave.errors import choice_of
 from cleave.planner.plan import DeviceRates, PsRates
 
 LINK_BYTES_PER_S: Final = 37.5e6
-"""Up to this link rate (300 Mbit/s) compression saves more time than one core needs for it, even
-without overlap with the transfer (see `benchmarks/coding.py`)."""
+"""Highest link rate at which compression pays off: 300 Mbit/s.
+
+Up to this rate, compression shortens the transfer by more time than one CPU core spends on
+compressing, even if compression and transfer do not overlap (see `benchmarks/coding.py`).
+"""
 
 RATIOS: Final = {"bf16": 0.675, "fp32": 0.837, "fp16": 0.81}
-"""Compressed size over plain size in training, by dtype."""
+"""For each dtype, the compressed size of training payloads divided by the uncompressed size."""
 
 PARTIAL: Final = "fp32"
-"""The dtype of the partial sums of tiles."""
+"""Dtype of the partial sums that devices return for tiles."""
 
 
 class CodingPolicy(Enum):
-    """The links on which payloads are compressed; the values are those of `--coding`."""
+    """Which links carry compressed payloads. The enum values are the values of `--coding`."""
 
     AUTO = "auto"
-    """Compress on links that are slow enough."""
+    """Compress payloads on links of at most `LINK_BYTES_PER_S`."""
 
     ON = "on"
     OFF = "off"
 
     @classmethod
     def of(cls, value: CodingPolicy | str) -> CodingPolicy:
-        """Return the policy that `--coding` names.
+        """Convert a value of `--coding` to a policy.
 
         Raises:
-            UsageError: when no policy has this name.
+            UsageError: when the value names no policy.
         """
         return choice_of(cls, "--coding", value)
 
     def pays(self, bytes_per_s: float) -> bool:
-        """Return whether payloads are compressed on a link of this rate."""
+        """Return True if this policy compresses payloads on a link of the given rate."""
         if self is CodingPolicy.AUTO:
             return bytes_per_s <= LINK_BYTES_PER_S
         return self is CodingPolicy.ON
@@ -57,13 +61,14 @@ class CodingPolicy(Enum):
     def decided(
         self, device: DeviceRates, card: PsRates | None = None, devices: int = 1
     ) -> DeviceRates:
-        """Return the device with compression set for each of its directions.
+        """Return a copy of the device with compression enabled or disabled for each direction.
 
-        While all devices are busy, a link is no faster than its share of the server's network card.
+        The decision assumes that all devices are busy. Each device then gets at most an equal
+        share of the rate of the server's network card.
 
         Args:
             device: a device that supports compression, with the rates of its own link.
-            card: the server's network card; None if it has no limit.
+            card: rates of the server's network card; None if the card limits no transfer.
             devices: number of devices that share the card, at least 1.
         """
         card = card or PsRates()
@@ -73,23 +78,24 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return the compressed size over the plain size for a dtype; 1 for integers."""
+    """Return the compressed size divided by the uncompressed size; 1 for integer dtypes."""
     return RATIOS.get(dtype, 1.0)
 
 
 def payload_rates(
     devices: Sequence[DeviceRates], sent: str, returned: str = PARTIAL
 ) -> list[DeviceRates]:
-    """Return the devices with effective link rates: the link's rate over the compression ratio.
+    """Return the devices with effective link rates.
 
-    Use them for plans that count plain bytes. The server's card has no effective rate: plans
-    treat all of its traffic as plain.
+    An effective rate is the link rate divided by the compression ratio. Use effective rates in
+    plans that count uncompressed bytes. The server's network card keeps its real rate, so such
+    plans count all traffic through the card as uncompressed.
 
     Args:
-        devices: the devices with the rates of their links.
-        sent: dtype of the payloads to the devices.
-        returned: dtype of the payloads from the devices. Tiles return finished blocks and partial
-            sums; the ratio of partial sums is used for both.
+        devices: devices with their real link rates.
+        sent: dtype of the payloads that the server sends.
+        returned: dtype of the payloads that devices return. Devices return finished blocks and
+            partial sums; the compression ratio of partial sums is applied to both.
     """
     return [
         replace(

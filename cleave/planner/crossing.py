@@ -1,4 +1,4 @@
-"""The smallest batch for which stages beat the PS alone, on one fleet."""
+"""The smallest batch for which training by stages is faster than the PS alone, on a given fleet."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from typing import Final
 
 CLOSE: Final = 1.1
-"""The search ends when the batches on both sides of the crossing differ by at most this factor."""
+"""Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
+
+The larger batch is the smallest one for which stages win. The smaller batch is the largest one for
+which the PS alone wins.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """A batch of `rows` sequences and its step times in seconds; infinite if no stages fit."""
+    """The predicted step times of a batch by stages and on the PS alone.
+
+    Attributes:
+        rows: sequences in the batch.
+        stages_s: seconds of a step by stages; infinite if the fleet cannot train by stages.
+        local_s: seconds of a step on the PS alone.
+    """
 
     rows: int
     stages_s: float
@@ -20,18 +30,18 @@ class CrossingPoint:
 
     @property
     def wins(self) -> bool:
-        """Return whether stages are faster than the PS alone."""
+        """Return True if stages are faster than the PS alone for this batch."""
         return self.stages_s < self.local_s
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The batch size from which stages beat the PS alone.
+    """The batch size at which stages become faster than the PS alone.
 
     Attributes:
-        points: the batches that were tried, in ascending order of sequences.
+        points: the batches that were tried, in ascending order of batch size.
         below: the largest batch tried for which the PS alone wins; None if stages always win.
-        above: the smallest batch tried for which stages win; None if they never win.
+        above: the smallest batch tried for which stages win; None if stages never win.
     """
 
     points: tuple[CrossingPoint, ...]
@@ -46,13 +56,14 @@ def crossing(
 ) -> Crossing:
     """Search for the smallest batch for which stages win.
 
-    The search doubles the batch until stages win, then bisects. It assumes that stages that win
-    with a batch also win with every larger one, because traffic per step weighs less there.
+    The search doubles the batch size until stages win, and then bisects. It assumes that if stages
+    win for one batch, stages win for every larger batch, because weights and gradients are
+    transferred once per step whatever the batch size is.
 
     Args:
-        predict: returns the step times of a batch of this many sequences.
-        most_rows: the largest batch to try, at least 1.
-        tried: called with every point.
+        predict: function from a number of sequences to the step times of such a batch.
+        most_rows: number of sequences of the largest batch to try, at least 1.
+        tried: callback, called with the result for each batch.
     """
     points: dict[int, CrossingPoint] = {}
 
@@ -78,7 +89,11 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return the most batches that `crossing` can try: the doublings and then the bisection."""
+    """Return the maximum number of batches that `crossing` tries, doubling and bisection together.
+
+    Args:
+        most_rows: see `crossing`.
+    """
     return (most_rows - 1).bit_length() + 1 + 4
 
 

@@ -1,6 +1,7 @@
 """Forecasts of one training step by each method, and the choice between the methods.
 
-`cleave train`, `plan`, `emulate`, `simulate` and `doctor` share it, so their answers agree.
+`cleave train`, `plan`, `emulate`, `simulate` and `doctor` all use this module, so these commands
+choose the same method for the same fleet and batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import CountedGemm, StepReport
 
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
-"""From least to most traffic. The order breaks ties between equally fast methods."""
+"""The methods in ascending order of traffic.
+
+Of several equally fast methods, the method with the least traffic is chosen.
+"""
 
 _NAMES: Final = {
     Method.STAGES: "stages",
@@ -38,14 +42,15 @@ class Forecast:
     """The predicted time, traffic and memory of one training step by one method.
 
     Attributes:
-        step_s: seconds; infinite when the method is refused.
-        downlink_bytes, uplink_bytes: total traffic of all devices.
-        bottleneck: what takes most of the time, in a sentence without its full stop.
-        device_bytes: memory of the device that needs most.
+        step_s: predicted seconds of the step; infinite if the method is impossible.
+        downlink_bytes, uplink_bytes: traffic of all devices together.
+        bottleneck: a sentence, without its full stop, that says what takes most of the time.
+        device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: why the method is not possible; empty when it is.
-        stages: the batch cut into micro-batches, and the stages; None for other methods.
-        tiles: the plans of all matrix products; None for other methods.
+        refused: the reason why the method is impossible; empty if the method is possible.
+        stages: the model with its batch cut into micro-batches, and the plan of stages. None for
+            methods other than stages.
+        tiles: the plans of all matrix multiplications; None for methods other than tiles.
     """
 
     method: Method
@@ -61,21 +66,28 @@ class Forecast:
 
 
 def refused(method: Method, reason: str) -> Forecast:
-    """Return the forecast of a method that is not possible."""
+    """Return the forecast of an impossible method, with infinite step time.
+
+    Args:
+        reason: why the method is impossible, as text for the user.
+    """
     return Forecast(method, float("inf"), refused=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class StepForecaster:
-    """Forecasts steps of one model with one batch.
+    """Forecasts training steps of one model with a fixed batch size.
 
     Attributes:
-        cut: returns the model with the batch cut into the given number of micro-batches.
+        cut: function from a number of micro-batches to the model with its batch cut into that many
+            micro-batches.
         rows: sequences in the batch.
+        ps: throughput of the parameter server.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: bytes of activations per token, for all layers, that the PS keeps when it
-            computes the backward pass itself; 0 if unknown.
-        in_parts: like `cut`, with layers divided into attention and MLP; None if not possible.
+        kept_bytes: bytes of activations per token, summed over all layers, that the PS retains
+            when the PS computes the backward pass itself; 0 if unknown.
+        in_parts: like `cut`, but each layer is divided into attention and MLP; None if the layers
+            cannot be divided.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -90,7 +102,7 @@ class StepForecaster:
     in_parts: Callable[[int], StageModel] | None = None
 
     def alone(self) -> Forecast:
-        """Forecast a step that the PS computes alone, with the whole batch at once."""
+        """Forecast a step that the PS computes alone, with the whole batch as one micro-batch."""
         return Forecast(
             Method.LOCAL,
             local_step_s(self.cut(1), self.ps),
@@ -101,12 +113,14 @@ class StepForecaster:
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
         """Forecast a step by tiles with `--offload auto`.
 
-        The PS computes the step, except for the products that the fleet finishes first. Small
-        products are slow, so the sum over products may exceed the forecast of the PS alone. The
-        step then takes the sum of each product's faster time.
+        The PS computes the step, except for the matrix multiplications that the fleet finishes
+        sooner than the PS would. The predicted time is the time of the PS alone minus the time
+        that the fleet saves. It is at least the sum of the faster of the two times of each
+        multiplication.
 
         Args:
-            step: the plans of all products.
+            step: the plans of all matrix multiplications.
+            gemms: the matrix multiplications, in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -115,7 +129,7 @@ class StepForecaster:
         held_bytes = 0
         for each in step.submissions:
             count = gemms[each.places[0]].count
-            # Products of one submission share its time if all of them are sent.
+            # If every multiplication of a submission is sent, the submission is timed as a whole.
             together = set(each.places) <= set(sent)
             groups = [each.places] if together else [(n,) for n in each.places]
             for places in groups:
@@ -139,11 +153,15 @@ class StepForecaster:
     def by_stages(
         self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
     ) -> Forecast:
-        """Forecast a step by stages, with the fastest number of micro-batches.
+        """Forecast a step by stages, with the number of micro-batches that is fastest.
+
+        Args:
+            devices: devices of the fleet.
+            planner: function that plans the stages for a given number of micro-batches.
 
         Raises:
             DeviceMemoryError: when the devices have too little memory.
-            PlanError: when no stages fit the devices.
+            PlanError: when the model cannot be divided into stages for these devices.
         """
         model, plan = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
         return Forecast(
@@ -166,7 +184,11 @@ class StepForecaster:
 def _bottleneck_of_tiles(
     step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
 ) -> str:
-    """Return which resource limits most of the time of the products that are sent."""
+    """Return a clause that names the resource limiting most of the time of the sent GEMMs.
+
+    Args:
+        sent: indices, in `gemms`, of the matrix multiplications that the fleet computes.
+    """
     many = sum(each.count for each in gemms)
     if not sent:
         return f"the server does all {many} multiplications sooner itself"
@@ -184,11 +206,11 @@ def _bottleneck_of_tiles(
 
 
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
-    """Return the bytes that the PS keeps until a step by stages ends.
+    """Return the bytes that the PS retains until the end of a step by stages.
 
-    They are the inputs of all stages, the gradients of their outputs, the gradients that devices
-    return, and the gradients of all slices of the loss. If the PS computes the loss, they include
-    the loss of one micro-batch.
+    The PS retains the input and the output gradient of each stage, the weight gradients from the
+    devices, and the input gradient from each slice of the loss. If the PS computes the loss, the
+    result also includes the memory for computing the loss of one micro-batch.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -202,11 +224,12 @@ def kept_by_server(model: StageModel, plan: StagePlan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The forecasts of a step, and the choice between them.
+    """The forecasts of a step by several methods, and the choice between these methods.
 
     Attributes:
         asked: the method that the user asked for.
-        forecasts: one for each method that was considered, at least that method.
+        forecasts: one forecast for each method considered. Unless `asked` is AUTO, the method that
+            the user asked for is one of the methods considered.
     """
 
     asked: Method
@@ -214,10 +237,13 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the method that was asked for; with AUTO, the fastest.
+        """Return the forecast of the chosen method.
+
+        The chosen method is the method that the user asked for. With AUTO, the chosen method is the
+        fastest method.
 
         Raises:
-            PlanError: when the method that was asked for is refused.
+            PlanError: when the user asked for an impossible method.
         """
         found = self.considered
         if found.refused and self.asked is not Method.AUTO:
@@ -226,7 +252,7 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the forecast of the method asked for, even if refused; with AUTO, the fastest."""
+        """Return the forecast of the chosen method, even if that method is impossible."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
         order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
@@ -234,17 +260,20 @@ class MethodChoice:
 
     @property
     def stages(self) -> tuple[StageModel, StagePlan] | None:
-        """Return the batch in micro-batches and its stages; None when no stages are possible."""
+        """Return the model and the plan of the forecast by stages; None if stages are impossible.
+
+        The model has its batch cut into micro-batches.
+        """
         return next((each.stages for each in self.forecasts if each.stages is not None), None)
 
     @property
     def tiles(self) -> StepReport | None:
-        """Return the plans of all matrix products; None when no tiles are possible."""
+        """Return the plans of all matrix multiplications; None if there is no plan by tiles."""
         return next((each.tiles for each in self.forecasts if each.tiles is not None), None)
 
     @property
     def why(self) -> str:
-        """Return a sentence that says which method is chosen and why."""
+        """Return a sentence that names the chosen method and the reason for the choice."""
         chosen = self.chosen
         if self.asked is not Method.AUTO:
             return f"Chosen is {chosen.method.value}, which was asked for."

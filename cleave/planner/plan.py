@@ -15,13 +15,14 @@ class Method(Enum):
     """How devices take part in a training step."""
 
     AUTO = "auto"
-    """The method with the shortest forecast; forecast again when the fleet changes."""
+    """The method with the shortest forecast step time. The choice is repeated when the fleet
+    changes."""
 
     TILES = "tiles"
-    """Devices compute tiles of single matrix products."""
+    """Devices compute tiles of each matrix multiplication."""
 
     STAGES = "stages"
-    """Devices train whole layers for a step."""
+    """Each device runs the forward and backward passes of consecutive layers."""
 
     LOCAL = "local"
     """The parameter server (PS) trains alone."""
@@ -32,15 +33,16 @@ class DeviceRates:
     """The planner's view of one device.
 
     Attributes:
-        device: the scheduler's id of the device.
-        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
+        device: the scheduler's ID of the device.
+        downlink_bytes_per_s: link rate from the PS to the device.
+        uplink_bytes_per_s: link rate from the device to the PS.
         flops_per_s: throughput in matrix multiplication.
-        graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
         latency_s: one-way latency, the same in both directions.
-        memory_bytes: memory budget for strips and blocks.
-        dtypes: dtypes that the device can multiply, as the protocol names them.
+        memory_bytes: memory that the device offers for its tasks.
+        dtypes: dtypes of matrices that the device can multiply, as the protocol names the dtypes.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction; see `cleave.planner.coding`.
+        graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
     """
 
     device: int
@@ -56,26 +58,35 @@ class DeviceRates:
 
     @property
     def for_graphs(self) -> DeviceRates:
-        """Return the same rates with the device's throughput in graphs as `flops_per_s`."""
+        """Return a copy of these rates with `flops_per_s` set to the throughput in layer graphs."""
         if not self.graph_flops_per_s:
             return self
         return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the bytes of a payload on the downlink.
+        """Return the size of a payload on the downlink, after any compression.
 
         Args:
-            plain_bytes: size of the payload without compression.
-            coded_ratio: compressed size over plain size.
+            plain_bytes: uncompressed size of the payload.
+            coded_ratio: compressed size divided by uncompressed size.
         """
         return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
 
     def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the bytes of a payload on the uplink; see `down_bytes`."""
+        """Return the size of a payload on the uplink, after any compression.
+
+        Args:
+            plain_bytes, coded_ratio: see `down_bytes`.
+        """
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def unit_s(self, activation_bytes: float, flops: float) -> float:
-        """Return the seconds of one micro-batch pass: receive, compute and return an activation."""
+        """Return the seconds of one micro-batch pass, from sending the input to having the output.
+
+        Args:
+            activation_bytes: size of the input, and size of the output.
+            flops: FLOPs of the pass.
+        """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
         return moved_s + flops / self.flops_per_s + 2 * self.latency_s
@@ -87,9 +98,10 @@ class PsRates:
 
     Attributes:
         egress_bytes_per_s, ingress_bytes_per_s: rates of the network card in each direction.
-        memory_bytes: memory for partial sums that wait for the sums of lower depth.
-        block_s: seconds of its event loop for one block (decode, assemble, account).
-        byte_s: seconds of its event loop for one byte sent or received.
+        memory_bytes: memory for partial sums that have arrived but cannot be added yet, because
+            the partial sums of a lower depth are missing.
+        block_s: time in which the PS's event loop decodes, assembles and accounts for one block.
+        byte_s: time that the PS's event loop spends per byte sent or received.
     """
 
     egress_bytes_per_s: float = math.inf
@@ -101,7 +113,13 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Bytes per element of sent operands, of finished blocks and of partial sums."""
+    """The element sizes of a GEMM's matrices.
+
+    Attributes:
+        sent: bytes per element of the operands that devices receive.
+        finished: bytes per element of the finished blocks that devices return.
+        partial: bytes per element of the partial sums that devices return.
+    """
 
     sent: int
     finished: int
@@ -109,16 +127,21 @@ class ElementBytes:
 
 
 ALIGN: Final = 4
-"""Inner boundaries of strips are multiples of `ALIGN`, on large tiles."""
+"""Alignment of strip boundaries inside a large tile, in rows or columns from the tile's start."""
 
 ALIGNED_FROM: Final = 64
-"""A tile is large if both of its sides are at least this long."""
+"""Smallest number of rows, and of columns, of a large tile."""
 
 
 class EvenCut(NamedTuple):
-    """A tile and the number of strips on each side; the strips are made by `cut`.
+    """A tile to be cut into a number of strips of nearly equal size on each side.
 
-    A plan for ten thousand devices has millions of strips, and most plans are only compared.
+    `cut` creates the strips on demand. A plan for ten thousand devices has millions of strips, and
+    most plans are compared with other plans but never executed.
+
+    Attributes:
+        rows: number of A-strips.
+        columns: number of B-strips.
     """
 
     tile: Tile
@@ -127,7 +150,7 @@ class EvenCut(NamedTuple):
 
     @property
     def align(self) -> int:
-        """Return the alignment of inner strip boundaries, counted from the tile's start."""
+        """Return the alignment of strip boundaries: `ALIGN` for a large tile, otherwise 1."""
         return ALIGN if min(self.tile.m.size, self.tile.n.size) >= ALIGNED_FROM else 1
 
     def cut(self) -> TileCut:
@@ -138,11 +161,12 @@ class PlannedTile(NamedTuple):
     """A tile, its device and its predicted cost.
 
     Attributes:
-        device: the scheduler's id of the device.
-        strips: the tile and its cuts.
-        download_bytes, upload_bytes: traffic without message headers.
-        time_s: from the first byte sent to the last byte back, in the limit of many strips.
-        fill_s: extra time because the number of strips is finite.
+        device: the scheduler's ID of the device.
+        strips: the tile and how the tile is cut into strips.
+        download_bytes, upload_bytes: payload sizes without message headers.
+        time_s: seconds from the first byte sent to the last byte received by the PS, in the limit
+            of infinitely many strips.
+        fill_s: additional seconds with the actual number of strips.
     """
 
     device: int
@@ -162,18 +186,20 @@ class PlannedTile(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """Return the peak memory of the tile: all its strips and all its blocks."""
+        """Return the tile's memory requirement on the device: all strips and all blocks."""
         return self.download_bytes + self.upload_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Neighbouring columns of C that are cut in depth into equally many slabs (docs/planner.md).
+    """A rectangle of C in which every element is summed over the same slabs of the depth.
+
+    docs/planner.md describes regions.
 
     Attributes:
-        m, n: the part of C.
-        slabs: number of slabs; 1 when devices return finished blocks.
-        devices: number of devices that share the region.
+        m, n: rows and columns of C.
+        slabs: number of slabs. With 1 slab, devices return finished blocks, not partial sums.
+        devices: number of devices that compute the region.
     """
 
     m: Span
@@ -184,14 +210,18 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiles that cover M x N x K exactly once; the tiles of a device are in sending order.
+    """The plan of one GEMM.
 
     Attributes:
-        makespan_s: predicted seconds without strip fill.
-        fill_s: predicted seconds of strip fill.
-        bound_s: the isolated bound of the whole fleet; 0 if it was not computed.
-        regions: how C is divided; empty for a plan that reuses operands on devices.
-        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
+        tiles: tiles that cover the index space M x N x K exactly once. The tiles of one device are
+            in sending order.
+        makespan_s: predicted seconds of the GEMM in the limit of infinitely many strips.
+        fill_s: additional predicted seconds with the actual number of strips.
+        bound_s: the isolated bound of the whole fleet in seconds; 0 if the bound was not computed.
+        regions: the regions into which C is divided; empty for a plan that reuses operands that
+            devices already hold.
+        columns_cut_n: True if columns divide n and the rows of a slab divide m. False if columns
+            divide m and the rows of a slab divide n.
     """
 
     gemm: Gemm
@@ -217,12 +247,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The operands of a GEMM that devices hold already, as the tiles that would reuse them.
+    """The tiles of a GEMM whose operands devices already hold.
 
     Attributes:
-        tiles: by device, the box of the index space whose operands it holds, with the cuts of the
-            held strips. Together the tiles cover the GEMM exactly once.
-        held_bytes: by device, bytes of the tile's operands that need no download.
+        tiles: maps each device ID to the tile whose operands the device holds, with the cuts of
+            the held strips. The tiles of all devices cover the GEMM exactly once.
+        held_bytes: maps each device ID to the size of the operands that need no download.
     """
 
     tiles: Mapping[int, TileCut] = field(default_factory=dict)
@@ -242,12 +272,14 @@ class Planner(Protocol):
         """Plan one GEMM.
 
         Args:
-            gemm: the GEMM, of positive sides.
-            devices: the fleet, at least one device; the plan may leave some idle.
-            residencies: covers that reuse what devices hold; used if predicted faster.
+            gemm: the GEMM; each side is at least 1.
+            element: element sizes of the GEMM's matrices.
+            devices: devices of the fleet, at least one. The plan may leave some devices idle.
+            residencies: sets of tiles whose operands devices already hold. The plan uses such a
+                set if its predicted time is shorter than without reuse.
 
         Raises:
-            PlanError: when no tile fits any device.
+            PlanError: when no device has enough memory for a tile.
         """
         ...
 
@@ -257,14 +289,17 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the work of a lost device quickly, because the other devices wait for it.
+        """Plan the part of a GEMM that a lost device has not finished.
+
+        The plan must be found quickly, because the GEMM cannot finish without this part.
 
         Args:
-            gemm: the part, of positive sides.
-            devices: the devices that remain, at least one.
+            gemm: the unfinished part, as a GEMM of its own; each side is at least 1.
+            element: element sizes of the GEMM's matrices.
+            devices: the devices still connected, at least one.
 
         Raises:
-            PlanError: when no tile fits any device.
+            PlanError: when no device has enough memory for a tile.
         """
         ...
 

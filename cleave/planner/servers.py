@@ -1,8 +1,10 @@
-"""The step time of several servers: the slowest fleet, and the exchange between the servers.
+"""The step time of training on several servers.
 
-Each server has a share of the devices and of the sequences. The server that owns a parameter sums
-its gradients and spreads its new value, both in fp32. Each of n servers sends and receives
-(n - 1) / n of both. With shared weights, servers gather the weights for each pass instead.
+The devices and the sequences of a batch are divided among the servers. A step takes as long as the
+slowest server's fleet, plus the exchange between servers. Each parameter is owned by one server.
+The owner sums the gradients from all servers, and sends the new value to all servers, both in fp32.
+So each of n servers sends (n - 1) / n of all gradients and of all weights, and receives as much.
+With shared weights, servers do not receive new values; they gather the weights before each pass.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ _GRADIENT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights that servers share, and gather in a step of one micro-batch.
+    """The sizes of a model whose weights are divided among the servers.
+
+    Servers gather the weights of a layer when they need it. A step has one micro-batch.
 
     Attributes:
-        layer: parameters of one layer.
-        outside: parameters outside the layers.
-        recomputed_bytes: bytes of activations per row that are recomputed instead of kept.
+        layers: number of layers.
+        layer: number of parameters in one layer.
+        outside: number of parameters outside the layers.
+        recomputed_bytes: bytes of activations per sequence that are recomputed in the backward
+            pass instead of retained.
     """
 
     layers: int
@@ -36,19 +42,31 @@ class SharedWeights:
 
     @property
     def gathered(self) -> int:
-        """Return the parameters gathered in a step: each layer twice, but the last layer once."""
+        """Return the number of parameters that servers gather in a step.
+
+        Each layer is gathered for the forward and for the backward pass. The last layer is gathered
+        once for both passes. Parameters outside the layers are gathered once.
+        """
         return self.outside + (2 * self.layers - 1) * self.layer
 
     @property
     def whole(self) -> int:
-        """Return the most parameters that a server holds at a time in addition to its own."""
+        """Return the maximum number of gathered parameters that a server holds at once."""
         return self.outside + self.layer
 
 
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return the bytes that each server sends to the others in a step; it receives as many."""
+    """Return the bytes that each server sends to all other servers in a step.
+
+    Each server receives the same number of bytes.
+
+    Args:
+        trained_parameters: number of trained parameters of the model.
+        servers: number of servers.
+        weights: sizes of the shared weights; None if each server holds the whole model.
+    """
     others = servers - 1
     of_weights = trained_parameters if weights is None else weights.gathered
     return round(_FP32_BYTES * (trained_parameters + of_weights) * others / servers)
@@ -60,7 +78,12 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the seconds of that exchange on the servers' cards, without other traffic."""
+    """Return the seconds that the exchange between servers takes without other traffic.
+
+    Args:
+        trained_parameters, servers, weights: see `exchanged_bytes`.
+        card: rates of each server's network card; None if the card limits no transfer.
+    """
     if card is None:
         return 0.0
     slowest = min(card.egress_bytes_per_s, card.ingress_bytes_per_s)
@@ -68,12 +91,15 @@ def exchange_s(
 
 
 def shares(devices: Sequence[DeviceRates], servers: int) -> list[list[DeviceRates]]:
-    """Return the devices of each server: every n-th device of the fleet."""
+    """Return the devices of each server; of n servers, each gets every n-th device."""
     return [list(devices[server::servers]) for server in range(servers)]
 
 
 def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
-    """Return the parts of a fleet that could be slowest: lowest link rates or lowest throughput."""
+    """Return the indices of the parts of a fleet that could be slowest.
+
+    These parts have the lowest total downlink rate, uplink rate or compute throughput.
+    """
     sums = [
         (
             sum(rates.downlink_bytes_per_s for rates in part),
@@ -87,15 +113,18 @@ def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ServersPlan:
-    """The forecast of a step on a number of servers.
+    """The forecast of a step on several servers.
 
     Attributes:
-        devices: devices of the largest share.
-        rows: sequences of the server with the largest share.
+        servers: number of servers.
+        devices: largest number of devices of a server.
+        rows: largest number of sequences of a server.
         slowest: the forecast of the slowest server's fleet.
-        exchanged_bytes, exchange_s: see `exchanged_bytes` and `exchange_s`.
-        server_bytes: memory of one server. Servers share the optimizer's moments, and the weights
-            if asked. They share gradients except with stages, where each fleet returns them all.
+        exchanged_bytes: bytes that each server sends to all other servers in a step.
+        exchange_s: seconds of the exchange between servers.
+        server_bytes: memory of one server. Optimizer moments are divided among the servers. Weights
+            are divided if the user asked for shared weights. Gradients are divided except with
+            stages, where each server's fleet returns the gradients of all parameters.
     """
 
     servers: int
@@ -108,12 +137,15 @@ class ServersPlan:
 
     @property
     def refused(self) -> str:
-        """Return why a part of the fleet cannot do its share; empty if each can."""
+        """Return why a server's fleet cannot compute its part of a step; empty if it can."""
         return self.slowest.refused
 
     @property
     def step_s(self) -> float:
-        """Return the step time. The exchange begins after the last gradient has arrived."""
+        """Return the step time in seconds.
+
+        The exchange between servers begins after the last gradient has arrived from the devices.
+        """
         return self.slowest.step_s + self.exchange_s
 
 
@@ -129,10 +161,13 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        devices: devices of the whole fleet.
+        servers: number of servers.
+        devices: number of devices of all servers together.
         rows: sequences of the whole batch.
-        found: forecasts of the fleets that could be slowest.
-        weights: the shared weights; None if each server holds the whole model.
+        found: forecasts of the servers' fleets that could be slowest (see `weakest`).
+        trained_parameters: number of trained parameters of the model.
+        card: rates of each server's network card; None if the card limits no transfer.
+        weights: sizes of the shared weights; None if each server holds the whole model.
     """
     slowest = max(found, key=lambda each: each.step_s)
     shared = _MOMENT_BYTES + (0 if slowest.method is Method.STAGES else _GRADIENT_BYTES)
@@ -155,7 +190,11 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence on whether more servers pay, and the exchange's share of a step."""
+    """Return a sentence for the user: whether more servers are faster, and the exchange's share.
+
+    Args:
+        plans: forecasts for different numbers of servers, the smallest number first.
+    """
     plans = [plan for plan in plans if not plan.refused]
     if not plans:
         return "No number of these can do a step."
@@ -180,5 +219,5 @@ def why(plans: Sequence[ServersPlan]) -> str:
 
 
 def counted(servers: int) -> str:
-    """Return a number of servers in words."""
+    """Return a number of servers as text, such as "1 server" or "2 servers"."""
     return "1 server" if servers == 1 else f"{servers} servers"

@@ -1,1 +1,1 @@
-"""Models as sizes, as the GEMMs of a training step, and as torch modules."""
+"""Model sizes, the GEMMs of a training step, and models as torch modules."""

@@ -1,4 +1,7 @@
-"""The sizes of weights in 4 or 8 bits; `cleave.training.lora.quantized` quantizes them."""
+"""The sizes of weight matrices quantized to 4 or 8 bits.
+
+`cleave.training.lora.quantized` quantizes the weights.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,25 @@ from enum import IntEnum
 from typing import Final
 
 BLOCK: Final = 64
-"""Elements of a row that share a scale (QLoRA, arXiv 2305.14314, section 4)."""
+"""Number of consecutive elements of a row that share one scale.
+
+See QLoRA, arXiv 2305.14314, section 4.
+"""
 
 SCALE_BYTES: Final = 2
-"""Bytes of a scale, which is bf16."""
+"""Size of one scale in bytes. Scales are bf16."""
 
-_MOST_BYTES: Final = 255 * 2**20  # the protocol's largest message, because codes are one message
+_MOST_BYTES: Final = 255 * 2**20  # largest message: the codes of a matrix are sent in one message
 
 
 class Bits(IntEnum):
-    """Bits of a quantized weight."""
+    """Number of bits of each quantized weight."""
 
     FOUR = 4
-    """NF4, two codes to a byte, the first in its lower half."""
+    """NF4 codes. Each byte has two codes, with the first code in the low 4 bits."""
 
     EIGHT = 8
-    """Integers with uniform steps."""
+    """Integers. The quantization levels are equally spaced."""
 
     @property
     def codes_per_byte(self) -> int:
@@ -29,12 +35,16 @@ class Bits(IntEnum):
 
 
 def can_quantize(rows: int, columns: int, bits: Bits) -> bool:
-    """Return whether a matrix can be quantized: whole blocks per row, codes fit in a message."""
+    """Return True if a matrix can be quantized.
+
+    Each row must consist of whole blocks of `BLOCK` elements. The codes of the matrix must fit in
+    one protocol message.
+    """
     return columns % BLOCK == 0 and rows * columns // bits.codes_per_byte <= _MOST_BYTES
 
 
 def quantized_bytes(rows: int, columns: int, bits: Bits) -> int:
-    """Return the bytes of a quantized matrix with its scales.
+    """Return the size in bytes of a quantized matrix: the codes and the scales.
 
     Args:
         rows, columns: shape of the matrix; columns must be a multiple of `BLOCK`.

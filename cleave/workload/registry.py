@@ -1,6 +1,7 @@
-"""The models that Cleave knows, as numbers: layers, widths, heads and vocabulary.
+"""The sizes of the models that Cleave knows: layers, widths, heads and vocabulary.
 
-Nothing here needs torch or transformers, so planning and simulating work without them.
+This module does not import torch or transformers, so plans and simulations run without these
+libraries.
 """
 
 import difflib
@@ -13,10 +14,11 @@ from cleave.errors import UsageError
 
 
 class Family(Enum):
-    """A family of models, which determines the Linear layers of a decoder layer.
+    """A family of models. The family determines which Linear modules a decoder layer has.
 
-    OPT: q, k, v, out, fc1, fc2, with biases and learned positions. LLAMA: q, k, v, o and the gated
-    gate, up, down, without biases and with rotary positions.
+    An OPT layer has the Linear modules q, k, v, out, fc1 and fc2, with biases; positions are
+    learned. A LLAMA layer has q, k, v, o, gate, up and down, without biases; the MLP is gated and
+    positions are rotary.
     """
 
     OPT = "opt"
@@ -25,36 +27,36 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The sizes of a decoder-only transformer, in elements, not bytes."""
+    """The sizes of a decoder-only transformer. Widths count elements, not bytes."""
 
     name: str
     family: Family
     layers: int
-    width: int  # of the residual stream
+    width: int  # width of the residual stream
     heads: int
-    kv_heads: int  # fewer than heads: grouped-query attention
+    kv_heads: int  # fewer than `heads` with grouped-query attention
     head_width: int
     ffn_width: int
     vocabulary: int
-    max_positions: int  # the longest sequence
-    embedding_width: int  # differs from width in OPT-350m, which projects in and out
-    tied_head: bool  # the LM head shares the token embedding's weight
-    pre_norm: bool = True  # False in OPT-350m: layer norms follow their sub-layer
-    counted_parameters: int | None = None  # if the sizes above do not determine the exact count
+    max_positions: int  # maximum number of tokens in a sequence
+    embedding_width: int  # differs from `width` in OPT-350m, which has project_in and project_out
+    tied_head: bool  # True if the LM head and the token embedding share one weight
+    pre_norm: bool = True  # False in OPT-350m, where each layer norm follows its sub-layer
+    counted_parameters: int | None = None  # set if the sizes above give a wrong parameter count
 
     @property
     def query_width(self) -> int:
-        """Return the outputs of q_proj."""
+        """Return the number of output features of q_proj."""
         return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Return the outputs of k_proj, and of v_proj."""
+        """Return the number of output features of k_proj. v_proj has the same number."""
         return self.kv_heads * self.head_width
 
     @property
     def parameters(self) -> int:
-        """Return the exact number of trainable parameters; a tied weight counts once."""
+        """Return the exact number of trainable parameters. A tied weight is counted once."""
         if self.counted_parameters is not None:
             return self.counted_parameters
         heads = 1 if self.tied_head else 2
@@ -129,8 +131,9 @@ def _llama(
     )
 
 
-# The published OPT and Llama 2 sizes, and four small ones. tiny trains in minutes on a laptop; nano
-# is for tests. The small Llamas use grouped-query attention, like llama2-70b.
+# The published OPT and Llama 2 models, and four small models. The tiny models train in minutes on a
+# laptop. The nano models are for tests. The small Llama models use grouped-query attention, like
+# llama2-70b.
 MODELS: Mapping[str, ModelSpec] = {
     spec.name: spec
     for spec in (
@@ -155,11 +158,15 @@ MODELS: Mapping[str, ModelSpec] = {
 
 
 def find_model(name: str) -> ModelSpec:
-    """Return the spec of a known model.
+    """Return the spec of a model in the registry.
 
-    Case does not matter. The usual spellings are accepted: ``opt-125m`` and ``facebook/opt-125m``;
-    ``llama2-7b``, ``llama-2-7b`` and ``meta-llama/Llama-2-7b-hf``. An unknown name is a UsageError
-    that lists the closest names.
+    Args:
+        name: name of the model, in upper or lower case. The usual spellings are accepted, such as
+            ``opt-125m`` and ``facebook/opt-125m``, or ``llama2-7b``, ``llama-2-7b`` and
+            ``meta-llama/Llama-2-7b-hf``.
+
+    Raises:
+        UsageError: when no model has this name. The message lists the closest names.
     """
     key = name.strip().lower()
     for organisation in ("facebook/", "meta-llama/"):
@@ -177,8 +184,16 @@ def find_model(name: str) -> ModelSpec:
 def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the spec of a model from the contents of its Hugging Face ``config.json``.
 
-    The spec is exact for OPT and Llama. Other decoder-only models are read as the family that they
-    resemble, if their fields have the usual names. A missing field is a UsageError that names it.
+    The spec is exact for OPT and Llama models. Another decoder-only model is treated as an OPT or
+    Llama model, depending on whether its MLP is gated. The fields of its config must have one of
+    the usual names.
+
+    Args:
+        config: the parsed ``config.json``.
+        name: name for the spec, also used in error messages.
+
+    Raises:
+        UsageError: when a field is missing or invalid. The message names the field.
     """
 
     def number(field: str, *keys: str, default: int | None = None) -> int:

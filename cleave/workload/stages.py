@@ -1,7 +1,7 @@
-"""The costs of a model's layers in a step by stages: parameters, bytes, FLOPs.
+"""The costs of a model's layers in a step by stages: parameters, bytes and FLOPs.
 
-They equal those that `cleave.training.stages.stage_work` finds in a real model of the same sizes.
-Nothing here needs torch or a model.
+The costs are computed from the model's sizes, without torch and without a loaded model. The costs
+equal those that `cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ if TYPE_CHECKING:
 
 _FP32_BYTES: Final = 4
 HEAD: Final = "lm_head.weight"
-"""The parameter with a row for each token of the vocabulary."""
+"""Name of the LM head's weight, which has one row for each token of the vocabulary."""
 
-_LAST: Final = ("fc2", "down_proj")  # last product of a layer
+_LAST: Final = ("fc2", "down_proj")  # the last Linear of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
     *("q_proj", "k_proj", "v_proj", *_LAST_OF_ATTENTION),
     *("self_attn_layer_norm", "input_layernorm"),
 )
-_DTYPES: Final = {2: "bf16", 4: "fp32"}  # dtypes of messages, by bytes of an element
+_DTYPES: Final = {2: "bf16", 4: "fp32"}  # maps bytes per element to the dtype in messages
 _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA: only a low-rank product B A is trained, and added to a frozen matrix W.
+    """LoRA adapters: a low-rank product B A is trained for some of the frozen weight matrices.
+
+    The layer then uses W + B A in place of the frozen matrix W. The query and value projections
+    of each layer always have an adapter.
 
     Attributes:
         rank: rank of B A.
-        down: whether the last product of a layer also has adapters, besides queries and values.
-        bits: bits of frozen layer matrices (QLoRA); None for no quantization.
+        down: whether the last Linear of each layer (fc2 or down_proj) also has an adapter.
+        bits: bits per element of the frozen matrices in the layers (QLoRA); None if these matrices
+            are not quantized.
     """
 
     rank: int
@@ -52,10 +56,14 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter as a matrix; a vector is one row.
+    """The shape of one parameter.
 
     Attributes:
-        bits: bits of a quantized element; None for floating-point numbers.
+        rows: number of rows; 1 for a vector.
+        columns: number of columns, or length of a vector.
+        matrix: whether the parameter is a matrix that is multiplied, not a bias or norm weight.
+        trained: whether the parameter is trained; False for a frozen parameter.
+        bits: bits per element if the parameter is quantized; None if elements are floating-point.
     """
 
     name: str
@@ -70,10 +78,10 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the bytes of the parameter as sent.
+        """Return the size of the parameter in messages, in bytes.
 
         Args:
-            element_bytes: bytes of a floating-point element.
+            element_bytes: bytes per element if the parameter is floating-point.
         """
         if self.bits is None:
             return self.size * element_bytes
@@ -82,11 +90,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a layer, or of a part of one.
+    """The sizes of a layer, or of a layer's attention or MLP.
 
     Attributes:
-        sequence: tokens of a sequence.
-        heads_width: total width of all attention heads; 0 without attention.
+        parameters: all parameters of the layer, including adapters.
+        sequence: tokens per sequence.
+        heads_width: total width of all attention heads; 0 for an MLP.
     """
 
     parameters: tuple[Parameter, ...]
@@ -95,7 +104,10 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return the number of sequence chunks; 1 with attention."""
+        """Return the number of sequence chunks that can be computed independently.
+
+        The result is 1 with attention, because each token depends on earlier tokens.
+        """
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
@@ -106,34 +118,39 @@ class LayerSizes:
 
     @property
     def backward_flops(self) -> int:
-        """Return the FLOPs per token of the backward pass, which recomputes the forward pass.
+        """Return the FLOPs per token of the backward pass, including recomputation of the forward.
 
-        A product with a parameter costs the same again for its input's gradient, and once more for
-        the parameter's gradient if that is trained. Both products of attention, scores and weighted
-        sums of values, need the gradients of two inputs each.
+        For each multiplication by a parameter, the input gradient costs as much as the forward
+        pass. The gradient of a trained parameter costs the same again. The two multiplications of
+        attention, for scores and for weighted sums of values, need a gradient for both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
 
     @property
     def attention_flops(self) -> int:
-        """Return the FLOPs per token of attention's two products in the forward pass."""
+        """Return the forward FLOPs per token of attention's two matrix multiplications.
+
+        They compute the scores, and the weighted sums of values.
+        """
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
-        """Return the FLOPs per token that kept activations save in the backward pass.
+        """Return the FLOPs per token that the backward pass saves if activations are retained.
 
-        Attention scores are not kept, because they are larger than their inputs.
+        Attention scores are always recomputed, because the scores need more memory than the queries
+        and keys.
         """
         return self.forward_flops - self.attention_flops // 2
 
     @property
     def activations(self) -> tuple[int, ...]:
-        """Return the elements per token of each activation that can be kept for the backward pass.
+        """Return the elements per token of each activation that the forward pass can retain.
 
-        They are the results of all products, except attention scores and products that are only
-        added to the output.
+        These activations are the results of all matrix multiplications, with two exceptions. The
+        backward pass recomputes attention scores, and does not need results that are only added to
+        the layer's output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
         added = _LAST if mlp else _LAST_OF_ATTENTION
@@ -150,15 +167,15 @@ def _module_of(parameter: Parameter) -> str:
 
 
 def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
-    """Return the tokens of each micro-batch of a batch.
+    """Return the number of tokens in each micro-batch of a batch.
 
     Args:
-        rows: sequences of the batch.
-        sequence: tokens of each sequence.
-        parts: number of micro-batches.
+        rows: sequences in the batch.
+        sequence: tokens per sequence.
+        parts: number of micro-batches, from 1 to `rows`.
 
     Raises:
-        UsageError: when there are more micro-batches than sequences, or none.
+        UsageError: when `parts` is out of range.
     """
     if not 0 < parts <= rows:
         raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")
@@ -170,11 +187,12 @@ class StageSizes:
     """The sizes of a model that is trained by stages.
 
     Attributes:
-        sequence: tokens of a sequence.
-        element_bytes: bytes of a parameter's or an activation's element, as sent.
-        gradient_bytes: bytes of a gradient's element, as sent.
-        adapters: the adapters that are trained; None to train the model's own parameters.
-        in_parts: whether layers are divided into attention and MLP.
+        spec: sizes of the model.
+        sequence: tokens per sequence.
+        element_bytes: bytes per element of parameters and activations in messages.
+        gradient_bytes: bytes per element of weight gradients in messages.
+        adapters: the adapters to train; None to train all parameters of the model.
+        in_parts: whether each layer is divided into attention and MLP.
     """
 
     spec: ModelSpec
@@ -202,18 +220,25 @@ class StageSizes:
 
     @cached_property
     def head(self) -> tuple[Parameter, ...]:
-        """Return the parameters of the modules after the layers."""
+        """Return the parameters of the modules after the last layer, including the LM head."""
         adapters = self.adapters and replace(self.adapters, bits=None)
         return tuple(_adapted(_head(self.spec), adapters))
 
     @property
     def embeds(self) -> bool:
-        """Return whether an embedding is trained, which needs its output's gradient."""
+        """Return True if the token embedding is trained.
+
+        Its gradient needs the input gradient of the first layer.
+        """
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of trained parameters; embeddings count without adapters."""
+        """Return the number of trained parameters.
+
+        With adapters, these are the parameters of the adapters in the layers. Without adapters,
+        these are all parameters of the model.
+        """
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
@@ -231,19 +256,19 @@ class StageSizes:
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs per token of the loss and its gradients."""
+        """Return the FLOPs per token of the LM head, forward and backward."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the FLOPs per token of the logits."""
+        """Return the FLOPs per token of computing the logits."""
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the costs of the layers, for the planner.
+        """Return the planner's model: the costs of the layers and of the loss, and the batch.
 
         Args:
-            tokens: tokens of each micro-batch.
+            tokens: number of tokens in each micro-batch.
         """
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
@@ -266,12 +291,13 @@ class StageSizes:
         )
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
-        """Return a forecaster for steps with a batch of `rows` sequences.
+        """Return a forecaster of training steps of this model.
 
         Args:
-            rows: sequences of the batch.
+            rows: sequences in the batch of each step.
+            ps: throughput of the parameter server.
         """
-        from cleave.planner.forecast import StepForecaster  # sizes alone do not need numpy
+        from cleave.planner.forecast import StepForecaster  # imports numpy, which sizes do not need
 
         parts = replace(self, in_parts=True)
         return StepForecaster(
@@ -299,7 +325,11 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return the bytes of frozen parameters, trained parameters, gradients and their sums."""
+        """Return four sizes in bytes.
+
+        They are frozen parameters, trained parameters, weight gradients in messages, and
+        accumulated gradients on the device.
+        """
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -307,11 +337,12 @@ class StageSizes:
 
 
 def kept_elements(spec: ModelSpec) -> int:
-    """Return the activation elements per token that a layer keeps without recomputation.
+    """Return the activation elements per token that a layer retains without recomputation.
 
-    They are the inputs of every Linear, norm and nonlinearity, as in Korthikanti et al. (2022,
-    arXiv 2205.05198, section 4.1: 34 s b h for two bytes, without its two dropout masks). Flash
-    attention keeps no scores.
+    These activations are the inputs of every Linear, norm and nonlinearity. The count follows
+    Korthikanti et al. (2022, arXiv 2205.05198, section 4.1: 34 s b h bytes at two bytes per
+    element), but without the two dropout masks. Attention scores are not included, because flash
+    attention does not retain the scores.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
     norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
@@ -319,9 +350,10 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return the activation elements per token that recomputation saves a server with all layers.
+    """Return the activation elements per token that a server saves by activation recomputation.
 
-    The server keeps all activations of one layer, and the inputs of all layers.
+    The server computes all layers. With recomputation, it retains the input of every layer, and all
+    activations of only one layer at a time.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 
@@ -355,7 +387,7 @@ def _layer(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _head(spec: ModelSpec) -> Iterator[Parameter]:
-    """Yield the parameters of the modules after the layers, including a tied embedding."""
+    """Yield the parameters of the modules after the last layer, including a tied LM head."""
     if spec.family is Family.LLAMA or spec.pre_norm:
         yield Parameter("norm.weight", 1, spec.width, matrix=False)
     if spec.family is Family.OPT and spec.pre_norm:
@@ -366,7 +398,10 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield parameters and their adapters. With adapters, only these are trained."""
+    """Yield each parameter, followed by the parameters of its adapter.
+
+    With adapters, only the parameters of adapters are trained, and matrices may be quantized.
+    """
     if adapters is None:
         yield from parameters
         return

@@ -1,13 +1,14 @@
 """The matrix multiplications of one training step.
 
-A Linear with weight ``W[out, in]`` needs three, with ``tokens = batch * seq``:
+A Linear with weight ``W[out, in]`` needs three matrix multiplications (GEMMs), where
+``tokens = batch * seq`` and k is the depth:
 
     forward          Y[tokens, out] = X[tokens, in]  @ W^T           k = in
     input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
     weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
 
-Weight gradients are computed once per batch. Attention scores are not included, because the
-parameter server computes them.
+Each weight gradient is computed once per batch. The matrix multiplications of attention scores are
+not included, because the parameter server computes attention scores.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from cleave.workload.registry import Family, ModelSpec
 
 
 class GemmKind(Enum):
-    """What a GEMM of a training step computes."""
+    """The kind of result that a GEMM of a training step computes."""
 
     FORWARD = "forward"
     INPUT_GRADIENT = "input-gradient"
@@ -30,7 +31,7 @@ class GemmKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """``count`` Linear layers with one name and one shape, ``W[outputs, inputs]``."""
+    """``count`` Linear modules of the same name and shape, with weights ``W[outputs, inputs]``."""
 
     name: str
     inputs: int
@@ -40,11 +41,15 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGemm:
-    """One GEMM of a training step, which occurs ``count`` times (once in each layer).
+    """A GEMM that a training step computes for ``count`` Linear modules.
 
     Attributes:
+        kind: kind of the result.
+        gemm: sides of the GEMM.
+        count: number of times that the GEMM occurs: the number of layers, or 1 outside the layers.
         name: name of the Linear, such as "fc1".
-        after_sibling: whether a Linear of the same shape and input comes before it.
+        after_sibling: whether a Linear of the same shape and with the same input is computed
+            earlier in the same pass.
     """
 
     kind: GemmKind
@@ -55,30 +60,37 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return the side that devices hold from an equal sibling (the input); empty if none."""
+        """Return which operand devices already hold, because an earlier sibling had the same input.
+
+        The result is "a" or "b", or an empty string if devices hold neither operand.
+        """
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
 
     @property
     def submission(self) -> tuple[str, bool, int]:
-        """Return the key of GEMMs that training submits together.
+        """Return a key that is equal for GEMMs that training submits to the fleet together.
 
-        These are the two gradients of a Linear, which do not depend on each other.
+        The two gradients of a Linear are submitted together, because they do not depend on each
+        other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 
     @property
     def flops(self) -> int:
-        """Return the floating-point operations of all ``count`` occurrences."""
+        """Return the FLOPs of all ``count`` occurrences together."""
         return self.gemm.flops * self.count
 
 
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
-    """Return every Linear of the model in the order of the forward pass, the LM head last.
+    """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    With ``fused_siblings``, Linears with the same input are merged: q, k and v as ``qkv_proj``,
-    gate and up as ``gate_up_proj``.
+    The LM head comes last. A Linear that every layer has is returned once.
+
+    Args:
+        fused_siblings: whether to merge Linear modules with the same input. Then q, k and v become
+            ``qkv_proj``, and gate and up become ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -115,9 +127,10 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
 
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
-    """Return every Linear in the order of the forward pass, layer by layer, grouped by siblings.
+    """Return the groups of siblings of a model in the order of the forward pass, layer by layer.
 
-    Siblings have the same input. Each shape's ``count`` is 1.
+    Siblings are Linear modules with the same input, such as q, k and v. A Linear without siblings
+    is a group of its own. Each returned shape has a ``count`` of 1.
     """
     groups: list[list[LinearShape]] = []
     for shape in linear_shapes(spec):
@@ -136,7 +149,7 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
 
 
 ONCE = ("project_in", "project_out", "lm_head")
-"""The Linears outside the layers, which a model has once."""
+"""Names of the Linear modules outside the layers. A model has at most one of each."""
 
 
 def step_gemms(
@@ -166,7 +179,7 @@ def step_gemms(
 
 
 def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
-    """Return for each Linear whether a sibling of its shape comes before it, in this order."""
+    """For each Linear, return True if a sibling of the same shape precedes it in ``shapes``."""
 
     def alike(one: LinearShape, other: LinearShape) -> bool:
         siblings = any({one.name, other.name} <= names for names in _SIBLINGS)
@@ -176,8 +189,9 @@ def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
 
 
 def step_flops(spec: ModelSpec, batch: int, seq: int) -> int:
-    """Return the FLOPs of all Linear GEMMs of one step, forward and backward.
+    """Return the FLOPs of the GEMMs of all Linear modules in one step, forward and backward.
 
-    Attention scores and elementwise work are not counted. Fusing siblings changes nothing.
+    Attention scores and elementwise operations are not counted. Fusing siblings does not change
+    the result.
     """
     return sum(step_gemm.flops for step_gemm in step_gemms(spec, batch, seq))

@@ -1,7 +1,8 @@
-"""Numbered changes of arrangements of devices in stages, and which of them fit in memory.
+"""Changes to arrangements of devices in stages, and whether changed arrangements fit in memory.
 
-A change does one of five things: it moves a layer from one stage to another, swaps two stages,
-moves a group of devices to another stage, swaps two groups, or moves the loss to or from the PS.
+There are five kinds of changes: moving a layer to another stage, swapping two stages, moving a
+group of devices to another stage, swapping two groups, and moving the loss to or from the PS. Each
+change has a number.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import numpy as np
 from cleave.planner.stages.estimate import Arrangements, Integers, Truths
 
 _FEW_STAGES = 12
-"""With more stages, only pairs at distances that are powers of two are changed."""
+"""Maximum number of stages for which changes of every pair of stages are tried.
+
+With more stages, only pairs of stages whose distance is a power of two are changed.
+"""
 
 
 class Changes:
-    """The changes of an arrangement of stages and groups of devices.
+    """All changes that can be applied to an arrangement.
 
     Args:
-        groups: number of groups that can move; 0 if each group stays with its stage.
+        stages: number of stages.
+        groups: number of groups that can move to another stage; 0 if each group stays in its stage.
     """
 
     def __init__(self, stages: int, groups: int) -> None:
         distances = [n for n in range(1, stages) if stages <= _FEW_STAGES or n.bit_count() == 1]
-        # Each row is (first, stop, layers): cuts[first:stop] move by this many layers.
+        # Each row is (first, stop, layers): `layers` is added to cuts[first:stop].
         self._shifts = np.array(
             [
                 (first, first + distance, layers)
@@ -46,7 +51,12 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Apply one change to each arrangement in place, by its number, and return `them`."""
+        """Apply one change to each arrangement in place, and return `them`.
+
+        Args:
+            them: the arrangements.
+            number: for each arrangement, the number of the change.
+        """
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -76,12 +86,14 @@ class Changes:
         return at, known[number[at] - begin].T
 
     def that_fit(self, them: Arrangements, fits: Truths) -> Truths:
-        """Return which changes of arrangements fit, if each stage has one group of devices.
+        """Return whether each changed arrangement fits in the memory of the devices.
+
+        Each stage must have exactly one group of devices.
 
         Args:
-            them: arrangements that fit.
-            fits: whether a group has memory for a run of at least one layer, indexed by group,
-                loss on the stage, first layer and stop.
+            them: arrangements that fit in memory.
+            fits: whether a group has enough memory for a run of at least one layer, indexed by
+                group, loss on the stage, first layer and stop.
 
         Returns:
             Booleans, shape (arrangements, changes).
@@ -99,7 +111,7 @@ class Changes:
         loss = them.loss[:, None]
 
         def full_until(moved: int | Integers) -> Integers:
-            """Count the stages before each stage that do not fit if all move by `moved` layers."""
+            """For each stage, count earlier stages that do not fit if moved by `moved` layers."""
             full = ~room(group, begins + moved, ends + moved, loss)
             return np.concatenate([np.zeros_like(row), np.cumsum(full, axis=1)], axis=1)
 
@@ -129,7 +141,7 @@ class Changes:
 
 
 def groups_of_stages(them: Arrangements) -> Integers:
-    """Return the group of each stage. Each stage must have one group and each group a stage."""
+    """Return the group of each stage. Each stage must have exactly one group."""
     found = np.empty_like(them.place)
     found[np.arange(len(them))[:, None], them.place] = np.arange(them.place.shape[1])
     return found

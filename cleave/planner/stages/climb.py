@@ -1,7 +1,9 @@
-"""A search for arrangements of devices in stages, ranked by the closed form.
+"""A local search for arrangements of devices in stages.
 
-A start deals devices to stages and cuts the layers so that all stages take about equally long. A
-change moves a layer or a device between stages, swaps two devices or stages, or moves the loss.
+The closed form (`estimate.py`) estimates the step time of an arrangement. The search begins with
+several arrangements, in which all stages take about equally long. It improves an arrangement by
+changes: moving a layer or a device to another stage, swapping two devices or two stages, or moving
+the loss.
 """
 
 from __future__ import annotations
@@ -28,26 +30,28 @@ from cleave.planner.stages.estimate import (
 from cleave.planner.stages.model import PlannedStage, PsCompute
 from cleave.planner.tiles.shape import Floats
 
-_BEGUN: Final = 24  # starts that are improved for a few rounds
+_BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
 _BEGUN_ROUNDS: Final = 3
-_CLIMBS: Final = 10  # starts that are improved to the end
+_CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
 _ROUNDS: Final = 40
 _GAIN: Final = 1e-6  # smaller relative gains do not count
-_FEW_ORDERS: Final = 24  # if there are no more orders of devices in stages, all are tried
+_FEW_ORDERS: Final = 24  # up to this number of orders of devices in stages, all orders are tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # bisection steps for the time of the slowest stage
 
 
 class StageClimb:
-    """A search among arrangements of some groups of devices.
+    """A local search among arrangements of groups of devices in stages.
 
     Args:
-        groups: groups of devices that are placed together.
+        tables: costs of runs of layers.
+        groups: groups of devices. All devices of a group are in the same stage.
+        ps: throughput of the parameter server.
 
     Attributes:
-        begun: number of starts that are improved for a few rounds.
+        begun: number of initial arrangements that are improved for a few rounds.
         found: distinct arrangements, in ascending order of estimated step time.
-        seconds: estimated step time of each arrangement.
+        seconds: estimated step time of each arrangement in `found`.
     """
 
     begun = _BEGUN
@@ -72,7 +76,7 @@ class StageClimb:
         one_each = [self._seconds_of_layers((number,)) for number in range(len(groups))]
         self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
         self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
-        # By group and first layer: the last stop for which the group has memory.
+        # For each group and first layer, the largest stop for which the group has enough memory.
         fits = tables.memory_of_layers[None] <= self.columns.memory[:, None, None]
         fits &= tables.memory_of_layers > 0
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
@@ -85,7 +89,7 @@ class StageClimb:
         return Changes(self._stages, len(self.groups))
 
     def climb(self) -> None:
-        """Improve the arrangements found as long as a change helps."""
+        """Improve the arrangements in `found` until no change shortens the estimated step time."""
         for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
             active = np.arange(len(self.found))
             for _ in range(rounds):
@@ -95,7 +99,7 @@ class StageClimb:
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
     def add(self, them: Arrangements) -> None:
-        """Add arrangements of the same number of groups from another search."""
+        """Add arrangements from another search with the same number of groups to `found`."""
         self.found = self.found.with_others(them)
         self.seconds = self._estimator.seconds(self.found)
         self._keep(len(self.found))
@@ -112,7 +116,7 @@ class StageClimb:
         return tuple(found)
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return the estimated step time of every change, shape (arrangements, changes)."""
+        """Return the estimated step time after each change, shape (arrangements, changes)."""
         row, number = np.indices((len(them), self.changes.count))
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
@@ -120,17 +124,22 @@ class StageClimb:
         """Return changed copies of arrangements.
 
         Args:
-            row: index of the arrangement for each copy.
-            number: number of the change for each copy.
+            them: the arrangements.
+            row: for each copy, the index of the copied arrangement.
+            number: for each copy, the number of the change to apply.
         """
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
-        """Return the estimated seconds of a step for each arrangement."""
+        """Return the estimated step time of each arrangement in seconds."""
         return self._estimator.seconds(them)
 
     def _improve(self, active: Integers) -> Integers:
-        """Apply the best change to each of these; return the indices for which it helped."""
+        """Apply the best change to each arrangement with one of the given indices.
+
+        Returns:
+            The indices of the arrangements whose step time the change has shortened.
+        """
         those = self.found.take(active)
         seconds = self.seconds_of_changes(those)
         best = seconds.argmin(axis=1)
@@ -142,11 +151,12 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Keep the best distinct arrangements that are possible.
+        """Drop impossible arrangements, duplicates, and all but the best arrangements in `found`.
 
         Args:
-            alike: whether all may have the same number of stages. Otherwise the best of each
-                number of stages come first.
+            most: maximum number of arrangements to retain.
+            alike: whether all retained arrangements may have the same number of stages. If False,
+                the best arrangements of each number of stages take precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -202,7 +212,7 @@ class StageClimb:
                 yield tuple(tuple(members) for members in dealt)
 
     def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the stages with one last that has memory for the loss, if any has."""
+        """Reorder stages so that the last stage has enough memory for the loss, if one has."""
         needed, memory = self.tables.memory_of_loss, self.columns.memory
         for n in reversed(range(len(dealt))):
             if memory[list(dealt[n])].min() >= needed:
@@ -212,7 +222,10 @@ class StageClimb:
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
     def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
-        """Return cuts that keep the slowest stage short, within memory if possible."""
+        """Return cuts of the layers that minimise the time of the slowest stage.
+
+        The cuts respect the memory of the devices if that is possible.
+        """
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
@@ -221,7 +234,7 @@ class StageClimb:
         return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
-        """Return the seconds that each layer, and the loss, takes these groups as one stage."""
+        """Return the seconds of each layer, and of the loss, on a stage of the given groups."""
         if members not in self._known:
             chosen = list(members)
             weights, gradients, flops = self.tables.by_layer
@@ -237,11 +250,13 @@ class StageClimb:
 def _balanced(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float
 ) -> list[int]:
-    """Return the cuts with the shortest slowest stage.
+    """Return the cuts of the layers that minimise the time of the slowest stage.
 
     Args:
-        until: by stage, cumulative seconds before each layer, then of all layers.
-        reach: by stage and first layer, the last stop that fits in memory; ignored if no cuts do.
+        until: for each stage, cumulative seconds of the layers before each layer, then of all
+            layers.
+        reach: for each stage and first layer, the largest stop for which the devices have enough
+            memory. Ignored if no cuts respect it.
         last_s: additional seconds of the last stage.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
@@ -264,7 +279,9 @@ def _balanced(
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
-    """Return cuts that fill each stage up to a time limit; None if some layers do not fit.
+    """Return cuts that give each stage as many layers as possible within a time limit.
+
+    The result is None if some layers remain.
 
     Args:
         until, reach, last_s: see `_balanced`.

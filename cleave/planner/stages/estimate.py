@@ -1,16 +1,16 @@
-"""The closed form of a step by stages, for many arrangements at once.
+"""A closed-form estimate of the step time by stages, for many arrangements at once.
 
-It ranks arrangements; `simulation.py` simulates the best of them. The first and the last
-micro-batch are followed through the stages, forward and back:
+The search ranks arrangements by this estimate, and `simulation.py` simulates the best arrangements.
+The estimate follows the first and the last micro-batch through the forward and backward passes:
 
-    first forward   after the previous stage's first forward and the stage's weights
-    last forward    after the previous stage's last forward and the stage's other passes
-    backward        after the following stage's backward and all other work of the stage
+    first forward   after the first forward pass of the previous stage, and the stage's weights
+    last forward    after the last forward pass of the previous stage, and the stage's other passes
+    backward        after the backward pass of the following stage, and the stage's other passes
     end             after the stage has sent its gradients
 
-The PS's card carries all weights first and all gradients last. Layers on the PS are left out,
-because they take the same time in all arrangements. Arrays have arrangements as rows, and stages or
-devices as columns.
+The PS's network card is assumed to transfer all weights before, and all gradients after, all other
+traffic. Layers that the PS computes are ignored, because they take the same time in all
+arrangements. In arrays, rows are arrangements, and columns are stages or devices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
 
 TOO_LARGE_S: Final = 1e12
-"""The estimate for arrangements that do not fit the devices' memory."""
+"""Minimum estimate, in seconds, for an arrangement that does not fit in the devices' memory."""
 
 _LEAST_S: Final = 1e-12
 _NO_ROOM_BYTES: Final = 1e18
@@ -48,13 +48,17 @@ _NO_ROOM_BYTES: Final = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Arrangements:
-    """Ways to train a model by stages. Stages with neither layers nor devices are unused.
+    """Several ways to divide a model's layers and a fleet's devices into stages.
+
+    Columns are devices, or groups of devices that are always in the same stage. Stages without
+    layers and devices are unused.
 
     Attributes:
-        cuts: boundaries of the stages in layers, shape (arrangements, stages + 1).
-        place: the stage of each column of devices, or the number of stages for an idle column;
-            shape (arrangements, columns).
-        loss: whether the last stage computes the loss.
+        cuts: index of each stage's first layer, then the number of layers; shape
+            (arrangements, stages + 1).
+        place: the stage of each column; the number of stages for an idle column; shape
+            (arrangements, columns).
+        loss: for each arrangement, whether the last stage computes the loss.
     """
 
     cuts: Integers
@@ -84,7 +88,10 @@ class Arrangements:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Arrays with one value for each device, or for each group of devices placed together."""
+    """Rates and memory as arrays with one value per device, or per group of devices.
+
+    All devices of a group are in the same stage.
+    """
 
     downlink: Floats
     uplink: Floats
@@ -97,9 +104,10 @@ class Columns:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
-        """Return a column for each group: slowest links, mean throughput, least memory.
+        """Return one column for each group of devices.
 
-        A group compresses in a direction if all of its devices do.
+        A column has the group's slowest link rates, mean throughput and smallest memory. Messages
+        in a direction count as compressed if this holds for all devices of the group.
         """
 
         def least(name: str) -> Floats:
@@ -120,32 +128,37 @@ class Columns:
         return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the seconds of a plain byte on each downlink, with the ratio if compressed."""
+        """Return the seconds per uncompressed byte on each downlink, after any compression."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
 
     def up_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the seconds of a plain byte on each uplink, with the ratio if compressed."""
+        """Return the seconds per uncompressed byte on each uplink, after any compression."""
         return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
 
 
 class StageTables:
-    """Costs of every run of layers. One index, the *cell*, stands for (loss, first, stop).
+    """Costs of each run of consecutive layers.
+
+    Arrays are indexed by *cell*. A cell is an integer that encodes whether the run includes the
+    loss, the first layer, and the stop (last layer plus one).
 
     Attributes:
-        weights, gradients: bytes that each device receives and sends.
-        forward, backward: FLOPs per token of a forward and of a backward pass.
-        again: FLOPs per token that a backward pass recomputes if nothing was kept.
-        forwards: 1 if the cell has a separate forward pass, else 0.
-        returns: 1 if it returns the gradient of the first layer's input, else 0.
-        memory: bytes that a device needs if it keeps no layer inputs between passes.
-        kept: bytes to keep the layer inputs of one micro-batch; infinite if none are kept.
-        kept_whole: additional bytes to keep its activations; infinite if that saves no FLOPs.
-        spared: FLOPs per token that kept activations save.
-        pieces: number of chunks in which a device computes a micro-batch, one run for each.
-        memory_of_layers: `memory` by first and stop, without the loss.
-        memory_of_loss: `memory` of the last layer with the loss.
-        by_layer: bytes of weights, bytes of gradients and FLOPs per token as rows; a column for
-            each layer and one for the loss.
+        weights, gradients: bytes of weights, and of weight gradients, for each device.
+        forward, backward: FLOPs per token of a forward pass and of a backward pass.
+        again: FLOPs per token that a backward pass recomputes if nothing was retained.
+        forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
+        returns: 1 if devices return the input gradient of the first layer, else 0.
+        memory: memory requirement in bytes if a device retains nothing between passes.
+        kept: bytes to retain the layer inputs of one micro-batch; infinite if a device with this
+            run never retains layer inputs.
+        kept_whole: additional bytes to retain all activations of a micro-batch; infinite if
+            retaining all activations saves no FLOPs.
+        spared: FLOPs per token that retained activations save.
+        pieces: number of chunks into which a device cuts a micro-batch.
+        memory_of_layers: `memory` without the loss, indexed by first layer and stop.
+        memory_of_loss: `memory` of the last layer together with the loss.
+        by_layer: rows are bytes of weights, bytes of gradients and FLOPs per token. Columns are the
+            layers, and the loss as the last column.
     """
 
     def __init__(self, model: StageModel) -> None:
@@ -159,7 +172,8 @@ class StageTables:
         last = np.array([0.0, *(layer.forward_flops for layer in model.layers)])
         self.weights = self._sums([cost.weight_bytes for cost in costs]).ravel()
         self.gradients = self._sums([cost.gradient_bytes for cost in costs]).ravel()
-        alone = np.array([1.0, 0.0])[:, None, None]  # with the loss, backward includes forward
+        # With the loss, the backward pass includes the forward pass.
+        alone = np.array([1.0, 0.0])[:, None, None]
         self.forward = (through * alone).ravel()
         self.backward = (back + through * (1 - alone)).ravel()
         self.again = ((through - last * ordered) * alone).ravel()
@@ -187,19 +201,24 @@ class StageTables:
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def most_layers(self, memory: Floats | Integers) -> Integers:
-        """Return the most consecutive layers that fit in each of these memory sizes."""
+        """Return the maximum number of consecutive layers for each of the given memory sizes."""
         least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
         found: Integers = np.searchsorted(least, memory, side="right")
         return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
-        """Return the cells of runs of layers."""
+        """Return the cell of each run of layers.
+
+        Args:
+            loss: whether each run includes the loss.
+            first, stop: first layer of each run, and last layer plus one.
+        """
         side = self.layers + 1
         found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
         return found
 
     def _sums(self, values: Sequence[float]) -> Floats:
-        """Return sums over runs of layers, shape (2, layers + 1, layers + 1)."""
+        """Return the sum of `values` over each run of layers, shape (2, layers + 1, layers + 1)."""
         until = np.concatenate([[0.0], np.cumsum(np.array(values[:-1], float))])
         plain = np.triu(until - until[:, None])
         with_loss = plain.copy()
@@ -207,7 +226,7 @@ class StageTables:
         return np.stack([plain, with_loss])
 
     def _largest(self, values: Sequence[float]) -> Floats:
-        """Return the largest values of runs of layers, shape (2, layers + 1, layers + 1)."""
+        """Return the maximum of `values` over each run, shape (2, layers + 1, layers + 1)."""
         plain = np.zeros((self.layers + 1, self.layers + 1))
         for first in range(self.layers):
             plain[first, first + 1 :] = np.maximum.accumulate(np.array(values[first:-1], float))
@@ -224,7 +243,7 @@ class StageTables:
             working[0, number, number + 1] = of_piece
         held += working
         held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
-        for cut in self.model.cuts:  # no stage may cross layers of the PS
+        for cut in self.model.cuts:  # no stage may have layers on both sides of a PS layer
             held[:, :cut, cut + 1 :] += _NO_ROOM_BYTES
         if self.model.ends_at_ps:
             held[1] += _NO_ROOM_BYTES
@@ -233,7 +252,7 @@ class StageTables:
 
 
 class Estimator:
-    """Estimates the step time of arrangements."""
+    """Estimates the step time of arrangements by the closed form."""
 
     def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
         self.tables = tables
@@ -247,21 +266,22 @@ class Estimator:
         self._optimizer_s = ps.optimizer_s
         self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
         self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
-        # By column: bytes sent for each plain byte.
+        # For each column, bytes sent per uncompressed byte.
         self._down_share = np.where(columns.codes_downlink, model.coded_ratio, 1.0)
         self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
         self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
     @property
     def limited(self) -> bool:
-        """Return whether the PS's card has a limit."""
+        """Return True if the PS's network card limits transfers."""
         return bool(self._out_s or self._in_s)
 
     def seconds(self, arrangements: Arrangements) -> Floats:
-        """Return the estimated seconds of a step for each arrangement.
+        """Return the estimated step time of each arrangement in seconds.
 
-        Without enough memory the estimate is at least `TOO_LARGE_S`, and grows with the missing
-        memory. It is infinite if a stage has layers but no devices, or devices but no layers.
+        If devices have too little memory, the estimate is at least `TOO_LARGE_S`, and increases
+        with the missing memory. If a stage has layers but no devices, or devices but no layers, the
+        estimate is infinite.
         """
         tables, place = self.tables, arrangements.place
         first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
@@ -283,12 +303,12 @@ class Estimator:
         return found
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
-        """Return the FLOPs per token that kept activations save each device.
+        """Return the FLOPs per token that each device saves by retaining activations.
 
         Args:
             cell: cell of each device.
             spare: free memory of each device, in bytes.
-            under_way: number of micro-batches whose layer inputs it keeps at once.
+            under_way: number of micro-batches whose layer inputs each device retains at once.
         """
         tables = self.tables
         in_unit = tables.forwards[cell] == 0  # forward and backward are one run
@@ -302,9 +322,11 @@ class Estimator:
     def times(
         self, stages: Stages, spread: Spread, under_way: Integers
     ) -> tuple[StageTimes, MovedBytes]:
-        """Return the times and traffic of each stage without the others.
+        """Return the times and the traffic of each stage, as if there were no other stages.
 
         Args:
+            stages: cells and numbers of devices of the stages.
+            spread: combines values of columns to values of stages.
             under_way: number of micro-batches in flight in all stages together.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
@@ -313,9 +335,9 @@ class Estimator:
         kept = np.minimum(batches, spare // tables.kept[cell])
         spared = self._spared(cell, spare, np.minimum(kept, under_way))
         again = np.maximum(0.0, 1 - spread.total(kept * columns.count) / batches)
-        repeats = spread.gather(again)  # share of micro-batches that are not kept
+        repeats = spread.gather(again)  # share of micro-batches that are not retained
 
-        # By device: seconds of downlink, processor and uplink for one micro-batch.
+        # For each device, seconds of downlink, processor and uplink for one micro-batch.
         forwards = tables.forwards[cell]
         model = tables.model
         down_byte_s = columns.down_byte_s(model.coded_ratio)
@@ -326,7 +348,8 @@ class Estimator:
         token_s = self._tokens / columns.flops
         back = tables.backward[cell] + tables.again[cell] * repeats - spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
-        # A stage with the loss receives x once. Others receive x again if it was not kept.
+        # A stage with the loss receives x once. Other stages receive x again for the backward pass
+        # of micro-batches that were not retained.
         x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
         back_s = x_back_s, back * token_s, y_s * tables.returns[cell]
         pieces = tables.pieces[cell]
@@ -337,7 +360,7 @@ class Estimator:
         each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
         each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
 
-        # A device takes the next micro-batch when it is free.
+        # Each device gets the next micro-batch as soon as the device is free.
         speed = 1 / np.maximum(each_s, _LEAST_S)
         share = speed / spread.gather(spread.total(speed * columns.count))
         takes = np.maximum(batches * share, 1.0)
@@ -371,11 +394,12 @@ class Estimator:
         return times, MovedBytes(weights, gradients, came * down_share, returns * up_share)
 
     def end_s(self, times: StageTimes, moved: MovedBytes | None, cells: Integers) -> Floats:
-        """Return the seconds of a step for each arrangement.
+        """Return the step time of each arrangement in seconds.
 
         Args:
-            times: times of the stages, in arrays with a row for each stage.
-            moved: traffic, with a column for each stage; None if the PS's card has no limit.
+            times: times of the stages, in arrays with one row per stage.
+            moved: traffic, with one column per stage; None if the PS's card limits no transfer.
+            cells: cell of each stage.
         """
         loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
@@ -394,7 +418,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Cells by stage and by column of devices, and the number of devices of each stage."""
+    """The cell of each stage and of each column, and the number of devices of each stage."""
 
     cells: Integers
     cell: Integers
@@ -403,15 +427,16 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of each stage without the others, in seconds, with a column for each stage.
+    """Times of each stage as if there were no other stages, in seconds, with one column per stage.
 
     Attributes:
-        loaded_s: until its weights have arrived.
-        ahead_s, back_s: one forward pass and one backward pass.
-        others_ahead_s, others_back_s: the other forward and the other backward passes, on the
-            device that takes longest for them.
-        others_s: both together, on the device that takes longest for them.
-        gradients_s: from the end of the last pass until its gradients have passed the uplinks.
+        loaded_s: time until the stage's weights have arrived.
+        ahead_s, back_s: time of one forward pass, and of one backward pass.
+        others_ahead_s: time of all forward passes but one, on the slowest device.
+        others_back_s: time of all backward passes but one, on the slowest device.
+        others_s: time of all forward and backward passes but one each, on the slowest device.
+        gradients_s: time from the end of the last pass until the weight gradients have passed the
+            uplinks.
     """
 
     loaded_s: Floats
@@ -426,18 +451,24 @@ class StageTimes:
         return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def by_stage(self) -> StageTimes:
-        """Return the same times in arrays with a row for each stage."""
+        """Return the same times in transposed arrays, with one row per stage."""
         return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
 
     def end_s(
         self, loaded_s: Floats, card_s: Floats | None, loss_s: Floats, batches: int
     ) -> Floats:
-        """Return when all gradients have arrived; arrays have a row for each stage.
+        """Return the seconds until all weight gradients have arrived, for each arrangement.
+
+        Arrays have one row per stage.
 
         Args:
-            loaded_s: until a stage's weights have arrived; with a card limit, those of all stages.
-            card_s: seconds of a stage's gradients on the PS's card; None if it has no limit.
-            loss_s: seconds of one micro-batch's loss on the PS, by arrangement.
+            loaded_s: seconds until a stage's weights have arrived. If the PS's card limits
+                transfers, seconds until the weights of all stages have arrived.
+            card_s: seconds of each stage's gradients on the PS's card; None if the card limits no
+                transfer.
+            loss_s: for each arrangement, seconds in which the PS computes the loss of one
+                micro-batch.
+            batches: number of micro-batches.
         """
         ahead = np.empty_like(loaded_s)
         first = np.zeros_like(loss_s)
@@ -447,7 +478,7 @@ class StageTimes:
         # From the last stage to the first: each stage waits for the next one.
         back = np.add.accumulate([first + loss_s, *self.back_s[:0:-1]])[::-1]
 
-        # Once backward passes return, they take precedence over other forward passes.
+        # As soon as gradients arrive, backward passes take precedence over forward passes.
         alone_s = self.others_ahead_s
         share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
         others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
@@ -474,12 +505,13 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class MovedBytes:
-    """Traffic on the PS's card, with a column for each stage.
+    """Traffic of each stage on the PS's network card, with one column per stage.
 
     Attributes:
-        weights, gradients: bytes of all devices of the stage.
-        came: bytes of micro-batches that all devices of the stage receive.
-        went: returned bytes of a micro-batch, in plain activations.
+        weights, gradients: bytes of weights and of weight gradients for all devices of the stage.
+        came: bytes of activations that all devices of the stage receive.
+        went: bytes that the stage returns for a micro-batch, divided by the uncompressed size of
+            one activation.
     """
 
     weights: Floats
@@ -492,27 +524,27 @@ class MovedBytes:
 
 
 class Spread(Protocol):
-    """Combines values of devices by stage."""
+    """Combines the values of columns of devices to values of stages."""
 
     def total(self, values: Floats) -> Floats:
-        """Return sums by stage."""
+        """Return, for each stage, the sum of the values of its columns."""
         ...
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return sums by stage of values that do not depend on the arrangement."""
+        """Return sums for each stage, of values that are equal in all arrangements."""
         ...
 
     def most(self, values: Floats) -> Floats:
-        """Return largest values by stage."""
+        """Return, for each stage, the largest value of its columns."""
         ...
 
     def gather(self, values: Floats) -> Floats:
-        """Return for each device its stage's value."""
+        """Return, for each column, the value of the column's stage."""
         ...
 
 
 class Alone:
-    """A `Spread` for stages that have one column of devices each, at the same index."""
+    """A `Spread` for arrangements in which stage n consists of column n only."""
 
     def total(self, values: Floats) -> Floats:
         return values
@@ -549,7 +581,7 @@ class _Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return for each device its stage's value; 1 if the device is idle."""
+        """Return, for each column, the value of the column's stage; 1 for an idle column."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
@@ -557,12 +589,17 @@ class _Spread:
 
 
 def _by_stage(values: Floats) -> Floats:
-    """Return contiguous values with a row for each stage, because stages are read in order."""
+    """Return a contiguous transposed array with one row per stage, for fast access by stage."""
     return np.ascontiguousarray(values.T)
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return the seconds of a pass whose chunks are received, computed and sent in parallel."""
+    """Return the seconds of a pass in chunks, if receiving, computing and sending overlap.
+
+    Args:
+        parts_s: seconds of receiving, computing and sending for the whole pass.
+        pieces: number of chunks.
+    """
     total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
     return total
 

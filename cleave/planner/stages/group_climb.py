@@ -1,7 +1,8 @@
-"""The search for arrangements in which each stage has one group of devices, for large fleets.
+"""The search for large fleets, in which each stage has exactly one group of devices.
 
-In the closed form, a stage by itself depends only on its layers and its group. Each pair that fits
-is computed once, and changes that do not fit are not estimated at all.
+In the closed form, the time of a stage without other stages depends only on the stage's layers and
+group. So this time is computed once for each pair of a run of layers and a group with enough memory
+for the run. Changes for which a group has too little memory are not estimated.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.rules import UNITS_AT_ONCE
 from cleave.planner.tiles.shape import Floats
 
-_BEGUN: Final = 4  # starts that are improved for a few rounds
+_BEGUN: Final = 4  # initial arrangements that are improved for a few rounds
 
 
 class GroupClimb(StageClimb):
-    """A search among arrangements in which each stage has one group of devices.
+    """A local search among arrangements in which each stage has exactly one group of devices.
 
-    The number of groups is at most the number of layers. See `StageClimb`.
+    The number of groups must be at most the number of layers. See `StageClimb`.
     """
 
     begun = _BEGUN
@@ -43,13 +44,14 @@ class GroupClimb(StageClimb):
         return Changes(len(self.groups), 0)
 
     def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
-        """Yield the one assignment of groups to stages."""
+        """Yield the only assignment of groups to stages: one group for each stage, in order."""
         yield tuple((number,) for number in range(len(self.groups)))
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return the estimated step time of every change, shape (arrangements, changes).
+        """Return the estimated step time after each change, shape (arrangements, changes).
 
-        If an arrangement fits, its changes that do not fit are infinite.
+        If an arrangement fits in memory but a changed arrangement does not, the estimate of the
+        changed arrangement is infinite.
         """
         found = np.full((len(them), self.changes.count), np.inf)
         fit = self._pairs.fit(them)
@@ -67,11 +69,11 @@ class GroupClimb(StageClimb):
 
 
 class _Pairs:
-    """The closed form of every single stage, by its group of devices and its layers.
+    """The closed form of each possible stage, for each group of devices and each run of layers.
 
     Attributes:
-        fits: whether a group has memory for a run of at least one layer, indexed by group, loss on
-            the stage, first layer and stop.
+        fits: whether a group has enough memory for a run of at least one layer, indexed by group,
+            loss on the stage, first layer and stop.
     """
 
     def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
@@ -91,14 +93,14 @@ class _Pairs:
         self.fits = fits.reshape(-1, 2, side, side)
 
     def fit(self, them: Arrangements) -> Truths:
-        """Return which arrangements fit."""
+        """Return, for each arrangement, whether each group has enough memory for its stage."""
         group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         there = (them.loss[:, None] & (stop == self._tables.layers)).astype(np.intp)
         found: Truths = self.fits[group, there, first, stop].all(axis=1)
         return found
 
     def seconds(self, them: Arrangements) -> Floats:
-        """Return the estimated seconds of a step for arrangements that fit."""
+        """Return the estimated step time, in seconds, of arrangements that fit in memory."""
         group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         cells = self._tables.cell(them.loss[:, None], first, stop)
         number = self._number[group, cells]

@@ -1,4 +1,4 @@
-"""Ways to divide the fastest devices of a large fleet into groups, one for each stage."""
+"""Ways to divide the fastest devices of a large fleet into groups. Each group serves one stage."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cleave.planner.stages.estimate import Integers, StageTables
 from cleave.planner.stages.model import StageModel
 from cleave.planner.tiles.shape import Floats
 
-_UNEVEN: Final = 1.1  # memory of the largest layer over memory of the smallest
+_UNEVEN: Final = 1.1  # memory of the largest layer divided by memory of the smallest layer
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Groups of devices, one for each stage.
+    """Groups of devices, one group for each stage.
 
     Attributes:
-        members: indices into the list of devices, group after group.
-        begins: index of each group's first entry in `members`.
+        members: indices of the devices of all groups in the list of devices, group after group.
+        begins: index in `members` of each group's first device.
     """
 
     members: Integers
@@ -32,7 +32,11 @@ class Grouping:
 
     @classmethod
     def of_equal(cls, groups: Integers) -> Grouping:
-        """Return groups of equal size; `groups` has a row for each."""
+        """Return groups of equal size.
+
+        Args:
+            groups: indices of devices, shape (groups, devices per group).
+        """
         stages, size = groups.shape
         return cls(groups.ravel(), np.arange(stages) * size)
 
@@ -50,7 +54,10 @@ class Grouping:
         return found
 
     def with_last(self, member: int) -> Grouping | None:
-        """Return the grouping with `member` alone in the last group; None if a group is empty."""
+        """Return a copy whose last group consists only of the device `member`.
+
+        The result is None if another group would become empty.
+        """
         groups = np.split(self.members, self.begins[1:])
         others = [group[group != member] for group in groups[:-1]]
         return Grouping.of([*others, [member]]) if all(map(len, others)) else None
@@ -59,14 +66,17 @@ class Grouping:
 def groupings(
     tables: StageTables, order: Sequence[DeviceRates], for_loss: int | None
 ) -> Iterator[Grouping]:
-    """Yield ways to divide the fastest devices into groups that can hold all layers.
+    """Yield groupings of the fastest devices whose memory is sufficient for all layers.
 
-    Either all groups get devices of every speed, or each group gets devices of similar speed.
+    Groupings of two types are tried: each group gets devices of every speed, or each group gets
+    devices of similar speed.
 
     Args:
+        tables: costs of runs of layers.
         order: the devices, the fastest first.
-        for_loss: index of a device that can hold the loss; None if no device can. It is also tried
-            as the last group of groupings in which no group can hold the loss.
+        for_loss: index of a device with enough memory for the loss; None if there is none. If no
+            group of a grouping has enough memory for the loss, a copy of the grouping with this
+            device as the last group is yielded as well.
     """
     memory = np.array([device.memory_bytes for device in order])
     most = tables.most_layers(memory)
@@ -86,11 +96,11 @@ def groupings(
 def _every(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers
 ) -> Iterator[Grouping]:
-    """Yield groupings, including those that cannot hold all layers."""
+    """Yield groupings, including groupings with too little memory for all layers."""
     every = np.arange(len(order))
     roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):
-        # Memory for as many layers as a stage has on average.
+        # Memory requirement of a stage with the mean number of layers, rounded up.
         least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
         roomy = np.flatnonzero(memory >= least)
         yield Grouping.of_equal(roomiest[:stages, None])
@@ -106,10 +116,10 @@ def _every(
 def _by_room(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers, stages: int
 ) -> Iterator[Grouping]:
-    """Yield ways to give stages of unequal size the devices that have memory for them.
+    """Yield groupings for stages whose memory requirements differ.
 
-    Layers are cut evenly. Devices that fit the fewest stages choose first. Each device chooses the
-    slowest stage so far that it fits.
+    Each stage has about the same number of layers. The devices with the least memory are assigned
+    first. Each device is assigned to the slowest stage so far for which it has enough memory.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():
@@ -137,7 +147,7 @@ def _by_room(
 
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return the devices, ordered by the time that each would need for the whole model."""
+    """Return the devices sorted by the time that each device would need for the whole model."""
     whole = _Run.of(tables, 0, tables.layers)
     seconds = {device.device: whole.seconds(tables.model, device) for device in devices}
     return sorted(devices, key=lambda device: (seconds[device.device], device.device))
@@ -145,7 +155,12 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The costs of a run of layers: bytes of weights and gradients, and FLOPs per token."""
+    """The costs of a run of consecutive layers.
+
+    Attributes:
+        weights, gradients: bytes of weights and of weight gradients in messages.
+        flops: FLOPs per token of the forward and the backward pass.
+    """
 
     weights: float
     gradients: float
@@ -156,7 +171,10 @@ class _Run:
         return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
 
     def seconds(self, model: StageModel, device: DeviceRates) -> float:
-        """Return the seconds that a device needs for the layers without overlap."""
+        """Return the seconds in which a device trains the layers on a whole batch.
+
+        Transfers and computation are assumed not to overlap.
+        """
         tokens = sum(model.tokens)
         moved = 2 * tokens * model.width * model.element_bytes
         down_bytes = device.down_bytes(self.weights + moved, model.coded_ratio)
@@ -168,7 +186,7 @@ class _Run:
 
 
 def _numbers(most: int) -> list[int]:
-    """Return numbers up to `most` with growing gaps, and `most` itself."""
+    """Return ascending numbers from 1 to `most`, inclusive, with growing gaps."""
     found, number = [], 1
     while number <= most:
         found.append(number)

@@ -1,4 +1,4 @@
-"""The memory of a running layer graph, without its inputs."""
+"""The memory that a layer's graph needs while it runs, without the graph's inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from cleave.attention_blocks import BLOCKS, Blocks
 
 _FP32_BYTES: Final = 4
-_INDEX_BYTES: Final = 2  # per element: a 32-bit integer for two codes of 4 bits
+_INDEX_BYTES: Final = 2  # bytes per element: two 4-bit codes are indexed by one 32-bit integer
 
 
 def working_bytes(
@@ -22,16 +22,17 @@ def working_bytes(
 ) -> float:
     """Return the working memory of a layer's graphs, in bytes per token.
 
-    Sessions share their memory, and the backward graph needs the most. Its peak occurs during the
-    gradients of the MLP or of attention (measured: see `benchmarks/layer_memory.py`).
+    All graphs of a layer share one memory arena, and the backward graph needs the most memory. Its
+    peak occurs while the gradients of the MLP or of attention are computed.
+    `benchmarks/layer_memory.py` measures the memory.
 
     Args:
-        matrices: shapes of the layer's matrices.
-        width: width of activations.
-        heads: attention heads.
-        sequence: tokens of a sequence.
-        blocks: when attention is computed by blocks of queries.
-        squeezed: whether scores are soft-capped, as in Gemma 2.
+        matrices: shapes of the layer's weight matrices.
+        width: elements per token of an activation between layers.
+        heads: number of attention heads; 0 without attention.
+        sequence: tokens per sequence.
+        blocks: memory limits above which attention is computed for one block of queries at a time.
+        squeezed: whether attention scores are soft-capped, as in Gemma 2.
     """
     inner = max((max(shape) for shape in matrices), default=width)
     of_mlp = sum(max(shape) == inner and min(shape) == width for shape in matrices)
@@ -45,10 +46,10 @@ def working_bytes(
 
 
 def dequantized_bytes(elements: Sequence[int]) -> int:
-    """Return the memory in which a layer's graphs dequantize its weights, in bytes.
+    """Return the memory that a layer's graphs need to dequantize the layer's weights, in bytes.
 
-    The backward graph dequantizes each weight once for two uses. So all weights are in memory at
-    the same time, with the integer codes of the one that is being dequantized.
+    The backward graph uses each dequantized weight twice. So all dequantized weights are in memory
+    at the same time, together with the integer codes of the weight that is being dequantized.
 
     Args:
         elements: number of elements of each quantized matrix.

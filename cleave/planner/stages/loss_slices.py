@@ -1,7 +1,7 @@
-"""Ways to compute the loss on devices in slices by vocabulary (vocabulary-parallel loss).
+"""Ways to compute the loss on devices in slices of the vocabulary (vocabulary-parallel loss).
 
-They serve fleets in which no stage has memory for the whole loss. Each slice has a group of devices
-without layers. Every micro-batch passes one device of each group.
+Slices are useful if no stage has enough memory for the whole loss. Each slice is assigned to a
+group of devices that compute no layers. Each micro-batch passes through one device of each group.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices over time for th
 
 @dataclass(frozen=True, slots=True)
 class LossSlices:
-    """Slices and their devices.
+    """The slices of a loss, with the devices of each slice.
 
     Attributes:
-        stages: the slices, in order.
-        flops_per_s: throughput of a PS that would compute the loss equally fast.
+        stages: the slices in order, as stages without layers.
+        flops_per_s: throughput of a PS that would compute the loss as fast as the slices.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -43,19 +43,25 @@ class LossSlices:
     flops_per_s: float
 
     def as_ps(self, ps: PsCompute) -> PsCompute:
-        """Return a PS that computes the loss as fast as the slices."""
+        """Return a copy of `ps` that computes the loss as fast as the slices."""
         return replace(ps, flops_per_s=self.flops_per_s)
 
 
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield slices that may be faster than the loss on the PS; none if the loss costs little.
+    """Yield ways to slice the loss that may shorten the step.
 
-    The number of slices is the smallest that fits the devices, or twice that. Slices get enough
-    devices to take as long as the layers, or a fraction of that. Idle devices come first.
+    Nothing is yielded if the loss takes little time.
+
+    The number of slices is the smallest number for which devices have enough memory, or twice that
+    number. Each slice gets enough devices to take as long as the layers, or a fraction of that
+    time. Devices that `plan` leaves idle are used first.
 
     Args:
+        model: costs of the layers, and the micro-batches.
+        devices: devices of the fleet.
+        ps: throughput of the parameter server.
         plan: the best plan with the loss on the PS or on the last stage.
     """
     by_id = {device.device: device for device in devices}
@@ -78,7 +84,10 @@ def ways_to_slice(
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
-    """Return the smallest number of slices for which enough devices have memory; 0 if none."""
+    """Return the smallest number of slices for which enough devices have enough memory.
+
+    The result is 0 if there is no such number.
+    """
     for count in range(1, min(len(devices), model.most_slices // 2) + 1):
         needed = _needed_bytes(model, count)
         if sum(device.memory_bytes >= needed for device in devices) >= count:
@@ -87,7 +96,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the memory that one of `count` slices needs."""
+    """Return the memory requirement of each of `count` slices, in bytes."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(UNITS_AT_ONCE))
@@ -96,10 +105,11 @@ def _needed_bytes(model: StageModel, count: int) -> int:
 def _fitting(
     model: StageModel, devices: Sequence[DeviceRates], count: int
 ) -> list[tuple[float, DeviceRates]]:
-    """Return the devices that have memory for one of `count` slices, the fastest first.
+    """Return the devices with enough memory for one of `count` slices, the fastest first.
 
     Returns:
-        Pairs of the seconds for a slice of all micro-batches on this device alone, and the device.
+        Pairs of seconds and device. The seconds are the time in which the device alone would
+        compute one slice for all micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
     able = ((_seconds(model, cost, d), d) for d in devices if d.memory_bytes >= needed)
@@ -107,7 +117,7 @@ def _fitting(
 
 
 def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
-    """Return the seconds that a device needs for a slice of all micro-batches."""
+    """Return the seconds in which a device alone computes a slice for all micro-batches."""
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
     return max(
@@ -125,14 +135,17 @@ def _dealt(
     within_s: float,
     most: int,
 ) -> LossSlices | None:
-    """Assign devices to slices until each slice fits a time limit; None for too few devices.
+    """Assign devices to slices so that each slice takes about `within_s`; None if too few devices.
 
-    The fastest idle devices are used if enough are idle. Otherwise devices of every speed are
-    used, so that devices of every speed remain for the layers.
+    If enough devices are idle, the fastest idle devices are used. Otherwise devices of every speed
+    are used, so that devices of every speed remain for the layers.
 
     Args:
-        fitting: seconds and device for devices with memory for a slice, the fastest first.
-        idle: the part of `fitting` that the plan leaves idle.
+        fitting: devices with enough memory for a slice and their seconds (see `_fitting`).
+        idle: the entries of `fitting` whose devices the plan leaves idle.
+        count: number of slices.
+        within_s: desired seconds of a slice for all micro-batches.
+        most: maximum number of devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

@@ -1,4 +1,4 @@
-"""The choice of the number of micro-batches for a step by stages."""
+"""The search for the fastest number of micro-batches in a step by stages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST: Final = 64
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
-    """Return the numbers of micro-batches to try, ascending.
+    """Return the numbers of micro-batches to try, in ascending order.
 
     Args:
-        rows: sequences of the batch.
+        rows: sequences in the batch.
         devices: number of devices in the fleet.
     """
     few = min(rows, max(4, 2 * devices))
@@ -31,20 +31,26 @@ def plan_batch(
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
-    """Return the batch with the best number of micro-batches, and the plan for it.
+    """Return the model with its batch cut into the best number of micro-batches, and the plan.
 
     Args:
-        cut: returns the model with the batch cut into the given number of micro-batches.
-        rows: sequences of the batch.
-        in_parts: like `cut`, with layers in parts; used if whole layers do not fit.
+        planner: function that plans stages for a given number of micro-batches.
+        cut: function from a number of micro-batches to the model with its batch cut into that many
+            micro-batches.
+        rows: sequences in the batch.
+        devices: devices of the fleet.
+        ps: throughput of the parameter server.
+        in_parts: like `cut`, but each layer is divided into attention and MLP. It is used if the
+            devices have too little memory for whole layers.
 
     Raises:
-        DeviceMemoryError: when devices have too little memory for stages.
-        PlanError: when no stages fit these devices, however the batch is cut.
+        DeviceMemoryError: when the devices have too little memory for stages.
+        PlanError: when no number of micro-batches allows stages on these devices.
     """
     best: tuple[StageModel, StagePlan] | None = None
     refused: PlanError | None = None
-    # Many micro-batches are best most often, so they come first. Ties go to fewer micro-batches.
+    # A large number of micro-batches is usually best, so large numbers are tried first. Of two
+    # equally fast numbers, the smaller number is chosen.
     for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
         try:
             model = cut(count)

@@ -1,4 +1,7 @@
-"""Stages: consecutive layers, the devices that train them, and the predicted step."""
+"""The interface of stage planners: models, stages and plans.
+
+A stage consists of consecutive layers of a model and of the devices that train these layers.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,27 @@ from typing import Final, Protocol
 from cleave.planner.plan import DeviceRates, PsRates
 
 _NAMED: Final = 8
-"""More stages than these are summarised instead of listed."""
+"""Maximum number of stages that a plan's description lists one by one."""
 
 _PIECES: Final = 4
-"""The most chunks of a sequence whose tokens do not depend on each other."""
+"""Maximum number of chunks into which a sequence is cut."""
 
 _LEAST_PIECE: Final = 128
-"""The fewest tokens of a sequence chunk."""
+"""Minimum number of tokens in a sequence chunk."""
 
 PIECE_COST: Final = 1.6
-"""Largest slowdown by chunks: each run reads all weights and adds to all gradient sums."""
+"""Largest factor by which sequence chunks slow down a micro-batch's computation.
+
+The run of each chunk reads all weights, and adds its gradients to all accumulated gradients.
+"""
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks of a sequence whose tokens do not depend on each other."""
+    """Return the number of chunks into which a layer without attention cuts each sequence.
+
+    Args:
+        tokens: tokens per sequence.
+    """
     return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
 
 
@@ -36,19 +46,21 @@ class LayerCost:
     """The costs of one layer, or of the loss.
 
     Attributes:
-        frozen_bytes: parameters that are not trained, and stay on devices between steps.
-        weight_bytes: trained parameters, as sent to a device in every step.
-        gradient_bytes: their gradients, as sent back.
-        sum_bytes: their accumulated gradients on the device, in fp32.
-        flops: FLOPs per token, forward and backward; the backward graph recomputes the forward.
+        frozen_bytes: size of the frozen parameters, which stay on devices between steps.
+        weight_bytes: size of the trained parameters, which are sent to a device in every step.
+        gradient_bytes: size of the weight gradients that a device returns in every step.
+        sum_bytes: size of the accumulated weight gradients on a device, in fp32.
+        flops: FLOPs per token of the forward and the backward pass. The backward pass recomputes
+            the forward pass.
         forward_flops: FLOPs per token of the forward pass alone.
-        working_bytes: memory per token of a graph run, without its inputs.
-        largest_bytes: its largest parameter, in fp32.
-        activation_bytes: bytes per token that its forward pass can keep for the backward pass, in
-            addition to its input; 0 if nothing.
-        spared_flops: backward FLOPs per token that these kept activations save.
-        dequantized_bytes: fp32 weights that its graphs dequantize, with the codes they read.
-        pieces: number of chunks of a sequence, if tokens do not depend on each other; else 1.
+        working_bytes: memory per token while a graph runs, without the graph's inputs.
+        largest_bytes: size of the largest parameter, in fp32.
+        activation_bytes: size per token of the activations, other than the layer's input, that the
+            forward pass can retain for the backward pass; 0 if none can be retained.
+        spared_flops: FLOPs per token that the backward pass saves if activations are retained.
+        dequantized_bytes: memory for weights dequantized to fp32, and for the integer codes of one
+            weight.
+        pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
     """
 
     frozen_bytes: int
@@ -66,32 +78,39 @@ class LayerCost:
 
 
 class Keep(StrEnum):
-    """What a device keeps of a micro-batch between a stage's forward and backward passes."""
+    """What a device retains of a micro-batch between a stage's forward and backward passes."""
 
     NOTHING = "nothing"
-    """Nothing: the PS sends the stage's input again, and the layers' inputs are recomputed."""
+    """The device retains nothing. For the backward pass, the PS sends the stage's input again, and
+    the device recomputes the input of each layer and each layer's forward pass."""
 
     INPUTS = "inputs"
-    """The inputs of the layers: each layer's forward pass is recomputed."""
+    """The device retains the input of each layer, and recomputes each layer's forward pass."""
 
     ACTIVATIONS = "activations"
-    """The inputs, and the results of the products within the layers."""
+    """The device retains the input of each layer and the results of its matrix multiplications."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBatches:
-    """The number of micro-batches that a device keeps between forward and backward passes.
+    """How many micro-batches a device may retain between their forward and backward passes.
 
     Attributes:
-        inputs: micro-batches with only layer inputs kept.
-        activations: micro-batches with all activations kept; they are used first.
+        inputs: number of micro-batches of which the device retains only the layer inputs.
+        activations: number of micro-batches of which the device retains all activations. As long
+            as fewer are retained, the next micro-batch is retained with all activations.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to keep of another micro-batch, given the numbers that are kept already."""
+        """Return what to retain of the next micro-batch.
+
+        Args:
+            inputs, activations: number of micro-batches of which the device already retains only
+                the layer inputs, or all activations.
+        """
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -102,12 +121,13 @@ NOTHING_KEPT: Final = KeptBatches()
 
 @dataclass(frozen=True, slots=True)
 class PsLayers:
-    """Layers that the PS computes itself, because no device can.
+    """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: number of the device layer that follows; the number of device layers if none does.
+        before: index, among the layers that devices compute, of the layer that follows. If no such
+            layer follows, the number of layers that devices compute.
         forward_flops: FLOPs per token of the forward pass.
-        flops: FLOPs per token, forward and backward, without recomputation.
+        flops: FLOPs per token of the forward and the backward pass, without recomputation.
     """
 
     before: int
@@ -117,23 +137,26 @@ class PsLayers:
 
 @dataclass(frozen=True, slots=True)
 class StageModel:
-    """A model and a batch, as stages see them.
+    """The costs of a model and the micro-batches of a batch, as input of a stage planner.
 
     Attributes:
-        layers: the layers that devices can compute, in order.
-        loss: what follows the layers, with the loss.
-        width: width of activations, in elements.
-        element_bytes: bytes of an activation's element, as sent.
-        tokens: tokens of each micro-batch.
-        embeds: whether the gradient of the first layer's input is needed.
-        coded_ratio: compressed over plain bytes of weights and activations.
-        gradient_coded_ratio: compressed over plain bytes of weight gradients.
-        in_parts: whether `layers` are parts of layers, with attention and MLP apart.
-        most_slices: the most slices by vocabulary of the loss; 1 if it cannot be cut.
-        ps_layers: layers that only the PS can compute, in order. No stage may cross them. If they
-            follow the last layer, the PS computes the loss.
-        beside_bytes: bytes per token, as sent, of layer arguments besides the input that differ
-            between micro-batches, such as masks of packed documents.
+        layers: costs of the layers that devices can compute, in order.
+        loss: costs of all modules after the last layer, including the LM head and the loss.
+        width: elements per token of an activation between layers.
+        element_bytes: bytes per element of an activation in messages.
+        tokens: number of tokens in each micro-batch.
+        embeds: whether the input gradient of the first layer is needed, to train the embedding.
+        coded_ratio: compressed size of weights and activations divided by uncompressed size.
+        gradient_coded_ratio: compressed size of weight gradients divided by uncompressed size.
+        in_parts: whether each layer is divided, so that attention and MLP are separate entries of
+            `layers`.
+        most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
+            be cut into slices.
+        ps_layers: layers that only the PS can compute, in order. A stage cannot contain layers on
+            both sides of such a layer. If one follows the last of `layers`, the PS computes the
+            loss.
+        beside_bytes: size per token in messages of layer arguments, other than the input, that
+            differ between micro-batches, such as masks of packed documents.
     """
 
     layers: Sequence[LayerCost]
@@ -151,26 +174,28 @@ class StageModel:
 
     @property
     def cuts(self) -> list[int]:
-        """Return the numbers of the layers before which a stage has to end."""
+        """Return the indices of layers before which a stage must end, because PS layers precede."""
         return [p.before for p in self.ps_layers if 0 < p.before < len(self.layers)]
 
     @property
     def ends_at_ps(self) -> bool:
-        """Return whether layers of the PS follow the last layer."""
+        """Return True if the PS computes layers that follow the last of `layers`."""
         return any(p.before == len(self.layers) for p in self.ps_layers)
 
     def most_pieces(self, stage: PlannedStage) -> int:
-        """Return the most chunks in which a stage can compute a micro-batch, one run for each.
+        """Return the maximum number of chunks into which a stage can cut a micro-batch.
 
-        Only a stage of one layer has several: later layers or the loss may need the whole sequence.
+        The result is 1 for a stage with several layers or with the loss, because later layers or
+        the loss may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
 
     def slice_of_loss(self, count: int) -> LayerCost:
-        """Return the costs of one of `count` slices of the loss.
+        """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        Its backward pass recomputes its logits. The small modules before the LM head are left out.
+        The backward pass of a slice recomputes the logits of the slice. The small modules before
+        the LM head are ignored.
         """
 
         def part(nbytes: int) -> int:
@@ -191,12 +216,12 @@ class StageModel:
 
 @dataclass(frozen=True, slots=True)
 class PsCompute:
-    """The PS's own throughput.
+    """The throughput of the parameter server.
 
     Attributes:
-        flops_per_s: throughput for the loss, or for the whole step alone.
+        flops_per_s: compute throughput for all parts of a step that the PS computes.
         optimizer_s: seconds of an optimizer step.
-        rates: its network card; None if unlimited.
+        rates: rates of the PS's network card; None if the card limits no transfer.
     """
 
     flops_per_s: float
@@ -206,32 +231,37 @@ class PsCompute:
 
 @dataclass(frozen=True, slots=True)
 class HeadSlice:
-    """A slice of the LM head's rows, with its part of the loss (`cleave.graphs.loss_slices`).
+    """One slice of a vocabulary-parallel loss: consecutive rows of the LM head.
+
+    See `cleave.graphs.loss_slices`.
 
     Attributes:
-        number: index of the slice.
-        of: number of slices, of about equal size.
+        number: index of the slice, from 0.
+        of: number of slices of the loss. All slices have about the same number of rows.
     """
 
     number: int
     of: int
 
     def rows(self, vocabulary: int) -> tuple[int, int]:
-        """Return its first row and the one after its last."""
+        """Return the first row of the slice, and the row after the last row of the slice."""
         return self.number * vocabulary // self.of, (self.number + 1) * vocabulary // self.of
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """Consecutive layers, and the devices that may take micro-batches through them.
+    """A stage, or a slice of the loss: consecutive layers and the devices that run these layers.
 
     Attributes:
-        first, stop: the number of its first layer, and of the one after its last.
-        devices: ids of at least one device.
-        loss: whether it also computes the loss; only the last stage can.
-        slice: its slice of the loss; `first` and `stop` are then the number of layers.
-        pieces: number of chunks of a micro-batch, each with its own run. A device receives one,
-            computes another and sends a third at once. A run needs memory for one chunk only.
+        first: index of the first layer.
+        stop: index of the last layer plus one.
+        devices: IDs of the stage's devices, at least one.
+        loss: whether the stage also computes the loss. Only the last stage can.
+        slice: the slice of the loss that the devices compute, instead of layers; None for a stage
+            of layers. For a slice, `first` and `stop` both equal the number of layers.
+        pieces: number of chunks into which a micro-batch is cut. Each chunk is a separate graph
+            run, so a device can receive one chunk, compute another chunk and return a third chunk
+            at the same time. A run needs memory for one chunk only.
     """
 
     first: int
@@ -243,7 +273,7 @@ class PlannedStage:
 
     @property
     def named(self) -> str:
-        """Return a description in words, with layers counted from 1."""
+        """Return a name for the user, such as "layers 1 to 3". Layers are counted from 1."""
         if self.slice is not None:
             return f"slice {self.slice.number + 1} of {self.slice.of} of the loss"
         return f"layers {self.first + 1} to {self.stop}"
@@ -251,15 +281,16 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Stages and the predicted step.
+    """The stages of a model, and the predictions for a training step.
 
     Attributes:
-        kept_batches: by device, how many micro-batches it keeps.
-        step_s: predicted seconds of a step, including the optimizer.
-        memory_bytes: by device, its peak memory.
-        downlink_bytes, uplink_bytes: traffic of all devices, after any compression.
-        reason: what takes most of the step, in a sentence.
-        slices: slices of the loss, in order; empty if it is not cut by vocabulary.
+        stages: the stages in the order of the layers.
+        kept_batches: maps each device ID to how many micro-batches the device may retain.
+        step_s: predicted seconds of a step, including the optimizer step.
+        memory_bytes: maps each device ID to the predicted peak memory of the device.
+        downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
+        reason: a sentence that says what takes most of the step.
+        slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -273,7 +304,7 @@ class StagePlan:
 
     @property
     def planned(self) -> tuple[PlannedStage, ...]:
-        """Return the stages, then the slices of the loss."""
+        """Return all stages, followed by all slices of the loss."""
         return *self.stages, *self.slices
 
     @property
@@ -282,12 +313,12 @@ class StagePlan:
 
     @property
     def loss_at_ps(self) -> bool:
-        """Return whether the PS computes the loss."""
+        """Return True if the PS computes the loss, instead of a stage or slices on devices."""
         return not self.slices and not self.stages[-1].loss
 
     @property
     def where_loss(self) -> str:
-        """Return where the loss is computed, in words."""
+        """Return a phrase that says where the loss is computed, such as "on the last stage"."""
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
@@ -296,7 +327,11 @@ class StagePlan:
         return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
 
     def described(self, model: StageModel) -> str:
-        """Return a sentence, without its full stop, that describes the plan."""
+        """Return a sentence, without its full stop, that describes the plan to the user.
+
+        Args:
+            model: the model for which the plan was made.
+        """
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         parts = [
             f"{one} {stage.stop}"
@@ -319,21 +354,30 @@ class StagePlan:
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
-    """Return the range of some numbers of things in words."""
+    """Return the range of `numbers` as text, such as "2 to 4 layers".
+
+    Args:
+        one, many: the unit in singular and in plural.
+    """
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {one if most == 1 else many}"
 
 
 class StagePlanner(Protocol):
-    """Chooses stages."""
+    """A function that divides a model into stages for a fleet."""
 
     def __call__(
         self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     ) -> StagePlan:
-        """Return the stages with the shortest predicted step.
+        """Return the plan with the shortest predicted step that was found.
+
+        Args:
+            model: costs of the layers, and the micro-batches.
+            devices: devices of the fleet.
+            ps: throughput of the parameter server.
 
         Raises:
-            PlanError: when no stages fit these devices.
+            PlanError: when the model cannot be divided into stages for these devices.
         """
         ...

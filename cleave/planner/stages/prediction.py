@@ -1,4 +1,4 @@
-"""The predicted time of a step by stages, and the memory that devices need for it."""
+"""Predictions for a step by stages: the step time and the memory requirement of each device."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from cleave.planner.stages.simulated import SimulatedDevice
 from cleave.planner.stages.simulation import StageSimulation, costs_of
 
 GRAPH_BYTES: Final = 100_000
-"""Memory of the graphs of a stage."""
+"""Memory requirement of a stage's graphs, without weights and activations."""
 
 RUNTIME_BYTES: Final = 41_000_000
-"""Memory of ONNX Runtime itself, which a device imports at its first graph."""
+"""Memory requirement of ONNX Runtime, which a device imports when it receives its first graph."""
 
 SPARE: Final = 1.04
-"""Factor on the computed memory, because ONNX Runtime's memory fragments."""
+"""Factor by which computed memory is multiplied, to allow for memory fragmentation."""
 
 _FP32_BYTES: Final = 4
 
 _SMALL: Final = 0.1
-"""Share of a link's busy time below which traffic is not mentioned."""
+"""Share of a link's busy time below which an explanation does not mention a kind of traffic."""
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
-    """Return the seconds of a step on the PS alone, which recomputes no forward pass."""
+    """Return the seconds of a step that the PS computes alone, without activation recomputation."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
     flops += math.fsum(layers.flops for layers in model.ps_layers)
     return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
@@ -49,14 +49,17 @@ def local_step_s(model: StageModel, ps: PsCompute) -> float:
 def held_bytes(
     model: StageModel, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
 ) -> int:
-    """Return the memory that a stage needs on a device, in bytes.
+    """Return the memory requirement of a stage on a device, in bytes.
 
     Args:
-        kept_batches: micro-batches that the device keeps, in addition to the layer inputs of the
-            one that it computes.
+        model: costs of the layers, and the micro-batches.
+        stage: the stage.
+        kept_batches: how many micro-batches the device retains, in addition to the layer inputs of
+            the micro-batch that the device computes.
     """
     costs = costs_of(model, stage)
-    # With the loss, the backward pass follows at once: the kept micro-batch is the computed one.
+    # On a stage with the loss, the backward pass follows the forward pass immediately. So the
+    # retained micro-batch is the micro-batch that the device computes.
     computed = 0 if stage.loss and kept_batches.activations else 1
     return math.ceil(
         SPARE
@@ -73,7 +76,11 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the bytes that a device needs to keep `keep` of one micro-batch."""
+    """Return the memory for what a device retains of one micro-batch, in bytes.
+
+    Args:
+        keep: what the device retains.
+    """
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0
@@ -88,13 +95,15 @@ def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
 def most_kept(
     model: StageModel, stage: PlannedStage, offered_bytes: int, batches: int
 ) -> KeptBatches:
-    """Return how many micro-batches a device with this memory can keep.
+    """Return how many micro-batches a device has enough memory to retain.
 
     Args:
-        stage: its stage. With the loss, the backward pass follows at once, so the device keeps at
-            most one micro-batch.
+        model: costs of the layers, and the micro-batches.
+        stage: the device's stage. On a stage with the loss, the backward pass follows the forward
+            pass immediately, so the device retains at most one micro-batch.
         offered_bytes: memory that the device offers.
-        batches: number of micro-batches whose layer inputs take precedence over activations.
+        batches: number of micro-batches whose layer inputs are retained before any memory is used
+            for activations.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (
@@ -114,13 +123,13 @@ def most_kept(
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
-    """Return the bytes of parameters that are upcast or dequantized to fp32 while in use."""
+    """Return the memory for parameters upcast or dequantized to fp32 during a run, in bytes."""
     narrow = model.element_bytes < _FP32_BYTES
     return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
 
 
 def run_bytes(model: StageModel, stage: PlannedStage) -> int:
-    """Return the bytes of a stage's graphs and of the run that needs the most."""
+    """Return the memory for a stage's graphs and for the graph run that needs most, in bytes."""
     of_token = max(cost.working_bytes for cost in costs_of(model, stage))
     return working_bytes(model, of_token / stage.pieces)
 
@@ -128,10 +137,11 @@ def run_bytes(model: StageModel, stage: PlannedStage) -> int:
 def in_pieces(
     model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
 ) -> PlannedStage:
-    """Return the stage, computed in chunks if memory requires it or if chunks are no slower.
+    """Return a copy of a stage with the better number of chunks per micro-batch.
 
-    Memory requires it if a device cannot hold a whole micro-batch. Chunks are no slower if a chunk
-    takes longer to transfer than to compute, on every device.
+    The stage uses chunks if one of its devices has too little memory for a whole micro-batch. It
+    also uses chunks if, on each of its devices, transferring a chunk takes at least as long as
+    computing the chunk.
     """
     whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
     devices = [devices_by_id[device] for device in stage.devices]
@@ -149,18 +159,21 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return the bytes of graphs and of a run that needs `of_token` bytes per token."""
+    """Return the memory for graphs and for a run with `of_token` bytes per token, in bytes."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
 def input_bytes(model: StageModel) -> int:
-    """Return the bytes of activations in transfer: x, y, dy and dx of two micro-batches."""
+    """Return the memory for activations in transfer, in bytes.
+
+    They are input x, output y, and the gradients dy and dx of the two largest micro-batches.
+    """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
 def mask_bytes(model: StageModel) -> int:
-    """Return the bytes of layer arguments that differ between micro-batches, for one of them."""
+    """Return the size of one micro-batch's own layer arguments, such as masks, in bytes."""
     return math.ceil(max(model.tokens) * model.beside_bytes)
 
 
@@ -171,18 +184,22 @@ def predict(
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
-    """Predict a step by these stages.
+    """Predict a step by the given stages.
 
-    Two policies are tried, and the faster is used. Devices keep the layer inputs of as many
-    micro-batches as they can, or only of those in flight, to have more memory for activations.
+    Two policies are simulated, and the faster policy is used. With the first policy, each device
+    retains the layer inputs of as many micro-batches as possible. With the second policy, each
+    device retains the layer inputs of fewer micro-batches, and so has more memory for activations.
 
     Args:
-        stages: the stages in order; together they have all layers once.
-        devices_by_id: at least the devices of the stages; each is in at most one stage.
-        slices: slices of the loss, if it is cut by vocabulary.
+        model: costs of the layers, and the micro-batches.
+        stages: the stages in order. Each layer is in exactly one stage.
+        devices_by_id: maps device IDs to devices. Each device of the stages must be included. A
+            device may be in at most one stage.
+        ps: throughput of the parameter server.
+        slices: slices of the loss; empty if the loss is not vocabulary-parallel.
 
     Raises:
-        PlanError: when a device has too little memory.
+        PlanError: when a device has too little memory for its stage.
     """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     for stage in (*stages, *slices):
@@ -212,9 +229,10 @@ def predict(
 
 
 def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
-    """Simulate a step, and return the plan with its predictions."""
+    """Run a simulation of a step, and return the plan with the predicted time and traffic."""
     model = run.model
-    # The PS computes layers before the first stage before and after the simulated part.
+    # The simulation does not include PS layers before the first stage. The PS computes the forward
+    # pass of these layers before the simulated part of a step, and their backward pass after it.
     first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
     first_s = sum(model.tokens) * first / ps.flops_per_s
     step_s = run.end_s() + first_s + ps.optimizer_s
@@ -238,14 +256,17 @@ def simulated_devices(
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
 ) -> Mapping[int, SimulatedDevice]:
-    """Simulate a planned step, and return the final state of its devices, with their busy times."""
+    """Simulate a planned step, and return the final state of each device, by device ID.
+
+    The state includes the seconds for which the device's links and processor were busy.
+    """
     run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
     run.end_s()
     return run.devices
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
-    """Return a sentence on what takes most of the step."""
+    """Return a sentence that says what takes most of the step."""
     found = [
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
         (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
@@ -275,7 +296,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
 
 
 def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
-    """Return the busy seconds of a link that are worth a mention, and a text that names them."""
+    """Return the busy seconds of a link, and a text that names the link and its main traffic."""
     busy_s = parameters[0] + activations_s
     large = [
         part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s
@@ -285,7 +306,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Return a time as text for people."""
+    """Return a time as text with a unit, for the user."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

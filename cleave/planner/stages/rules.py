@@ -1,8 +1,9 @@
-"""The rules of a step by stages, which the scheduler follows and forecasts simulate.
+"""The rules by which the PS assigns units to devices in a step by stages.
 
-The parameter server gives each device up to `UNITS_AT_ONCE` units. A unit is the forward or the
-backward pass of one micro-batch through one stage. `cleave.scheduler.stages.step` and
-`cleave.planner.stages.simulation` call these functions, so a changed rule changes both.
+A unit is the forward or the backward pass of one micro-batch through one stage. Each device has at
+most `UNITS_AT_ONCE` units in flight. Both the scheduler (`cleave.scheduler.stages.step`) and the
+simulation for forecasts (`cleave.planner.stages.simulation`) call these functions. So a change of a
+rule applies to training and to forecasts.
 """
 
 from __future__ import annotations
@@ -13,43 +14,47 @@ from typing import Final
 from cleave.planner.stages.model import Keep, KeptBatches
 
 UNITS_AT_ONCE: Final = 2
-"""Units in flight for each device: it computes one while the other is in transfer."""
+"""Maximum number of units in flight on a device.
+
+With two units, a device computes one unit while the other unit is in transfer.
+"""
 
 
 class Pass(Enum):
-    """The direction of a unit."""
+    """The direction of a micro-batch pass."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
 def turn(in_flight: int, unit_s: float, device: int) -> tuple[int, float, int]:
-    """Return the sort key of devices that may get a unit.
+    """Return the key by which eligible devices are sorted. The first device gets the next unit.
 
-    Idle devices come first, fastest first. Otherwise a slow device would get a second unit while
-    other devices of its stage wait.
+    Devices with fewer units in flight come first, so that no device gets a second unit while
+    another device of the stage is idle. Among equally busy devices, the fastest device comes first.
 
     Args:
-        in_flight: units that the device has.
+        in_flight: number of units in flight on the device.
         unit_s: seconds that the device needs for one unit.
-        device: its number.
+        device: ID of the device.
     """
     return in_flight, unit_s, device
 
 
 def may_have_another(in_flight: int) -> bool:
-    """Return whether a device with this number of units in flight may get another."""
+    """Return True if a device with `in_flight` units in flight may get another unit."""
     return in_flight < UNITS_AT_ONCE
 
 
 def next_pass(*, forward: bool, backward: bool, last_was_backward: bool) -> Pass | None:
-    """Return the direction of a device's next unit; None when no unit is ready.
+    """Return the direction of a device's next unit; None if no unit is ready.
 
-    Directions alternate when both are possible. Backward passes alone would leave later stages
-    without work, and forward passes alone the earlier stages.
+    If both directions are possible, the device alternates between them. If backward passes always
+    came first, later stages would run out of micro-batches. If forward passes always came first,
+    earlier stages would run out of gradients.
 
     Args:
-        forward, backward: whether a unit of this direction is ready.
+        forward, backward: whether a unit in this direction is ready.
         last_was_backward: whether the device's previous unit was a backward pass.
     """
     if forward and (last_was_backward or not backward):
@@ -58,13 +63,14 @@ def next_pass(*, forward: bool, backward: bool, last_was_backward: bool) -> Pass
 
 
 def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: bool = True) -> Keep:
-    """Return what a device keeps of its next micro-batch until the backward pass.
+    """Return what a device retains of its next micro-batch until the backward pass.
 
     Args:
-        allowed: the number of micro-batches that the device may keep.
-        inputs, activations: the number of micro-batches whose inputs or activations it keeps now.
-        planned: whether the plan gave the stage to this device. Memory for activations is planned
-            only for these stages, not for a stage that the device has taken over.
+        allowed: how many micro-batches the device may retain.
+        inputs, activations: number of micro-batches of which the device currently retains only the
+            layer inputs, or all activations.
+        planned: whether the plan assigned the stage to this device. If the device has taken over
+            the stage from another device, its memory was not planned for activations of the stage.
     """
     if not planned:
         allowed = KeptBatches(allowed.inputs)
@@ -72,11 +78,13 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
 
 
 def may_take_sums(batches_left: int, *, gradients_awaited: bool = False) -> bool:
-    """Return whether a device's gradient sums may be fetched.
+    """Return True if the PS may fetch a device's accumulated weight gradients.
 
     Args:
-        batches_left: micro-batches that have not passed the stage in both directions.
-        gradients_awaited: whether an earlier stage still waits for gradients from this device.
-            Sums would delay them, because sums occupy the uplink much longer.
+        batches_left: number of micro-batches whose forward or backward pass through the stage is
+            not finished.
+        gradients_awaited: whether an earlier stage still waits for input gradients from this
+            device. Accumulated weight gradients would delay the input gradients, because they
+            occupy the uplink much longer.
     """
     return batches_left == 0 and not gradients_awaited

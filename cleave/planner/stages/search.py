@@ -1,8 +1,9 @@
-"""The search for the stages with the shortest step.
+"""The search for the stages with the shortest step time.
 
-The closed form (`estimate.py`) ranks arrangements of devices. The best ones and their changes are
-simulated event by event (`simulation.py`). In a large fleet, devices of similar speed form groups
-that are placed together. Another search places the fastest devices one by one.
+The closed form (`estimate.py`) ranks arrangements of devices in stages. The best arrangements, and
+changes of these arrangements, are simulated event by event (`simulation.py`). In a large fleet, one
+search assigns whole groups of devices to stages. Another search assigns each of the fastest devices
+individually.
 """
 
 from __future__ import annotations
@@ -44,16 +45,18 @@ _GAIN: Final = 1e-6  # smaller relative gains do not count
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-    """Return the stages with the shortest predicted step that the search finds.
+    """Return the plan with the shortest predicted step that the search finds.
 
-    The search also tries plans that compute slices of the loss on some of the devices.
+    The search also tries plans in which some devices compute slices of the loss.
 
     Args:
-        devices: the fleet, in any order; the plan may leave some idle.
+        model: costs of the layers, and the micro-batches.
+        devices: devices of the fleet, in any order. The plan may leave some devices idle.
+        ps: throughput of the parameter server.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
-        PlanError: when the model has no layers or the batch no micro-batches.
+        PlanError: when the model has no layers, or the batch has no micro-batches.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -73,7 +76,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         sliced = {device for part in slices.stages for device in part.devices}
         others = [device for device in able if device.device not in sliced]
         if others:
-            with suppress(DeviceMemoryError):  # they may be too few for the layers
+            with suppress(DeviceMemoryError):  # the other devices may not hold all layers
                 found = _search(tables, others, ps, slices)
                 best = min(best, found, key=lambda plan: plan.step_s)
     return best
@@ -85,17 +88,17 @@ def _search(
     ps: PsCompute,
     slices: LossSlices | None,
 ) -> StagePlan:
-    """Return the best stages that the search finds.
+    """Return the best plan that the search finds on the given devices.
 
     Args:
-        able: devices that can hold a layer.
-        slices: slices of the loss, on other devices; None when the loss is not cut.
+        able: devices with enough memory for at least one layer.
+        slices: slices of the loss on other devices; None if the loss is not vocabulary-parallel.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
     """
     model = tables.model
-    # The closed form treats slices as a PS of the same throughput.
+    # The closed form treats the slices of the loss as a PS of the same throughput.
     climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
     those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
     units = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
@@ -118,7 +121,7 @@ def _search(
 
 
 def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
-    """Return the error for devices that cannot hold all layers."""
+    """Return the error for devices with too little memory for all layers."""
     needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
     offered = sum(device.memory_bytes for device in able)
     largest = float(tables.memory_of_layers.diagonal(1).max())
@@ -131,10 +134,10 @@ def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemory
 
 
 def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return the devices that can hold a layer.
+    """Return the devices with enough memory for at least one layer.
 
     Raises:
-        DeviceMemoryError: when no device can.
+        DeviceMemoryError: when no device has enough memory for a layer.
     """
     least = float(tables.memory_of_layers.diagonal(1).min())
     able = [device for device in devices if device.memory_bytes >= least]
@@ -150,9 +153,9 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
 def _climbs(
     tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
 ) -> Iterator[StageClimb]:
-    """Yield finished searches over devices that may hold all layers."""
+    """Yield finished searches over sets of devices whose memory may suffice for all layers."""
     if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
-        return  # one of the layers fits no device
+        return  # no device has enough memory for one of the layers
     if len(devices) <= _FEW:
         if _may_hold(tables, devices):
             yield _one_by_one(tables, devices, ps)
@@ -176,15 +179,20 @@ def _climbs(
 
 
 def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
-    """Return whether the devices may hold all layers, judged by each device's largest run."""
+    """Return False if the devices cannot hold all layers.
+
+    The number of layers is compared with the sum, over the devices, of the maximum number of
+    consecutive layers for which each device has memory.
+    """
     memory = np.array([device.memory_bytes for device in devices])
     return bool(tables.most_layers(memory).sum() >= tables.layers)
 
 
 def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
-    """Return a finished search that places devices one by one.
+    """Return a finished search that assigns each device to a stage individually.
 
-    It also has the results for plain payloads, so compression makes no plan slower.
+    The result includes the arrangements found without compression, so compression cannot lead to a
+    slower plan.
     """
     climb = StageClimb(tables, [[device] for device in devices], ps)
     climb.climb()
@@ -198,12 +206,16 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 @dataclass(slots=True)
 class _Judge:
-    """Simulates the most promising arrangements, and keeps the best plan.
+    """Simulates the most promising arrangements, and remembers the fastest plan.
 
     Attributes:
-        slices: slices of the loss, on other devices than the layers; None for none.
-        units_left: number of units that may still be simulated.
-        best: the fastest plan so far.
+        model: costs of the layers, and the micro-batches.
+        devices: maps each device ID to the device.
+        ps: throughput of the parameter server.
+        slices: slices of the loss, on devices without layers; None if the loss is not
+            vocabulary-parallel.
+        units_left: number of micro-batch passes that may still be simulated.
+        best: the fastest plan so far; None before the first simulation.
     """
 
     model: StageModel
@@ -218,14 +230,18 @@ class _Judge:
     )
 
     def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
-        """Simulate the arrangements with the shortest estimates; each comes with its estimate."""
+        """Simulate the arrangements with the shortest estimated step times.
+
+        Args:
+            first: arrangements with their estimated step time in seconds, in ascending order.
+        """
         for seconds, climb, one in first:
             if self.best is not None and seconds > self.best.step_s * _WORTH:
                 break
             self.simulate(climb, one)
 
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
-        """Simulate an arrangement within the budget; return whether it is the fastest so far."""
+        """Simulate an arrangement if the budget allows; return True if it is the fastest so far."""
         planned = climb.planned(one, 0)
         sliced = () if self.slices is None else self.slices.stages
         if sliced:
@@ -243,13 +259,16 @@ class _Judge:
         return True
 
     def units(self, planned: Sequence[PlannedStage]) -> int:
-        """Return the number of units that simulating these stages takes."""
+        """Return the cost of simulating the given stages, in micro-batch passes."""
         sliced = () if self.slices is None else self.slices.stages
         return round(2 * (len(planned) + len(sliced)) * self._weight)
 
     @property
     def _weight(self) -> float:
-        """Return the units of one pass of each micro-batch, with extra for pieces on the card."""
+        """Return the cost of simulating one pass of every micro-batch, in micro-batch passes.
+
+        Messages that pass the PS's card in several pieces increase the cost.
+        """
         model, card = self.model, self.ps.rates or PsRates()
         if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
             return len(model.tokens)
@@ -257,7 +276,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
 
     def search(self) -> None:
-        """Simulate changes of simulated arrangements, fastest first, while the budget lasts."""
+        """Simulate changes of the fastest simulated arrangements until the budget is used up."""
         while self._next and self.units_left > 0:
             seconds, number, changes = heapq.heappop(self._next)
             some = list(islice(changes, _AT_ONCE))

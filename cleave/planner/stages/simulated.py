@@ -1,6 +1,6 @@
-"""The state of a simulated step: its stages, its devices and their traffic.
+"""The state of a simulated training step: stages, devices, messages and the PS's network card.
 
-`cleave.planner.stages.simulation` changes it.
+`cleave.planner.stages.simulation` updates this state event by event.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from cleave.planner.stages.model import (
 )
 
 PIECE_BYTES: Final = 2.0**20
-"""Bytes of a message that pass the PS's card at once; other devices get a turn between pieces."""
+"""Size in bytes of the pieces in which messages pass the PS's network card.
+
+Between two pieces of a message, the card transfers pieces of other devices' messages.
+"""
 
 _TOTAL_BYTES: Final = 4
-"""Bytes per token sent to a slice of the loss for its backward pass."""
+"""Bytes per token that the PS sends to a slice of the loss for the slice's backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMessage:
-    """A message to a device.
+    """A message from the PS to a device.
 
     Attributes:
-        flops: FLOPs of the run that waits for it.
-        answered: whether the results of that run are then fetched.
-        passes_s: seconds on the device's downlink.
-        computes_s: seconds of that run on the device.
+        nbytes: size of the message.
+        flops: FLOPs of the graph run that starts when the message has arrived.
+        answered: whether the device returns the results of this run.
+        passes_s: seconds of the message on the device's downlink.
+        computes_s: seconds of the graph run on the device.
     """
 
     nbytes: float
@@ -47,7 +51,7 @@ class SimulatedMessage:
     computes_s: float = 0.0
 
     def to(self, rates: DeviceRates) -> SimulatedMessage:
-        """Return the message with its times for a device."""
+        """Return a copy of the message with `passes_s` and `computes_s` for a device."""
         passes_s = self.nbytes / rates.downlink_bytes_per_s
         computes_s = self.flops / rates.flops_per_s
         return replace(self, passes_s=passes_s, computes_s=computes_s)
@@ -55,14 +59,16 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """The traffic of one micro-batch pass on a device's links.
+    """The messages of one micro-batch pass between the PS and a device.
 
     Attributes:
         sent: messages to the device.
-        sends: sizes of the device's replies for each chunk, the last one first.
-        x_s, y_s: total seconds on the downlink and on the uplink.
-        sends_s: seconds of each of `sends` on the uplink.
-        sent_bytes, returned_bytes: total bytes; whole numbers, so that sums are exact.
+        sends: size in bytes of each message that the device returns for one chunk, in reverse
+            order.
+        x_s, y_s: total seconds of the messages on the downlink and on the uplink.
+        sends_s: seconds on the uplink of each message in `sends`.
+        sent_bytes, returned_bytes: total bytes on the downlink and on the uplink. Both are whole
+            numbers, so that sums of them are exact.
     """
 
     sent: Sequence[SimulatedMessage]
@@ -79,9 +85,9 @@ class SimulatedCard:
     """One direction of the PS's network card.
 
     Attributes:
-        byte_s: seconds per byte; 0 if the card has no limit.
-        free_s: when all traffic so far will have passed.
-        passed_bytes: bytes of all traffic so far.
+        byte_s: seconds per byte; 0 if the card limits no transfer.
+        free_s: time at which all queued traffic will have passed the card.
+        passed_bytes: total bytes of all traffic queued so far.
     """
 
     byte_s: float
@@ -89,11 +95,12 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Return when bytes have passed both the card and the device's link; queue them.
+        """Queue bytes on the card; return when they have passed the card and the device's link.
 
         Args:
-            begin_s: when they begin.
-            own_s: when they will have passed the device's link.
+            begin_s: time at which the first byte can be sent.
+            own_s: time at which the last byte will have passed the device's link.
+            nbytes: number of bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -105,23 +112,30 @@ class SimulatedCard:
 class SimulatedDevice:
     """The state of one device.
 
+    A unit is one micro-batch pass, forward or backward, through one stage.
+
     Attributes:
-        coming: messages in transit to it, each with its unit, if any.
-        left_bytes: bytes left of the first of these messages.
-        going: units with replies in transit or waiting, and the sizes left to send.
-        received_s, computed_s, sent_s: when its downlink, processor and uplink will be free.
-            `received_s` is used only without a card limit.
+        rates: rates and memory of the device.
+        coming: messages in transit to the device, each with its unit; None for weights.
+        left_bytes: unsent bytes of the first message in `coming`.
+        going: units whose results are being returned or wait for the uplink, each with the sizes
+            of the unsent results.
+        received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
+            will be free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of units in flight.
-        kept: number of micro-batches that it keeps, by kind.
-        stages: its stages, the last one first, each with the micro-batches it keeps there.
-        unit_s: seconds of one micro-batch on this device alone.
-        went_back: whether its last unit was a backward pass.
+        kept: for each value of `Keep`, the number of micro-batches that the device retains.
+        went_back: whether the device's last unit was a backward pass.
+        weights_s, x_s: total seconds of weights and of activations on the device's downlink.
         computes_s: total seconds of computing.
-        weights_s, x_s: total seconds of weights and of activations on its downlink.
-        y_s, gradients_s: total seconds of activations and of gradients on its uplink.
-        errands: traffic of units, by stage, tokens, forward and what is kept.
-        allowed: number of micro-batches that it may keep.
-        piece_up_s: seconds of `PIECE_BYTES` on its uplink.
+        y_s, gradients_s: total seconds of activations and of gradients on the device's uplink.
+        errands: cached messages of units. The key consists of stage, tokens, whether the unit is a
+            forward pass, and what the device retains.
+        allowed: how many micro-batches the device may retain.
+        stages: stages of the device, the last stage first, each with the heap of retained
+            micro-batches that are ready for their backward pass.
+        unit_s: seconds of one micro-batch pass if the device has nothing else to do.
+        number: ID of the device.
+        piece_up_s: seconds of `PIECE_BYTES` on the device's uplink.
     """
 
     rates: DeviceRates
@@ -157,17 +171,21 @@ class SimulatedDevice:
 
 @dataclass(slots=True, eq=False)
 class SimulatedStage:
-    """The state of one stage.
+    """The state of one stage, or of one slice of the loss.
 
     Attributes:
-        number, plan: index of the stage, and its plan.
-        costs: costs of its layers, then of the loss or its slice, if it computes that.
+        number: index of the stage.
+        plan: the stage in the plan.
+        costs: costs of the stage's layers, followed by the costs of the loss or the slice of the
+            loss, if the stage computes one.
         devices: devices of the stage.
-        forward, backward: heaps of micro-batches that any of its devices may take next.
-        kept_by: by micro-batch, the device that keeps part of it, and what it keeps.
-        own: by device, a heap of kept micro-batches that are ready for their backward pass.
-        went, passed: number of micro-batches whose forward and whose backward pass is done.
-        summed: devices that hold gradient sums.
+        forward, backward: heaps of micro-batches that are ready for a forward or backward pass on
+            any device of the stage.
+        kept_by: maps a micro-batch to the device that retains it, and to what the device retains.
+        own: maps each device ID to a heap of micro-batches that the device retains and that are
+            ready for their backward pass.
+        went, passed: number of micro-batches whose forward pass or backward pass is finished.
+        summed: IDs of the devices that hold accumulated gradients.
     """
 
     number: int
@@ -183,7 +201,11 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Take the next micro-batch for a device's backward pass; return it and what was kept."""
+        """Remove the next micro-batch for a backward pass on a device from its heap.
+
+        Returns:
+            The micro-batch, and what the device has retained of this micro-batch.
+        """
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
@@ -192,12 +214,14 @@ class SimulatedStage:
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
     ) -> list[SimulatedMessage]:
-        """Return the messages to a device for a unit, in order.
+        """Return the messages to a device for one unit, in sending order.
 
         Args:
+            model: costs of the model.
             tokens: tokens of the micro-batch.
-            forward: whether the unit is a forward pass alone.
-            keep: what the device keeps of the micro-batch, or has kept.
+            forward: whether the unit is only a forward pass.
+            keep: what the device retains of the micro-batch after a forward pass, or has retained
+                for a backward pass.
             coded: whether the messages are compressed.
         """
         activation = float(tokens * model.width * model.element_bytes)
@@ -228,12 +252,15 @@ class SimulatedStage:
 
 @dataclass(slots=True, eq=False)
 class SimulatedUnit:
-    """A unit in flight on a device.
+    """One micro-batch pass in flight on a device, or the transfer of accumulated gradients.
 
     Attributes:
-        batch: index of the micro-batch; -1 for gradient sums.
+        stage: the stage.
+        batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
+        device: the device.
+        forward: whether the pass is a forward pass.
         sends: see `Errand`.
-        pieces: number of chunks that are not sent yet.
+        pieces: number of chunks whose results have not been returned completely.
     """
 
     stage: SimulatedStage

@@ -1,15 +1,18 @@
-"""A step by stages, simulated event by event.
+"""Event-driven simulation of a training step by stages.
 
-The simulated PS assigns units by the rules of `rules.py`, as the scheduler does. When the step
-begins, it sends trained weights to all devices, layer by layer. Frozen weights are already there.
+The simulated PS assigns units to devices by the rules in `rules.py`, like the real scheduler. At
+the beginning of the step, the PS sends the trained weights to all devices, layer by layer. Devices
+already hold the frozen weights.
 
-A device's downlink, processor and uplink each do one thing at a time. Traffic also passes the PS's
-network card in pieces, first come, first served. Compressed traffic counts with its compressed
-size. A micro-batch that is computed in chunks is also sent and returned in chunks.
+A device's downlink transfers one message at a time, its processor runs one graph at a time, and its
+uplink transfers one result at a time. All traffic also passes the PS's network card in pieces, in
+the order of arrival. Compressed messages are simulated with their compressed size. If a micro-batch
+is computed in chunks, its messages are also sent and returned in chunks.
 
-The PS computes its own layers and the loss one after another, while devices work. With slices of
-the loss on devices, each slice gets the last stage's output. The backward pass of the slices starts
-when all have finished forward. The gradient is complete when all have finished backward.
+The PS computes its own layers and the loss one after another, in parallel to the devices. If slices
+of the loss are on devices, each slice receives the output of the last stage. The backward pass of a
+micro-batch through the slices starts when all slices have finished the forward pass. The gradient
+for the last stage is complete when all slices have finished the backward pass.
 """
 
 from __future__ import annotations
@@ -44,11 +47,11 @@ from cleave.planner.stages.simulated import (
 )
 
 _SUMMARY_BYTES: Final = 8
-"""Bytes per token that the forward pass of a slice of the loss returns."""
+"""Bytes per token that a slice of the loss returns for its forward pass."""
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
-    """Return the costs of a stage's layers, then of the loss or its slice if it computes that."""
+    """Return the costs of a stage's layers, followed by the costs of its loss or loss slice."""
     if stage.slice is not None:
         return [model.slice_of_loss(stage.slice.of)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
@@ -59,12 +62,13 @@ def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
 
 
 class StageSimulation:
-    """The simulation of one step.
+    """The simulation of one training step by stages.
 
     Attributes:
-        stages, slices, devices: their states.
-        egress, ingress: the two directions of the PS's card.
-        loss_s: seconds per token of the loss, and of layers after the last stage, on the PS.
+        stages, slices, devices: states of the stages, of the loss slices and of the devices.
+        egress, ingress: sending and receiving direction of the PS's network card.
+        loss_s: seconds per token in which the PS computes the loss and the PS layers after the
+            last stage.
     """
 
     def __init__(
@@ -103,10 +107,10 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # Without a card limit, the end of a unit is known when it is assigned.
+        # If the card limits no transfer, the end of a unit is known when the unit is assigned.
         self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
-        # Seconds per token of the PS's layers before each stage: forward, and both passes. Those
-        # after the last stage are part of `loss_s`.
+        # For each stage, seconds per token of the PS layers before the stage: forward pass, and
+        # both passes. `loss_s` includes the PS layers after the last stage.
         self._between_s = {
             layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
             for layers in model.ps_layers
@@ -121,7 +125,7 @@ class StageSimulation:
         self._received_event, self._send_up_event = self._received, self._send_up
 
     def end_s(self) -> float:
-        """Simulate the step; return when the last gradient sums have arrived, in seconds."""
+        """Simulate the step; return the seconds until all accumulated gradients have arrived."""
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
@@ -129,8 +133,8 @@ class StageSimulation:
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
-        # Most events are pieces on the card, and take most of the simulation's time. They are
-        # handled inline for speed.
+        # Most events are transfers of pieces on the card, and most of the simulation's run time is
+        # spent on these events. They are handled inline for speed.
         received, send_up, piece = self._received_event, self._send_up_event, PIECE_BYTES
         down, up = self.egress, self.ingress
         down_byte_s, up_piece_s = down.byte_s, piece * up.byte_s
@@ -175,7 +179,7 @@ class StageSimulation:
     # devices for which it may have made a unit ready.
 
     def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
-        """Assign units to these devices in turn, until no device takes another."""
+        """Assign units to the given devices in turn, until none of these devices gets a unit."""
         turn = [device for device in devices if device.under_way < UNITS_AT_ONCE]
         while turn:
             if len(turn) > 1:
@@ -195,7 +199,10 @@ class StageSimulation:
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
     ) -> None:
-        """Assign an arrived micro-batch, and a unit to `device`, which has a free slot again."""
+        """Assign an arrived micro-batch to one of `others`, and a unit to `device`.
+
+        `device` has just finished a unit, so it may get another unit.
+        """
         free = [other for other in others if other.under_way < UNITS_AT_ONCE]
         if not free:
             self._ask_one(now_s, device)
@@ -208,7 +215,7 @@ class StageSimulation:
             self._ask_one(now_s, last)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
-        """Assign a unit to a device; return whether one was ready."""
+        """Assign a unit to a device if a unit is ready; return True if a unit was assigned."""
         ahead = back = None
         for stage, own in device.stages:
             if ahead is None and stage.forward:
@@ -272,9 +279,10 @@ class StageSimulation:
             self._send_down(now_s, device, errand.sent, unit)
 
     def _back_s(self, now_s: float, device: SimulatedDevice, errand: Errand) -> float:
-        """Return when the PS will have all results of a unit, without a card limit.
+        """Return when the PS will have received all results of a unit.
 
-        This combines `_send_down`, `_compute` and `_answer` for all messages of the unit.
+        The PS's card must limit no transfer. This function does the work of `_send_down`,
+        `_compute` and `_answer` for all messages of the unit at once.
         """
         latency_s = device.latency_s
         received_s = device.received_s if device.received_s > now_s else now_s
@@ -307,7 +315,13 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> Errand:
-        """Return the traffic of a unit of `tokens` tokens on a device's links."""
+        """Return the messages of a unit between the PS and a device.
+
+        Args:
+            tokens: tokens of the micro-batch.
+            forward: whether the unit is only a forward pass.
+            keep: what the device retains, or has retained, of the micro-batch.
+        """
         key = stage.number, tokens, forward, keep
         if (errand := device.errands.get(key)) is None:
             errand = device.errands[key] = self._errand(stage, device.rates, tokens, forward, keep)
@@ -334,7 +348,7 @@ class StageSimulation:
         return Errand(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
 
     def _passed(self, now_s: float, unit: SimulatedUnit) -> None:
-        """Record that the PS has all results of a unit, and assign the next units."""
+        """Record that the PS has received all results of a unit, and assign the next units."""
         self._end_s = now_s
         device, stage, batch = unit.device, unit.stage, unit.batch
         device.under_way -= 1
@@ -362,7 +376,11 @@ class StageSimulation:
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record a stage's output; return the devices that can now continue with it."""
+        """Record that a stage's output has arrived; return the devices that can continue with it.
+
+        Args:
+            batch: index of the micro-batch.
+        """
         stage.went += 1
         if stage.number + 1 < len(self.stages):
             after = self.stages[stage.number + 1]
@@ -381,7 +399,11 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record the gradient from the stage after `before`; return the devices that continue."""
+        """Record that the stage after `before` has returned an input gradient.
+
+        Returns:
+            The devices that can continue the backward pass.
+        """
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -390,13 +412,18 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Return when the PS will have finished a task of `token_s` per token, after its queue."""
+        """Queue a task on the PS; return the time at which the PS will have finished the task.
+
+        Args:
+            batch: index of the micro-batch.
+            token_s: seconds per token of the task.
+        """
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 
     @staticmethod
     def _put_forward(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
-        """Record a stage's input; return the devices that may take it."""
+        """Record that a micro-batch is ready for a forward pass; return the eligible devices."""
         heapq.heappush(stage.backward if stage.plan.loss else stage.forward, batch)
         return stage.devices
 
@@ -407,10 +434,13 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record that a slice has finished a micro-batch; after the last slice, continue."""
+        """Record that a slice of the loss has finished a pass of a micro-batch.
+
+        When all slices have finished this pass, the next step follows.
+        """
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
-            # The training thread learns of it first. Devices get waiting units in the meantime.
+            # The training thread is notified first. Meanwhile, devices get units that are ready.
             self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
 
     def _loss_summarized(self, now_s: float, batch: int) -> None:
@@ -422,7 +452,7 @@ class StageSimulation:
 
     @staticmethod
     def _differentiated(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
-        """Record the gradient of a stage's output; return the devices that may take it."""
+        """Record that a micro-batch is ready for a backward pass; return the eligible devices."""
         if (kept := stage.kept_by.get(batch)) is None:
             heapq.heappush(stage.backward, batch)
             return stage.devices
@@ -453,13 +483,13 @@ class StageSimulation:
             )
 
     def weights(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the sizes of a stage's weights as they pass a device's downlink."""
+        """Return the size of each layer's trained weights on a device's downlink, in bytes."""
         ratio, rates = self.model.coded_ratio, device.rates
         plain = (cost.weight_bytes for cost in stage.costs if cost.weight_bytes)
         return [float(round(rates.down_bytes(nbytes, ratio))) for nbytes in plain]
 
     def gradients(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the sizes of a stage's weight gradients as they pass a device's uplink."""
+        """Return the size of each layer's weight gradients on a device's uplink, in bytes."""
         ratio, rates = self.model.gradient_coded_ratio, device.rates
         plain = (cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes)
         return [float(round(rates.up_bytes(nbytes, ratio))) for nbytes in plain]
@@ -471,8 +501,12 @@ class StageSimulation:
         messages: Sequence[SimulatedMessage],
         unit: SimulatedUnit | None,
     ) -> None:
-        """Send messages after those in transit; `unit` is the unit they belong to, if any."""
-        if not self.egress.byte_s:  # without a card limit, all arrival times are known now
+        """Queue messages to a device behind the messages in transit.
+
+        Args:
+            unit: the unit of the messages; None for weights.
+        """
+        if not self.egress.byte_s:  # the card limits no transfer: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
                 received_s += message.passes_s
@@ -486,7 +520,7 @@ class StageSimulation:
             self._send_message(now_s, device)
 
     def _send_message(self, now_s: float, device: SimulatedDevice) -> None:
-        """Send the first piece of the next message; `end_s` sends the rest."""
+        """Send the first piece of the next message. `end_s` sends the remaining pieces."""
         left_bytes = device.coming[0][0].nbytes
         nbytes = min(left_bytes, PIECE_BYTES)
         device.left_bytes = left_bytes - nbytes
@@ -494,7 +528,7 @@ class StageSimulation:
         self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received_event, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
-        """Start the run of a message that has arrived, and send the next message."""
+        """Start the graph run for a message that has arrived, and send the next message."""
         message, unit = device.coming.popleft()
         self._compute(now_s, device, message, unit)
         if device.coming:
@@ -507,7 +541,7 @@ class StageSimulation:
         message: SimulatedMessage,
         unit: SimulatedUnit | None,
     ) -> None:
-        """Queue the run of a message on the device's processor."""
+        """Queue the graph run for a message on the device's processor."""
         if message.flops or message.answered:
             begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:
@@ -518,12 +552,17 @@ class StageSimulation:
             self._answer(device.computed_s, unit, unit.sends)
 
     def _answer(self, made_s: float, unit: SimulatedUnit, sends: Sequence[float]) -> None:
-        """Send the results of a unit, or of a chunk of it, when they are computed."""
+        """Return the results of a unit, or of one chunk of a unit, once they are computed.
+
+        Args:
+            made_s: time at which the results are computed.
+            sends: sizes of the results in bytes, in reverse order.
+        """
         if self.ingress.byte_s:
             self._at(made_s, self._made, (unit, list(sends)))
             return
         device = unit.device
-        for nbytes in reversed(sends):  # without a card limit, all arrival times are known now
+        for nbytes in reversed(sends):  # the card limits no transfer: arrival times are known now
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s
@@ -532,13 +571,13 @@ class StageSimulation:
         self._pass(made_s, unit)
 
     def _pass(self, sent_s: float, unit: SimulatedUnit) -> None:
-        """Record that a chunk of a unit was sent; the last chunk completes the unit."""
+        """Record that the results of a chunk have arrived. After the last chunk, end the unit."""
         unit.pieces -= 1
         if not unit.pieces:
             self._at(sent_s + unit.device.rates.latency_s, self._passed, unit)
 
     def _made(self, now_s: float, what: tuple[SimulatedUnit, list[float]]) -> None:
-        """Send computed results after those that are in transit or waiting."""
+        """Queue computed results on the uplink behind other results of the device."""
         unit, sends = what
         device = unit.device
         if not sends:
@@ -552,7 +591,7 @@ class StageSimulation:
             self._send_up(now_s, device)
 
     def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
-        """Send one piece of the first results in the queue."""
+        """Send the next piece of the first result in the device's queue."""
         unit, sends = device.going[0]
         nbytes = sends[-1]
         if nbytes > PIECE_BYTES:

@@ -1,9 +1,10 @@
-"""The positions of tiles: columns of C, slabs in depth, rows (docs/planner.md).
+"""The assignment of devices to columns of C and to slabs of the depth (docs/planner.md).
 
-In the fluid limit every device has a best tile. Its side depends on the uplink alone, its depth on
-downlink and uplink. Devices are sorted by depth and dealt into columns of equal volume, so devices
-of a column want similar depths. A column is dealt into slabs, and the sides of a slab's devices add
-up to the column's height. A run of columns with equal slab counts is a *region* (`plan.Region`).
+In the fluid limit, each device has a best tile. The side of the best tile depends only on the
+device's uplink. Its depth depends on downlink and uplink. Devices are sorted by the depth of their
+best tile and divided into columns of equal volume, so devices in the same column have similar
+depths. The devices of a column are divided into slabs. The sides of the tiles in a slab add up to
+the column's height. Consecutive columns with equal numbers of slabs are a *region* (`plan.Region`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy.typing as npt
 from cleave.planner.tiles.balance import Arrangement, Frame
 from cleave.planner.tiles.shape import BestTile, Floats
 
-_LEAST_COLUMN = 0.6  # share of a mean column's volume below which a depth gets no own column
+_LEAST_COLUMN = 0.6  # minimum volume of a depth's own column, relative to a mean column's volume
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An arrangement with the widths and depths from which balancing starts."""
+    """An arrangement, with initial widths of columns and depths of slabs for balancing."""
 
     arrangement: Arrangement
     widths: Floats
@@ -30,7 +31,7 @@ class Draft:
 
 
 def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """Return the numbers of columns that are worth trying: those near square tiles.
+    """Return the numbers of columns to try. With these numbers, tiles are nearly square.
 
     Args:
         few: whether to return only the two nearest numbers.
@@ -50,12 +51,12 @@ def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
 def arrange(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int, round_up_at: float
 ) -> Draft:
-    """Distribute devices over a number of columns of equal volume.
+    """Distribute devices over columns of equal volume.
 
     Args:
-        order: the devices to use, deepest first.
-        columns: number of columns; columns that stay empty are left out.
-        round_up_at: fraction of a slab from which it is rounded up to a whole one.
+        order: indices of the devices to use, in descending order of the best tile's depth.
+        columns: maximum number of columns. Columns without devices are dropped.
+        round_up_at: fractional part from which a column's number of slabs is rounded up.
     """
     return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
 
@@ -63,9 +64,10 @@ def arrange(
 def arrange_by_depth(
     frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int
 ) -> Draft:
-    """Distribute devices over about `columns` columns; different depths get different columns.
+    """Distribute devices over about `columns` columns, with separate columns for each depth.
 
-    A depth with too few devices for a column shares one with the next depth.
+    If the devices of one depth have too little volume for a column, they share a column with the
+    devices of the next depth.
 
     Args:
         best: tiles whose depths many devices have in common (`shape.snapped`).
@@ -80,7 +82,7 @@ def arrange_by_depth(
         share += more
         rest = float(shares[number + 1 :].sum())
         if (share < _LEAST_COLUMN or rest < _LEAST_COLUMN) and end < len(order):
-            continue  # too little volume for a column of its own
+            continue  # this depth has too little volume for its own column
         dealt = _deal(volume[begin:end], max(1, round(share)))
         column_of[begin:end] = placed + dealt
         placed += int(dealt[-1]) + 1
@@ -95,7 +97,7 @@ def _stack(
     column_of: npt.NDArray[np.intp],
     round_up_at: float,
 ) -> Draft:
-    """Divide columns into slabs whose devices' sides add up to the height."""
+    """Divide each column into slabs, so that the tiles of a slab fill the column's height."""
     volume, depth = best.volume[order], best.depth[order]
     of_column = np.bincount(column_of, volume)
     widths = frame.width * of_column / of_column.sum()
@@ -120,7 +122,11 @@ def _stack(
 
 
 def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
-    """Return each weight's group: consecutive groups of similar weight, numbered without gaps."""
+    """Divide weights into consecutive groups of similar total weight.
+
+    Returns:
+        For each weight, the number of its group. Numbers have no gaps.
+    """
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])
@@ -136,11 +142,12 @@ def drafts(
     *,
     few: bool,
 ) -> Iterator[Draft]:
-    """Yield the distinct arrangements that are worth trying.
+    """Yield the distinct arrangements to try.
 
     Args:
-        best, order: every device's best tile, and the devices in order of its depth.
-        snapped, snapped_order: the same for tiles with depths that divide k.
+        best: each device's best tile.
+        order: indices of the devices, in descending order of the best tile's depth.
+        snapped, snapped_order: like `best` and `order`, for best tiles whose depth divides k.
         few: whether to yield only the most promising arrangements.
     """
     seen = set()

@@ -27,11 +27,14 @@ _PULL: Final = 1.25  # exponent of corrections: time grows like depth or width t
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A GEMM and the side of C that columns divide.
+    """A GEMM, and which side of C is divided into columns.
 
     Attributes:
-        columns_cut_n: True if columns divide n and rows divide m; False if reversed.
-        height, width, depth: the side that rows divide, the side that columns divide, and k.
+        columns_cut_n: True if columns divide n and rows divide m. False if columns divide m and
+            rows divide n.
+        height: length of the side that is divided into rows.
+        width: length of the side that is divided into columns.
+        depth: k of the GEMM.
     """
 
     gemm: Gemm
@@ -53,10 +56,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The positions of devices: slab by slab, and slabs column by column.
+    """The assignment of devices to slabs, and of slabs to columns.
 
     Attributes:
-        devices: indices into the fleet.
+        devices: indices of the devices in the fleet, slab by slab.
         slab_starts: index in `devices` of each slab's first device.
         column_starts: index of each column's first slab.
     """
@@ -67,23 +70,23 @@ class Arrangement:
 
     @property
     def slab_of(self) -> npt.NDArray[np.intp]:
-        """Return the slab of each entry in `devices`."""
+        """Return, for each entry of `devices`, the index of its slab."""
         return _labels(self.slab_starts, len(self.devices))
 
     @property
     def column_of_slab(self) -> npt.NDArray[np.intp]:
-        """Return the column of each slab."""
+        """Return, for each slab, the index of its column."""
         return _labels(self.column_starts, len(self.slab_starts))
 
     @property
     def slabs_in_column(self) -> npt.NDArray[np.intp]:
-        """Return the number of slabs of each column."""
+        """Return, for each column, its number of slabs."""
         return np.diff(self.column_starts, append=len(self.slab_starts))
 
 
 @dataclass(frozen=True, slots=True)
 class Fluid:
-    """A balanced arrangement in real numbers; `time_s` has one entry per slab."""
+    """A balanced arrangement with real numbers as sides; `time_s` has the seconds of each slab."""
 
     arrangement: Arrangement
     widths: Floats
@@ -97,7 +100,7 @@ class Fluid:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Integer tiles, one row each: the device, and its bounds on the axes of `Frame`."""
+    """Integer tiles, with one array row per tile: the device, and start and stop on each axis."""
 
     device: npt.NDArray[np.intp]
     slab: npt.NDArray[np.intp]
@@ -107,10 +110,12 @@ class Boxes:
 
 
 class Balancer:
-    """Balances arrangements of one fleet for one frame.
+    """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
     Args:
-        slowdown: by device, the factor on the cost model's time for one tile.
+        frame: the GEMM, and which side is divided into columns.
+        rates: rates of the devices.
+        slowdown: for each device, the factor by which the cost model's time is multiplied.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -128,11 +133,15 @@ class Balancer:
         rounds: int,
         tolerance: float = 1e-3,
     ) -> Fluid:
-        """Adjust widths and depths for a number of rounds, or until all slabs take equally long.
+        """Adjust widths and depths until all slabs take equally long, or for `rounds` rounds.
 
         Args:
-            widths, depths: starting values by column and by slab; only proportions matter.
-            time_s: first guess of the slabs' time.
+            arrangement: the assignment of devices to slabs and columns.
+            widths: initial width of each column. Only proportions matter.
+            depths: initial depth of each slab. Only proportions matter.
+            time_s: initial guess of the seconds of a slab.
+            rounds: maximum number of rounds.
+            tolerance: relative difference up to which times count as equal.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -172,10 +181,11 @@ class Balancer:
         return slabs.rows(widths, depths, times, 16)
 
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
-        """Return the nearest tiles with integer sides; None if a column or slab would vanish.
+        """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
         Args:
-            most_aligned: alignment of sides of 512 and more, up to 16.
+            fluid: the balanced arrangement.
+            most_aligned: alignment of sides of at least 512, at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -307,7 +317,7 @@ class _Slabs:
 
 
 def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
-    """Return the cost model's seconds for each box, without fill."""
+    """Return the predicted seconds of each tile, without strip fill."""
     of = rates.take(boxes.device)
     rows, columns, depth = (
         (span[:, 1] - span[:, 0]).astype(np.float64)

@@ -1,9 +1,10 @@
 """Lower bounds on the time of one GEMM on a fleet (docs/planner.md).
 
-A bound is the time T in which the devices can multiply the volume of the whole GEMM. No plan beats
-the *overlap* bound: by the Loomis-Whitney inequality, a device that received x elements and
-returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. No plan with one tile per device beats the
-*isolated* bound, under the readiness curve of wavefront streaming.
+A bound is the shortest time in which the devices together can compute all multiply-adds of the
+GEMM. No plan is faster than the *overlap* bound. It follows from the Loomis-Whitney inequality: a
+device that receives x elements and returns z elements computes at most ``(x / 2) sqrt(z)``
+multiply-adds. No plan with one tile per device is faster than the *isolated* bound, which takes
+into account when wavefront streaming makes blocks ready.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _TOLERANCE = 1e-7
 
 
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
-    """Return seconds that no plan beats, with any number of tiles of any shape.
+    """Return a lower bound, in seconds, on the time of any plan with tiles of any number and shape.
 
     Args:
-        gemm: the GEMM, with positive sides.
-        rates: rates of the fleet, at least one device.
-        ps: the PS, of which only the network card counts.
+        gemm: the GEMM; each side is at least 1.
+        element: element sizes of the GEMM's matrices.
+        rates: rates of the devices, at least one.
+        ps: parameter server. Only the rates of its network card are used.
     """
     least = min(element.finished, element.partial)
 
@@ -56,11 +58,13 @@ def isolated_bound_s(
     *,
     two_dimensional: bool = False,
 ) -> float:
-    """Return seconds that no plan with one tile per device beats; each tile has its best depth.
+    """Return a lower bound, in seconds, on the time of any plan with one tile per device.
 
-    Memory is ignored: a device with little memory gets several tiles, which only takes longer.
+    The bound ignores memory limits. A device with little memory gets several tiles, which take
+    longer than one tile.
 
     Args:
+        gemm, element, rates, ps: see `overlap_bound_s`.
         two_dimensional: whether to allow only tiles of full depth.
     """
     least = min(element.finished, element.partial)
@@ -77,10 +81,11 @@ def isolated_bound_s(
 def _through_card(
     gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
 ) -> float:
-    """Return the volume of all devices together, within what the PS's card can send and receive.
+    """Return the multiply-adds of all devices together, as limited by the PS's network card.
 
-    A device multiplies at most ``sqrt(returned) / 2`` pairs per element sent to it: egress is a
-    fractional knapsack. An element received by the PS is worth at most k pairs.
+    A device computes at most ``sqrt(returned) / 2`` multiply-adds per element that it receives, so
+    the best use of the card's egress is a fractional knapsack problem. Each element that the PS
+    receives allows at most k multiply-adds.
     """
     total = float(each.sum())
     if np.isfinite(ps.egress_bytes_per_s):
@@ -99,10 +104,14 @@ def _through_card(
 
 
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
-    """Return the time at which a rising volume reaches that of the GEMM, from below.
+    """Return the time in which the devices can compute the whole GEMM, rounded down slightly.
 
-    No work is done before `least_s`. The volume over the time after that is nearly straight in
-    logarithms, so secant steps are used. Every third step halves the bracket.
+    The search uses secant steps, because the logarithm of the volume is nearly linear in the
+    logarithm of the time after `least_s`. Every third step bisects.
+
+    Args:
+        volume: increasing function from seconds to multiply-adds of all devices.
+        least_s: time before which no multiply-add can be finished.
     """
     wanted = float(gemm.volume)
     low, at_low, high, at_high = 0.0, 0.0, math.inf, math.inf

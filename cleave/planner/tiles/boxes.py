@@ -1,4 +1,4 @@
-"""Planned tiles from integer boxes: memory, messages, strips, predicted times."""
+"""Conversion of integer boxes to planned tiles, with memory limits, strips and predicted times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_arra
 Ints = npt.NDArray[np.int64]
 
 USABLE_MEMORY: Final = 0.9
-"""Share of a device's memory budget for tiles; the rest is for messages in flight."""
+"""Share of a device's memory that tiles may use. The rest is for messages in flight."""
 
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
@@ -44,15 +44,18 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return the tile of each device, or several tiles if its memory cannot hold it at once.
+    """Return the tile of each device. A device with too little memory gets several smaller tiles.
 
     Args:
-        devices, boxes: the devices, and the part of the index space of each.
-        tiles: approximate number of tiles of the plan.
+        gemm: the GEMM.
+        element: element sizes of the GEMM's matrices.
+        devices: the devices.
+        boxes: for each device, its part of the GEMM's index space.
+        tiles: approximate number of tiles in the plan.
         block_s: seconds of the PS for one block.
 
     Raises:
-        PlanError: when not even a single multiplication fits.
+        PlanError: when a device has too little memory for a single multiplication.
     """
     rates, sides = RateArrays.of(devices), box_sizes(boxes)
     m, n, k = sides
@@ -73,7 +76,7 @@ def planned_tiles(
 
 
 def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
-    """Return the rows, columns and depths of tiles."""
+    """Return three arrays: the number of rows, the number of columns and the depth of each tile."""
 
     def sizes(spans: Iterable[Span]) -> Ints:
         bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
@@ -101,10 +104,10 @@ def _planned(
     slower_s = np.maximum(2 * m * n * k / rates.flops, up / rates.uplink)
     streamed_s = streamed_array_s(down / rates.downlink, slower_s)
     strips = strips_per_side(streamed_s, tiles, block_s)
-    # A strip and a block are one message each. Messages must not be too large, nor delay heartbeats
-    # for too long on a slow link.
+    # Each strip and each block is one message. A message may have at most `_LARGEST_MESSAGE_BYTES`,
+    # and must not delay heartbeats for too long on a slow link.
     per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
-    # Strips about as thick as those of the other side, so that a flat tile's thin side stays whole.
+    # A-strips and B-strips get similar thickness, so the short side of a flat tile is not cut.
     rows = np.clip(np.round(strips * m * 2 / n), 1, strips)
     columns = np.clip(np.round(strips * n * 2 / m), 1, strips)
     rows = np.maximum(np.where(m < n, rows, strips), per_side)
@@ -127,7 +130,12 @@ def _planned(
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:
-    """Return the least number of messages for a number of bytes."""
+    """Return the minimum number of messages in which bytes can be sent on a link.
+
+    Args:
+        nbytes: number of bytes.
+        rate: rate of the link in bytes/s.
+    """
     by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
     return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
@@ -135,10 +143,12 @@ def _messages(nbytes: Floats, rate: Floats) -> Floats:
 def fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
-    """Return the tile, halved along its longest side until strips and blocks fit the device.
+    """Return a tile, or the smaller tiles into which it is cut to fit in a device's memory.
+
+    Tiles are halved along their longest side until all strips and blocks of a tile fit in memory.
 
     Raises:
-        PlanError: when not even a single multiplication fits.
+        PlanError: when the device has too little memory for a single multiplication.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
@@ -165,7 +175,10 @@ def fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan without and with strip fill; a device computes its tiles in sequence."""
+    """Return the makespan of tiles without strip fill, and the makespan with strip fill.
+
+    Both are in seconds. Each device computes its tiles one after another.
+    """
     tiles = list(tiles)
     bare = busy_s(tiles)
     fill: dict[int, float] = {}
@@ -175,7 +188,7 @@ def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
 
 
 def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
-    """Return the total seconds of each device's tiles."""
+    """Return the total seconds of all tiles of each device, by device ID."""
     total: dict[int, float] = {}
     for tile in tiles:
         total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
@@ -188,7 +201,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return the plan that reuses operands on devices; None if it does not fit their memory."""
+    """Return the plan that reuses operands on devices; None if a device has too little memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

@@ -1,7 +1,7 @@
-"""When devices have received their bytes: through their own links, or through the PS's shared card.
+"""Arrival times of downloads, as limited by device links or by the PS's network card.
 
-The card gives an equal share to each device that it still sends to. Bandwidth that a device's own
-link cannot use goes to the others, as does the share of a device that is done.
+The card divides its rate equally among the devices to which it is still sending. If a device's own
+link is slower than an equal share, the unused bandwidth is divided among the other devices.
 """
 
 from __future__ import annotations
@@ -14,21 +14,30 @@ import numpy.typing as npt
 from cleave.planner.tiles.shape import Floats
 
 _MOST_TIMES: Final = 256
-"""In a larger fleet, several devices count as done when the last of them is (slightly too late)."""
+"""Maximum number of distinct times at which downloads of devices end.
+
+In a larger fleet, devices with similar download times are treated as ending at the latest of these
+times.
+"""
 
 Places = npt.NDArray[np.intp]
 
 
 class Arrivals(Protocol):
-    """Tells when devices have been sent a number of bytes."""
+    """Computes the times at which given numbers of bytes have been sent to devices."""
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """Return the seconds until the devices at `places` have been sent `nbytes` each."""
+        """Return the seconds until `nbytes` bytes have been sent to each device.
+
+        Args:
+            places: indices of the devices.
+            nbytes: for each device, the number of bytes.
+        """
         ...
 
 
 class OwnLinks:
-    """Arrivals when every device receives at its own link's rate."""
+    """Arrival times if each device receives at the rate of its own link."""
 
     def __init__(self, bytes_per_s: Floats) -> None:
         self._bytes_per_s = bytes_per_s
@@ -38,11 +47,12 @@ class OwnLinks:
 
 
 class SharedCard:
-    """Arrivals when devices share one card.
+    """Arrival times if all devices share the PS's network card.
 
     Args:
-        nbytes: total bytes sent to each device.
-        bytes_per_s: rates of the devices' links.
+        nbytes: for each device, total bytes of its download.
+        bytes_per_s: for each device, rate of its link.
+        card_bytes_per_s: sending rate of the card.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:

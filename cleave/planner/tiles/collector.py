@@ -1,4 +1,4 @@
-"""Pausing the garbage collector for code that makes millions of objects without cycles."""
+"""Pausing the garbage collector in code that creates millions of objects without cycles."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector, which runs more often as objects are made.
+    """Return a context manager that pauses Python's cyclic garbage collector.
 
-    Otherwise it takes a third of the time of large plans and of the emulator's event heap.
+    Without a pause, garbage collection takes a third of the run time of large plans and of the
+    emulator's event heap, because the collector runs after a number of new objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()

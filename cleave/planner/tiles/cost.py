@@ -1,4 +1,4 @@
-"""The wavefront-streaming cost model: the time of one tile on one device."""
+"""The cost model of wavefront streaming, which predicts the time of one tile on one device."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from typing import Final
 from cleave.planner.plan import DeviceRates
 
 MAX_STRIPS: Final = 16
-"""Maximum strips a side; above it fill is below 3 % and messages cost more than they save."""
+"""Maximum number of strips per side of a tile.
+
+With more strips, the fill is below 3 % of the tile's time, and each additional message costs more
+time than it saves.
+"""
 
 FILL_SHARE: Final = 0.48
-"""Strip fill as a share of a tile's time divided by its strips a side (measured)."""
+"""Strip fill of a tile, times the number of strips per side, divided by the tile's time (measured).
+"""
 
 PS_BLOCK_S: Final = 3e-4
-"""Seconds of the PS's event loop for one block (decode, assemble, account)."""
+"""Seconds in which the PS's event loop decodes, assembles and accounts for one block."""
 
 PS_BYTE_S: Final = 5e-10
-"""Seconds of it for one byte sent or received: 2 GB/s (`benchmarks.websocket_throughput`)."""
+"""Seconds that the PS's event loop spends per byte sent or received.
+
+The value corresponds to 2 GB/s (see `benchmarks.websocket_throughput`).
+"""
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
-    """Return the seconds of a tile in the limit of many strips, without latency.
+    """Return the seconds of a tile in the limit of infinitely many strips, without latency.
 
-    After a share f of the download, f^2 of the products are ready (design, section 4). With
+    When a share f of the download has arrived, a share f^2 of the blocks can be computed. With
     ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else
     ``X + download^2 / (4 X)``.
     """
@@ -33,7 +41,10 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 
 
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
-    """Return the predicted seconds from the first byte sent to the last byte back, without fill."""
+    """Return the predicted seconds from the first byte sent to the last byte received by the PS.
+
+    The prediction applies in the limit of infinitely many strips.
+    """
     return 2 * device.latency_s + streamed_s(
         download_bytes / device.downlink_bytes_per_s,
         flops / device.flops_per_s,

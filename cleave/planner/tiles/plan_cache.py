@@ -1,4 +1,4 @@
-"""A cache of plans, by GEMM and fleet."""
+"""A cache of plans. The key consists of a GEMM and the rates of a fleet's devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan
 _MOST_PLANS: Final = 4096
 
 _RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
-"""All fields of a device except its id."""
+"""All fields of a device except its ID."""
 
 _Rates = tuple[object, ...]
 _Of = tuple[Gemm, ElementBytes, _Rates]
@@ -21,10 +21,10 @@ _Of = tuple[Gemm, ElementBytes, _Rates]
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """A plan, and whether it may be used again.
+    """A cached plan.
 
     Attributes:
-        provisional: whether the plan may be used only once.
+        provisional: True if the plan may be used only once, because a better plan may exist.
     """
 
     plan: Plan
@@ -32,11 +32,11 @@ class CachedPlan:
 
 
 class PlanCache:
-    """Finds plans by GEMM and fleet, or by the rates of the fleet's devices.
+    """A cache of plans. A plan is also found for a fleet with other device IDs and equal rates.
 
-    A device that reconnects has a new id, and mostly its old rates. So fleets with the same rates
-    in the order of their ids share a plan with different ids. A planner reads devices in that
-    order, so it would make the same plan.
+    A device that reconnects has a new ID, and usually has the same rates as before. If two fleets
+    have the same rates in the order of device IDs, they share a cached plan, in which the IDs are
+    replaced. A planner sorts devices by ID, so it would make the same plan for both fleets.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PlanCache:
 
     @property
     def full(self) -> bool:
-        """Return whether the cache should be cleared."""
+        """Return True if the cache has reached its maximum size and should be cleared."""
         return len(self._by_fleet) >= _MOST_PLANS
 
     def clear(self) -> None:
@@ -55,7 +55,7 @@ class PlanCache:
     def find(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan | None:
-        """Return the plan kept for this fleet or for one with equal rates; None if not found."""
+        """Return the cached plan for this fleet, or for a fleet with equal rates; None if none."""
         fleet = gemm, element, tuple(devices)
         found = self._by_fleet.get(fleet)
         if found is None:
@@ -75,7 +75,7 @@ class PlanCache:
         devices: Sequence[DeviceRates],
         cached: CachedPlan,
     ) -> CachedPlan:
-        """Keep a plan, in place of an earlier one for this fleet; return it."""
+        """Add a plan to the cache, replacing an earlier plan for this fleet; return the plan."""
         numbers, rates = _split(devices)
         self._by_fleet[gemm, element, tuple(devices)] = cached
         self._by_rates[gemm, element, rates] = numbers, cached
@@ -83,7 +83,7 @@ class PlanCache:
 
 
 def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Rates]:
-    """Return the devices' ids, ascending, and their rates in the same order."""
+    """Return the device IDs in ascending order, and the rates of the devices in the same order."""
     ordered = sorted(devices, key=lambda device: device.device)
     numbers = tuple(device.device for device in ordered)
     return numbers, tuple(map(_RATES, ordered))

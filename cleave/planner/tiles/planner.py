@@ -1,8 +1,9 @@
-"""The planner: which devices take part, and which tile each of them gets.
+"""The tile planner: which devices compute a GEMM, and which tile each device gets.
 
-It computes the fluid limit with the bound (`shape`, `bound`), distributes devices over columns and
-slabs (`arrange`), balances a few arrangements (`balance`), and keeps the one with the shortest
-predicted makespan. The plan does not depend on the order of the devices.
+The planner computes each device's best tile and the lower bound (`shape`, `bound`), distributes
+devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). It returns
+the plan with the shortest predicted makespan. The plan does not depend on the order in which the
+devices are given.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ _FAR_SLOWER: Final = 50.0  # factor to the median device's work
 
 
 class PlanMethod(Enum):
-    """Shapes of tiles: cut in three dimensions, or only in rows and columns as published."""
+    """How a GEMM may be cut into tiles: in rows, columns and depth, or only in rows and columns.
+
+    The published method cuts only in rows and columns.
+    """
 
     THREE_D = "3d"
     TWO_D = "2d"
@@ -65,7 +69,7 @@ class PlanMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """A GEMM's latest plan, its fleet, and the makespan of the last plan from scratch."""
+    """The latest plan of a GEMM, the plan's fleet, and the makespan of the last complete plan."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -76,11 +80,11 @@ class _Latest:
 class TilePlanner:
     """Plans GEMMs for fleets, as the module docstring describes.
 
-    It is thread-safe, and threads share its cache of plans.
+    A planner is thread-safe. All threads use the same cache of plans.
 
     Args:
         ps: rates and memory of the parameter server.
-        method: the shapes of tiles.
+        method: whether tiles may be cut in depth.
     """
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
@@ -112,7 +116,7 @@ class TilePlanner:
     def _without_residencies(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan:
-        """Return a plan from the cache, or make and cache one."""
+        """Return a plan from the cache, or make a plan and add it to the cache."""
         found = self._cache.find(gemm, element, devices)
         if found is not None and not found.provisional:
             return found
@@ -120,12 +124,12 @@ class TilePlanner:
             self._cache.clear()
             self._latest.clear()
             found = None
-        ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
+        ordered = sorted(devices, key=lambda d: d.device)  # the order affects rounding of sums
         rates = RateArrays.of(ordered)
         bound_s = self._bound_s(gemm, element, rates)
         useful = self._useful(gemm, element, ordered, rates, bound_s)
         if len(useful) < len(devices):
-            # Often a plan for these devices exists, and only a straggler's rates have changed.
+            # Often only the rates of a straggler have changed, so a plan for the others is cached.
             made = self._without_residencies(gemm, element, useful)
             made = replace(made, plan=replace(made.plan, bound_s=bound_s))
         else:
@@ -133,13 +137,16 @@ class TilePlanner:
             if changed is None:
                 with collector_paused():
                     made = CachedPlan(self._fresh(gemm, element, ordered, rates, bound_s))
-            else:  # a much slower plan is good enough to continue with at once, but only once
+            else:  # use a slower plan once, because making a better plan takes time
                 planned_s = self._latest[gemm, element].planned_s
                 made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
         return self._cache.keep(gemm, element, devices, made)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan part of a GEMM quickly: try few sets of devices and few arrangements."""
+        """Plan part of a GEMM quickly, with few sets of devices and few arrangements.
+
+        See `PartPlanner.plan_part`.
+        """
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
         bound_s = self._bound_s(gemm, element, rates)
@@ -161,17 +168,17 @@ class TilePlanner:
     def _changed(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> Plan | None:
-        """Return the latest plan of this GEMM, changed for the few devices that left or joined.
+        """Return the latest plan of this GEMM, updated for the few devices that left or joined.
 
-        Return None if many devices changed, and for small fleets, which are as quick to plan from
-        scratch. Also return None if the PS's card is limited, because then each device's share
-        depends on the number of devices.
+        The result is None if many devices left or joined, or if the fleet is so small that a new
+        plan takes no longer than an update. The result is also None if the PS's card limits
+        transfers, because each device's share of the card depends on the number of devices.
         """
         latest = self._latest.get((gemm, element))
         if latest is None or len(devices) <= _SMALL_FLEET:
             return None
         if latest.plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
-            return None  # it was meant for one use
+            return None  # a provisional plan may be used only once
         now = {d.device: d for d in devices}
         gone = latest.rates.keys() - now.keys()
         came = now.keys() - latest.rates.keys()
@@ -209,7 +216,7 @@ class TilePlanner:
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
         for subset in others:
-            if plan is None:  # the slowest devices would have got less than a row of C
+            if plan is None:  # the slowest devices would have less than one row of C
                 plan = self._best_on(gemm, element, ordered, [subset], bound_s)
         assert plan is not None  # a plan for one device alone is always possible
         rates_now = {d.device: d for d in ordered}
@@ -224,7 +231,7 @@ class TilePlanner:
         subsets: Iterable[Indices],
         bound_s: float,
     ) -> Plan | None:
-        """Return the best plan on any of these subsets; None if no subset has a plan."""
+        """Return the best plan for any of the given subsets of devices; None if none exists."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             everyone = len(subset) == len(ordered)
@@ -236,7 +243,7 @@ class TilePlanner:
             if best is None or score_s < best[0]:
                 best = score_s, plan
             elif plan.devices_used < best[1].devices_used / 4:
-                break  # even fewer devices would only take longer
+                break  # a smaller subset would take even longer
         return None if best is None else best[1]
 
     def _on(
@@ -248,10 +255,13 @@ class TilePlanner:
         *,
         everyone: bool,
     ) -> Plan | None:
-        """Return the best plan on these devices; None if no arrangement has an integer version."""
+        """Return the best plan for the given devices.
+
+        The result is None if no arrangement can be rounded to integer tiles.
+        """
         plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
         if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is PlanMethod.THREE_D:
-            # A cut in depth that gains little on the links costs more on the PS.
+            # Cutting in depth can cost the PS more time than it saves on the links.
             flat = _Task(self, gemm, element, members, bound_s, everyone=False, flat=True)
             plans.append(flat.plan())
         found = [plan for plan in plans if plan is not None]
@@ -262,7 +272,7 @@ class TilePlanner:
         return isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
 
     def _score_s(self, plan: Plan) -> float:
-        """Return the score that plans are compared by: the fleet's time plus the PS's time."""
+        """Return the seconds by which plans are compared: the fleet's time plus the PS's time."""
         fleet_s = plan.makespan_s + plan.fill_s
         if not self.ps.block_s:
             return fleet_s
@@ -281,8 +291,8 @@ class TilePlanner:
         rates: RateArrays,
         bound_s: float,
     ) -> Sequence[DeviceRates]:
-        """Return the devices, without those that are far slower and do almost nothing together."""
-        # The volume that each device could return in twice the least time.
+        """Return the devices except far slower devices that together contribute almost nothing."""
+        # The volume of the largest tile that each device could return in twice the bound.
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if not slow.any() or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum():
@@ -294,14 +304,14 @@ class TilePlanner:
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
     ) -> tuple[list[Indices], list[Indices]]:
-        """Return the sets of devices worth planning for, best guess first, and the other sets.
+        """Return the subsets of devices to plan for, most promising first, and all other subsets.
 
-        All devices are the first set, unless the PS's card cannot feed them or the GEMM is so small
-        that their shares would be tiny.
+        The first subset consists of all devices, with two exceptions: the PS's card is too slow for
+        all devices, or the GEMM is so small that each device's share would be tiny.
         """
         roomy = _roomy(gemm, element, rates)
         best = best_tile(gemm, element, rates, 2 * bound_s)
-        # Fastest first; ties go to the lower index.
+        # Fastest devices first. Equally fast devices are sorted by index.
         ranked = roomy[np.lexsort((roomy, -best.volume[roomy]))]
         everyone = len(ranked)
         ladder = sizes = _ladder(everyone)
@@ -324,21 +334,24 @@ class TilePlanner:
         ranked: RateArrays,
         sizes: Sequence[int],
     ) -> list[int]:
-        """Return the subset sizes with the shortest fluid times behind the PS's card."""
+        """Return the subset sizes with the shortest approximate times (see `_fluid_times_s`)."""
         times_s = self._fluid_times_s(gemm, element, ranked, sizes)
         return sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
 
     def _fluid_times_s(
         self, gemm: Gemm, element: ElementBytes, ranked: RateArrays, sizes: Iterable[int]
     ) -> dict[int, float]:
-        """Return, by size, the approximate fluid time of the first devices behind the PS's card."""
+        """Return, for each subset size, the approximate time that the fastest devices need.
+
+        The time is in seconds, in the fluid limit, and takes the PS's card into account.
+        """
         unlimited = PsRates()
         times_s = {}
         for size in sizes:
             rates = self._behind_card(ranked.take(np.arange(size)))
             step = -(-size // _SAMPLE)
             sample = rates.take(np.arange(0, size, step))
-            # The sample does its share of the volume, as columns of C.
+            # The sampled devices compute a proportional share of C's columns.
             share = max(1, round(gemm.n * len(sample) / size))
             times_s[size] = isolated_bound_s(
                 replace(gemm, n=share),
@@ -350,7 +363,7 @@ class TilePlanner:
         return times_s
 
     def _behind_card(self, rates: RateArrays) -> RateArrays:
-        """Slow all links by one factor, so that together they fit the PS's card."""
+        """Return the rates with all links slowed, so that their sum fits the PS's card."""
         return rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
 
 
@@ -364,10 +377,12 @@ def _ladder(most: int) -> list[int]:
 
 
 def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
-    """Return the devices that can hold an equal share of C in a few pieces; others stay idle.
+    """Return the devices with enough memory for an equal share of C, cut into a few tiles.
+
+    If no device has that much memory, return all devices that can compute any tile.
 
     Raises:
-        PlanError: when no device has the memory for a single multiplication.
+        PlanError: when no device has enough memory for a single multiplication.
     """
     side = (gemm.m * gemm.n / len(rates)) ** 0.5
     rows, columns = min(side, gemm.m), min(side, gemm.n)
@@ -376,7 +391,7 @@ def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
     roomy = np.flatnonzero(share <= _MOST_PIECES * usable)
     if len(roomy):
         return roomy
-    # All devices are small, so use those that can hold anything at all.
+    # No device has enough memory for an equal share, so use devices with memory for any tile.
     some = _with_memory(element, rates)
     if not len(some):
         raise PlanError(
@@ -387,7 +402,7 @@ def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
 
 
 def _with_memory(element: ElementBytes, rates: RateArrays) -> Indices:
-    """Return the devices that can hold a single multiplication."""
+    """Return the devices with enough memory for a tile of a single multiplication."""
     least = 2 * element.sent + max(element.finished, element.partial)
     return np.flatnonzero(least <= rates.memory * USABLE_MEMORY)
 
@@ -402,7 +417,7 @@ class _Candidate:
 
 
 class _Task:
-    """Plans one GEMM on one set of devices; the plan may use all of them."""
+    """Plans one GEMM for one set of devices."""
 
     def __init__(
         self,
@@ -425,7 +440,7 @@ class _Task:
         rates = RateArrays.of(devices)
         self.rates = planner._behind_card(rates)
         throttled = self.rates is not rates
-        # Tiles are timed with each device's share of the card.
+        # The times of tiles take each device's share of the PS's card into account.
         self.devices = devices
         if throttled:
             self.devices = [
@@ -460,14 +475,18 @@ class _Task:
             slower = took_s > alone_s * (1 + 1e-9)
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
-            # Devices with several tiles for lack of memory take longer, so give them less.
+            # Devices that need several tiles, for lack of memory, take longer, so they get less.
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
     def _tiling(
         self, slowdown: npt.NDArray[np.float64]
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Return a plan and, by device, the seconds of all its tiles and of a single tile."""
+        """Return a plan and two arrays of seconds with one value per device.
+
+        The first array has the time of all tiles of the device. The second array has the time that
+        the device would need if it computed its share as a single tile.
+        """
         memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
         free = best_tile(
             self.gemm,
@@ -514,7 +533,7 @@ class _Task:
         return None if chosen is None else self._finish(chosen[1], chosen[2])
 
     def _balanced(self, balancer: Balancer, drafts: Iterable[Draft]) -> list[_Candidate]:
-        """Balance each draft for a few rounds, enough to rank them."""
+        """Balance each draft for a few rounds, so that drafts can be ranked by their makespan."""
         found = []
         for draft in drafts:
             fluid = balancer.balance(
@@ -524,13 +543,16 @@ class _Task:
         return found
 
     def _order(self, best: BestTile) -> Indices:
-        """Return the devices with work: deepest tiles first, then widest."""
+        """Return the devices with a tile, sorted by depth of the tile and then by its width."""
         active = np.flatnonzero(best.volume > 0)
         sides = best.volume[active] / best.depth[active]
         return active[np.lexsort((active, -sides, -best.depth[active]))]
 
     def _integers(self, candidate: _Candidate) -> tuple[float, Boxes] | None:
-        """Return integer tiles and their makespan, with as much alignment as balance allows."""
+        """Return integer tiles and their makespan.
+
+        Sides of tiles are aligned as far as this does not lengthen the makespan too much.
+        """
         balancer = candidate.balancer
         fluid = balancer.balance(
             candidate.fluid.arrangement,
@@ -554,7 +576,7 @@ class _Task:
     def _finish(
         self, boxes: Boxes, frame: Frame
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the plan of these boxes, and the seconds that `_tiling` returns."""
+        """Return the plan for integer tiles, and the two arrays that `_tiling` returns."""
         sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
         spans = [starmap(Span, side.tolist()) for side in (*sides, boxes.depth)]
         tiles = planned_tiles(
@@ -583,7 +605,7 @@ class _Task:
 
 
 def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:
-    """Return runs of columns with equal slab counts."""
+    """Return the regions: runs of consecutive columns with equal numbers of slabs."""
     columns: list[tuple[int, int, int, int]] = []  # start, stop, slabs, devices
     keyed = zip(boxes.columns.tolist(), boxes.slab.tolist(), strict=True)
     for (start, stop), group in groupby(keyed, key=lambda pair: pair[0]):

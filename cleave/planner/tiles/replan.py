@@ -1,4 +1,4 @@
-"""Updates of plans after a device left or joined: only one slab's tiles change."""
+"""Updates of a plan after one device has left or joined. Only the tiles of one slab change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ def without_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device left: the other devices of its slab take over its rows.
+    """Return a plan in which the other devices of a slab take over the rows of a lost device.
 
     Args:
-        rates: rates by id of the remaining devices.
+        plan: the plan with the lost device.
+        element: element sizes of the matrices.
+        rates: maps the ID of each remaining device to its rates.
+        gone: ID of the lost device.
+        block_s: seconds of the PS for one block.
 
     Returns:
-        None if impossible, as when the device was alone in its slab or had several tiles.
+        The new plan; None if there is none, for example because the lost device was alone in its
+        slab or had several tiles.
     """
     own = [t for t in plan.tiles if t.device == gone]
     if not own:
@@ -47,10 +52,14 @@ def with_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device joined the slowest slab; None if impossible.
+    """Return a plan in which a new device joins the slowest slab; None if that is impossible.
 
     Args:
-        rates: rates by id, including the new device.
+        plan: the plan without the new device.
+        element: element sizes of the matrices.
+        rates: maps the ID of each device, including the new device, to its rates.
+        new: ID of the new device.
+        block_s: seconds of the PS for one block.
     """
     slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
     mates = [t.device for t in _slab(plan, slowest.tile)]
@@ -58,7 +67,7 @@ def with_device(
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
-    """Return the tiles in this tile's slab: those with its columns and its depth."""
+    """Return the tiles of the slab that contains `tile`, which have equal columns and depth."""
     if plan.columns_cut_n:
         return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
     return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]
@@ -73,7 +82,7 @@ def _with_slab(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan with one slab divided again among these devices; None if impossible."""
+    """Return a plan in which `devices` share the slab of `tile`; None if that is impossible."""
     old = _slab(plan, tile)
     before = {t.device for t in old}
     cut_n = plan.columns_cut_n
@@ -82,7 +91,7 @@ def _with_slab(
     if (
         not devices
         or len(before) != len(old)
-        # A share that was cut to fit its device's memory is not part of the slab.
+        # If memory limits required several tiles for a device, these tiles do not fill the slab.
         or filled != (plan.gemm.m if cut_n else plan.gemm.n)
         or others & set(devices)
     ):

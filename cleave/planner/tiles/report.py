@@ -1,4 +1,4 @@
-"""Reports on plans: gap to the bounds, bottleneck, bytes and memory."""
+"""Reports on plans by tiles: gap to the lower bounds, bottleneck, traffic and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
 
 class Bottleneck(Enum):
-    """The resource that takes most of the predicted time; the values are for people."""
+    """The resource that takes most of the predicted time. Enum values are texts for the user."""
 
     DOWNLINK = "downlink"
     UPLINK = "uplink"
@@ -34,18 +34,19 @@ class Bottleneck(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan compared with its bounds.
+    """The plan of one GEMM, compared with the lower bounds on its time.
 
     Attributes:
-        gap: predicted makespan over the isolated bound, minus one.
-        overlap_bound_s: seconds that no plan beats.
-        predicted_s: makespan with the actual strips (`cleave.planner.tiles.streaming`).
-        bottleneck: the resource whose increase would shorten the plan most.
+        plan: the plan.
+        gap: predicted makespan divided by the isolated bound, minus one.
+        overlap_bound_s: lower bound on the seconds of any plan.
+        predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
+        bottleneck: the resource of which an increase would shorten the plan most.
         download_bytes: bytes sent to the device that receives most.
         upload_bytes: bytes returned by the device that returns most.
-        memory_bytes: memory of the largest tile.
+        memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
-        devices_used: number of devices with a tile.
+        devices_used: number of devices with at least one tile.
     """
 
     plan: Plan
@@ -73,18 +74,20 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with its bounds.
+    """Compare a plan with the lower bounds on its time.
 
     Args:
-        plan: a plan for these devices and this PS.
-        element: bytes per element that the plan was made with.
+        plan: the plan.
+        element: element sizes for which the plan was made.
+        devices: devices for which the plan was made.
+        ps: parameter server for which the plan was made.
     """
     return _report(plan, element, _Fleet.of(devices), ps)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """Devices as arrays, and each id's index in them."""
+    """The rates of devices as arrays, and a map from each device ID to its index in the arrays."""
 
     rates: RateArrays
     places: Mapping[int, int]
@@ -108,7 +111,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
     return PlanReport(
         plan,
         plan.makespan_s / plan.bound_s - 1,
-        # Search error lowers the isolated bound, but the overlap bound must not exceed it.
+        # The overlap bound must not exceed the isolated bound, which a search error may lower.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
         _together_s([(plan, "")], element, fleet, ps),
         _bottleneck(plan, down, up, by_tile, alone, ps),
@@ -123,7 +126,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
 def _together_s(
     work: Sequence[tuple[Plan, HeldSide]], element: ElementBytes, fleet: _Fleet, ps: PsRates
 ) -> float:
-    """Return the seconds of products that are submitted together, with their actual strips."""
+    """Return the seconds of GEMMs that are submitted together, with the actual strips."""
     devices = dict.fromkeys(tile.device for plan, _ in work for tile in plan.tiles)
     used = np.array([fleet.places[device] for device in devices], np.intp)
     rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)
@@ -134,14 +137,16 @@ def _together_s(
 def _bottleneck(
     plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
 ) -> Bottleneck:
-    """Return the resource with the largest share in the times of the tiles.
+    """Return the resource with the largest share in the times of all tiles.
 
-    The shares are elasticities of ``T = 2 L + X + d^2 / (4 X)``: ``d^2 / (2 X)`` for the download,
-    and ``X - d^2 / (4 X)`` for the slower of compute and upload.
+    The time of a tile is ``T = 2 L + X + d^2 / (4 X)``, where L is the one-way latency, d the
+    download time, and X the larger of compute and upload time. The shares are T's elasticities:
+    ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
     Args:
-        down, up, rates: bytes of each tile, and rates of its device behind the PS's card.
-        alone: rates of each used device without the card.
+        down, up: bytes that each tile downloads and uploads.
+        rates: for each tile, rates of its device with its share of the PS's card.
+        alone: for each used device, rates as if the PS's card had no limit.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -164,10 +169,10 @@ def _bottleneck(
 
 
 class CountedGemm(Protocol):
-    """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
+    """A GEMM, and how often it occurs in a step (`cleave.workload.step.StepGemm`).
 
-    Neighbours with an equal `submission` are submitted together. `held` names the side that devices
-    hold from an equal GEMM before.
+    Consecutive GEMMs with an equal `submission` are submitted together. `held` names the operand
+    that devices still hold from an earlier GEMM; it is empty if devices hold neither operand.
     """
 
     @property
@@ -185,12 +190,12 @@ class CountedGemm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """GEMMs of a step that are submitted together and in flight at the same time; may be one.
+    """One or more GEMMs of a step that are submitted together and are in flight simultaneously.
 
     Attributes:
         places: indices of the GEMMs in the step.
-        seconds: from the first byte of the first GEMM until all are done.
-        held_bytes: bytes of the plans' downloads that devices hold already.
+        seconds: time from the first byte of the first GEMM until all GEMMs are done.
+        held_bytes: bytes of operands that need no download, because devices already hold them.
     """
 
     places: tuple[int, ...]
@@ -203,9 +208,9 @@ class StepReport:
     """The plans of all GEMMs of a training step.
 
     Attributes:
-        reports: one for each GEMM, in the order given.
-        counts: how often each GEMM occurs in the step.
-        together: GEMMs that are submitted together, or reuse operands on devices.
+        reports: one report for each GEMM, in the order of submission.
+        counts: for each GEMM, how often it occurs in the step.
+        together: submissions of several GEMMs, and of GEMMs that reuse operands on devices.
     """
 
     reports: tuple[PlanReport, ...]
@@ -217,7 +222,7 @@ class StepReport:
 
     @property
     def submissions(self) -> tuple[Together, ...]:
-        """Return the submissions in order: single GEMMs, and GEMMs submitted together."""
+        """Return all submissions of the step in order, including submissions of a single GEMM."""
         first = {each.places[0]: each for each in self.together}
         others = {place for each in self.together for place in each.places}
         return tuple(
@@ -228,14 +233,15 @@ class StepReport:
 
     @property
     def predicted_s(self) -> float:
-        """Return the seconds of all GEMMs, each as often as it occurs."""
+        """Return the seconds of all GEMMs of the step, counting each occurrence of a GEMM."""
         return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
 
     @property
     def apart_s(self) -> float:
-        """Return the seconds of all GEMMs if each is submitted after the previous one is done.
+        """Return the seconds of all GEMMs if each GEMM is submitted after the previous GEMM's end.
 
-        This may be less than `predicted_s` behind a full card, which joint submissions share.
+        If the PS's card is the bottleneck, this time may be shorter than `predicted_s`, because
+        GEMMs that are submitted together share the card.
         """
         return self._sum(r.predicted_s for r in self.reports)
 
@@ -286,7 +292,7 @@ class StepReport:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """Return the bottleneck of the plans that take the most time in the step."""
+        """Return the bottleneck that applies to the largest part of the step's time."""
         shares = dict.fromkeys(Bottleneck, 0.0)
         for r, count in zip(self.reports, self.counts, strict=True):
             shares[r.bottleneck] += r.plan.makespan_s * count
@@ -300,15 +306,17 @@ def plan_step(
     devices: Sequence[DeviceRates],
     ps: PsRates,
 ) -> StepReport:
-    """Plan every GEMM of a step; equal GEMMs are planned once.
+    """Plan every GEMM of a step. Equal GEMMs are planned only once.
 
     Args:
-        planner: plans each GEMM by itself.
+        planner: plans each GEMM separately.
         gemms: the GEMMs in the order of submission.
-        element, devices, ps: see `report`.
+        element: element sizes of the matrices.
+        devices: devices of the fleet.
+        ps: rates of the parameter server.
 
     Raises:
-        PlanError: when a GEMM fits no device.
+        PlanError: when no device has enough memory for a tile of some GEMM.
     """
     known: dict[Gemm, PlanReport] = {}
     fleet = _Fleet.of(devices)
@@ -352,5 +360,5 @@ _ADVICE = {
 
 
 def advice(step: StepReport) -> str:
-    """Return one sentence that says what limits the step and what would make it faster."""
+    """Return a sentence that says what limits the step, and what would make the step faster."""
     return f"{step.bottleneck.value} limits most of the step: {_ADVICE[step.bottleneck]}."

@@ -1,7 +1,8 @@
-"""The volume of a GEMM that one device can do in a given time, and the shape of that tile.
+"""The largest tile that one device can compute in a given time.
 
-Everything is vectorised over devices: one value per device, as floats. This is the fluid limit,
-before sides are rounded to integers.
+All functions are vectorised: arrays have one value per device. The sides of tiles are real numbers,
+which other modules round to integers (the *fluid limit*). The *volume* of a tile is its number of
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _GOLDEN_STEPS = 22
 _FEW = 256  # devices that are searched on grids
 _GRID, _GRIDS = 17, 5  # points and rounds; a maximum with a kink is met within `SEARCH_ERROR`
 SNAPPED: Final = 8
-"""Tiles down to a depth of k / 8 get depths that divide k."""
+"""Tiles with a depth of at least k / 8 get a depth that divides k."""
 
 SEARCH_ERROR: Final = 3e-4
-"""Relative error of the best volume after the search."""
+"""Maximum relative error of the volume that the search for the best tile finds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateArrays:
-    """The rates of many devices, one array per field of `DeviceRates`.
+    """The rates of several devices, with one array per field of `DeviceRates`.
 
-    `latency_s` is for a round trip.
+    Unlike in `DeviceRates`, `latency_s` is the round-trip latency.
     """
 
     downlink: Floats
@@ -73,7 +74,10 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Return the rates with links slowed by one factor so that they fit the PS's card."""
+        """Return a copy whose link rates, summed over all devices, do not exceed the card's rates.
+
+        All links are slowed by the same factor in each direction.
+        """
         down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
         up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
         if down == up == 1.0:
@@ -85,7 +89,7 @@ class RateArrays:
 
 @dataclass(frozen=True, slots=True)
 class BestTile:
-    """By device, the largest volume it can multiply in a given time, and that tile's depth."""
+    """The volume and the depth of the largest tile that each device can compute in a given time."""
 
     volume: Floats
     depth: Floats
@@ -102,15 +106,20 @@ def best_tile(
     two_dimensional: bool = False,
     memory: Floats | None = None,
 ) -> BestTile:
-    """Return the largest tile that each device can return within `time_s`.
+    """Return the largest tile that each device can download, compute and return within `time_s`.
 
-    Sides and depth are free within the GEMM's (design, section 4). A tile of full depth returns
-    finished elements; any other tile returns partial sums.
+    Sides and depth of the tile may have any values up to the sides and depth of the GEMM. A tile
+    of full depth returns finished elements of C. Any other tile returns partial sums.
 
     Args:
-        least_depth: minimum depth of a tile; it limits the PS's memory for partial sums.
+        gemm: the GEMM.
+        element: element sizes of the GEMM's matrices.
+        rates: rates of the devices.
+        time_s: seconds for each tile.
+        least_depth: minimum depth of a tile. It limits the PS's memory for partial sums.
         two_dimensional: whether to use only tiles of full depth.
-        memory: by device, bytes for all strips and blocks of the tile; None for no limit.
+        memory: for each device, memory in bytes for all strips and blocks of the tile; None if
+            memory is not limited.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     depth = np.full(len(rates), float(gemm.k))
@@ -136,9 +145,14 @@ def snapped(
     least_depth: float = 1.0,
     memory: Floats | None = None,
 ) -> BestTile:
-    """Return the best tiles with depths that divide k: k, k/2, k/3 ... down to k / `SNAPPED`.
+    """Return the largest tiles among tiles whose depth is k, k/2, k/3, ... or k / `SNAPPED`.
 
-    Shallower tiles keep their depth, because a divisor of k is near anyway. See `best_tile`.
+    Tiles with a smaller depth keep their depth in `best`, because any depth is then close to a
+    divisor of k.
+
+    Args:
+        best: the largest tiles of any depth.
+        gemm, element, rates, time_s, least_depth, memory: see `best_tile`.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     deep = best.depth * (SNAPPED + 0.5) > gemm.k
@@ -162,10 +176,11 @@ def _best_depth(
     least: float,
     memory: Floats | None,
 ) -> tuple[Floats, Floats]:
-    """Return the depth with the largest volume, and that volume, which has one maximum.
+    """Return, for each device, the depth with the largest volume, and this volume.
 
-    Many devices use golden-section search, with the fewest evaluations. Few devices use ever finer
-    grids, with the fewest calls of numpy, whose overhead dominates.
+    The volume as a function of the depth has one maximum. For many devices, golden-section search
+    finds the maximum with the fewest evaluations. For few devices, the overhead of numpy calls
+    dominates, so a search on increasingly fine grids is used, which needs fewer calls.
     """
 
     def volume(log_depth: Floats) -> Floats:
@@ -199,7 +214,12 @@ def _best_depth(
 def _by_grids(
     volume: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Search as `_best_depth` does, between two log depths, on grids."""
+    """Return the depth with the largest volume, and this volume, by a search on grids.
+
+    Args:
+        volume: function from the logarithm of the depth to the volume.
+        low, high: bounds on the logarithm of the depth.
+    """
     shares = np.linspace(0.0, 1.0, _GRID)[:, None]
     devices = np.arange(len(low))
     for _ in range(_GRIDS):
@@ -220,11 +240,12 @@ def _area(
     depth: Floats,
     memory: Floats | None,
 ) -> Floats:
-    """Return the most elements of C, at a given depth, that return within the available seconds.
+    """Return the maximum number of elements of C in a tile of a given depth.
 
-    The sides are equal unless C is too narrow.
+    Each device must download, compute and return its tile within `available` seconds. Rows and
+    columns of the tile are equal unless C is too narrow.
     """
-    per_side_s = depth * sent / rates.downlink  # to send one row of A's part, or column of B's
+    per_side_s = depth * sent / rates.downlink  # to send one row of A or one column of B
     per_element_s = np.maximum(2 * depth / rates.flops, returned / rates.uplink)
     narrow, wide = float(min(gemm.m, gemm.n)), float(max(gemm.m, gemm.n))
     # A square of side s takes 2 s per_side_s to download, which is its time if it hides the rest.
@@ -248,7 +269,9 @@ def _area(
 
 
 class LongestSide:
-    """The largest length of a tile of a given width that returns in time; 0 if no length does.
+    """Function from available seconds to the largest length of a tile of a given width.
+
+    The length is 0 if no tile of this width can be computed in the available time.
 
     With length a and width b: ``download = (a + b) per_side_s`` and ``X = a b per_element_s``. The
     time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
@@ -275,7 +298,7 @@ class LongestSide:
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """Return the lengths of tiles for these available seconds."""
+        """Return the largest length of each tile for the given available seconds."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -284,7 +307,7 @@ class LongestSide:
         np.sqrt(root, out=root)
         root += linear
         root /= self._square
-        # If the download hides everything: a + b = available / per_side_s.
+        # If the download takes longer than all else, a + b = available / per_side_s.
         hidden = available * self._excess <= self._meeting
         hidden |= self._never_above
         by_download = available / self._per_side_s
@@ -296,12 +319,20 @@ class LongestSide:
 def longest_side(
     width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
 ) -> Floats:
-    """Return the largest length of a tile of a given width; see `LongestSide`."""
+    """Return the largest length of a tile of a given width within `available` seconds.
+
+    See `LongestSide` for the other arguments.
+    """
     return LongestSide(width, per_side_s, per_element_s)(available)
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """Compute `cost.streamed_s` on arrays; `slower_s` is the larger of compute and upload time."""
+    """Return `cost.streamed_s` for arrays of tiles.
+
+    Args:
+        download_s: download time of each tile.
+        slower_s: the larger of compute time and upload time of each tile.
+    """
     slower = np.maximum(slower_s, 1e-300)
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
@@ -309,17 +340,27 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
 
 
 def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
-    """Return the seconds that a finite number of strips adds: about half a strip's time."""
+    """Return the strip fill: the seconds that a finite number of strips adds to a tile's time.
+
+    Args:
+        tile_time_s: seconds of the tile in the limit of infinitely many strips.
+        strips: number of strips per side.
+    """
     return np.divide(
         FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
     )
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return the number of strips for each side of a tile, for one tile time or an array.
+    """Return the best number of strips per side of a tile.
 
-    More strips shorten the fill (0.48 T / p) but cost the PS p^2 blocks for each of `tiles`. The
-    optimum is ``2 tiles block_s p^3 = 0.48 T``.
+    With p strips per side and a tile time of T, the strip fill is 0.48 T / p. The PS must handle
+    p^2 blocks of each tile. The best p satisfies ``2 tiles block_s p^3 = 0.48 T``.
+
+    Args:
+        tile_time_s: seconds of a tile in the limit of infinitely many strips; a number or an array.
+        tiles: number of tiles of the plan.
+        block_s: seconds of the PS for one block.
     """
     times_s = np.asarray(tile_time_s, np.float64)
     if not block_s:

@@ -1,10 +1,11 @@
-"""The time of a plan with its actual strips: the wavefront, message by message.
+"""The predicted time of a plan with its actual strips.
 
-`cost.streamed_s` is the time in the limit of many strips. `shape.fill_s` is what a finite number of
-strips adds on average. For a known plan the time can be computed strip by strip. Strips are sent in
-the order A0 B0 A1 B1 .... A product starts when both of its strips have arrived and the previous
-product is done. Its block is sent after the blocks before it. Plans of products that are submitted
-together follow one another without a wait. Message headers, a few dozen bytes each, are left out.
+`cost.streamed_s` is the time of a tile in the limit of infinitely many strips, and `shape.fill_s`
+is the mean additional time with a finite number of strips. This module computes the time of a known
+plan strip by strip. Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts
+when both of its strips have arrived and the previous block has been computed. A block is returned
+after all earlier blocks. If several GEMMs are submitted together, their plans follow one another
+without a pause. Message headers, a few dozen bytes each, are ignored.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ from cleave.planner.tiles.card import Arrivals, OwnLinks, SharedCard
 from cleave.planner.tiles.shape import Floats, RateArrays
 
 HeldSide = Literal["", "a", "b"]
-"""The side of a product whose strips devices hold already; empty for none."""
+"""The operand whose strips devices already hold; empty if devices hold neither operand."""
 
 
 def finish_s(
     plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
 ) -> dict[int, float]:
-    """Return, by device, seconds from the plan's first byte to the device's last block at the PS.
+    """Return, for each device ID, the time at which the device's last block has reached the PS.
+
+    Times are in seconds from the first byte that the PS sends.
 
     Args:
-        plan: a plan whose devices hold no operands when it starts.
-        devices: rates by the ids that the plan uses.
+        plan: the plan. Devices hold no operands at its start.
+        element: element sizes of the GEMM's matrices.
+        devices: maps each device ID in the plan to the device.
     """
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
@@ -54,7 +58,11 @@ def finish_s(
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the makespan of a plan in seconds with its actual strips; see `finish_s`."""
+    """Return the predicted seconds of a plan with its actual strips.
+
+    Args:
+        plan, element, devices: see `finish_s`.
+    """
     return max(finish_s(plan, element, devices).values())
 
 
@@ -65,16 +73,18 @@ def finish_times_s(
     places: Mapping[int, int],
     egress_bytes_per_s: float = math.inf,
 ) -> Floats:
-    """Return when each device has returned its last block, in seconds; 0 if it has no tile.
+    """Return the seconds until each device has returned its last block; 0 for an idle device.
 
-    Several plans are for products that are submitted together. A device computes its tiles of one
-    plan after those of the previous plan, and neither its link nor its processor waits in between.
+    The plans are for GEMMs that are submitted together. A device runs its tiles of one plan after
+    its tiles of the previous plan. Neither its link nor its processor pauses in between.
 
     Args:
-        work: plans in order of submission, each with the side of its product whose strips devices
-            hold. A device with several tiles of a plan, for lack of memory, holds none.
-        places: indices of the devices in `rates`, by id.
-        egress_bytes_per_s: rate of the PS's card; see `cleave.planner.tiles.card`.
+        work: plans in the order of submission, each with the operand that devices already hold. A
+            device that has several tiles of a plan, for lack of memory, holds no operand.
+        element: element sizes of the matrices.
+        rates: rates of the devices.
+        places: maps each device ID to the index of the device in `rates`.
+        egress_bytes_per_s: sending rate of the PS's card; see `cleave.planner.tiles.card`.
     """
 
     def done(arrivals: Arrivals) -> _Done:
@@ -92,7 +102,11 @@ def finish_times_s(
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return the bytes of a plan's downloads that devices hold already; see `finish_times_s`."""
+    """Return the bytes of operands that need no download, because devices already hold them.
+
+    Args:
+        held: the operand that devices already hold.
+    """
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)

@@ -1,1 +1,1 @@
-"""Models as torch modules."""
+"""Building and loading models as torch modules."""

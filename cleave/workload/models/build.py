@@ -1,7 +1,8 @@
-"""Transformers as torch modules: from the registry with fresh weights, or from a local folder.
+"""Build or load transformers as torch modules.
 
-Nothing is downloaded. torch and transformers are imported only in the functions that need them, so
-reading a model's sizes needs neither.
+A model is either built from the registry with new random weights, or loaded from a local folder.
+Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
+a model's sizes can be read without these libraries.
 """
 
 import json
@@ -27,18 +28,27 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The source of a model: a folder with weights, or the registry if `folder` is None."""
+    """The sizes of a model, and the folder of its weights.
+
+    Attributes:
+        spec: sizes of the model.
+        folder: folder with the weights; None to build a registry model with new random weights.
+    """
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the model with this name or in this folder; read at most its ``config.json``.
+    """Return the source of the model with a given name or in a given folder.
 
-    An existing folder counts if the name contains a path separator or the folder contains a
-    ``config.json``. Anything else is a name in the registry. UsageError if it is neither, or if the
-    folder does not describe a model.
+    The argument is treated as a folder if the folder exists, and either the argument contains a
+    path separator or the folder contains a ``config.json``. Otherwise the argument is looked up in
+    the registry. No weights are read.
+
+    Raises:
+        UsageError: when there is no such folder and no such model in the registry, or when the
+            ``config.json`` of the folder does not describe a causal language model.
     """
     folder = Path(name_or_folder).expanduser()
     looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
@@ -61,10 +71,13 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder, named like the folder.
+    """Return the spec of the model in a local Hugging Face folder.
 
-    UsageError if there is no such folder, or if its ``config.json`` is unreadable or does not
-    describe a causal language model.
+    The spec gets the folder's name.
+
+    Raises:
+        UsageError: when the folder does not exist, or its ``config.json`` is missing, is
+            unreadable or does not describe a causal language model.
     """
     config = _read_config(folder)
     return spec_from_config(config, folder.resolve().name)
@@ -73,8 +86,13 @@ def read_spec(folder: Path) -> ModelSpec:
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    ``dropout`` is the probability after each OPT sub-layer. It is 0 instead of the published 0.1,
-    because exactness is checked without dropout. For Llama, another value is a UsageError.
+    Args:
+        spec: sizes of the model.
+        dropout: dropout probability after each OPT sub-layer. The default is 0 instead of the
+            published 0.1, because exactness is checked without dropout.
+
+    Raises:
+        UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
     """
     from transformers import LlamaConfig, OPTConfig
 
@@ -130,11 +148,16 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
 def build_model(
     spec: ModelSpec, *, seed: int, dropout: float = 0.0, narrow: bool = False
 ) -> "PreTrainedModel":
-    """Build a model of the registry with fresh weights, on the CPU, in training mode.
+    """Build a model of the registry with new random weights, on the CPU, in training mode.
 
-    Weights are fp32, or bf16 with ``narrow``. They follow the model's own initialisation. Equal
-    seeds give bit-equal weights. Torch's global random state does not change. Memory never holds
-    more than one copy of the weights.
+    The weights are initialised by transformers. Memory never holds more than one copy of the
+    weights. The global random state of torch does not change.
+
+    Args:
+        spec: sizes of the model.
+        seed: seed of the random weights. Equal seeds give bit-equal weights.
+        dropout: see `hf_config`.
+        narrow: whether the weights are bf16 instead of fp32.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
@@ -146,8 +169,8 @@ def build_model(
             config, dtype=torch.bfloat16 if narrow else torch.float32
         )
     model.to_empty(device="cpu")
-    # Materialising gave each side of a tie its own memory. Marked targets are not initialised, so
-    # their pages are never touched; tying then drops them.
+    # `to_empty` allocated separate memory for both of two tied weights. Marking one of the two as
+    # initialised keeps its memory pages untouched, until `tie_weights` frees this memory.
     for target in model.all_tied_weights_keys:
         model.get_parameter(target)._is_hf_initialized = True
     with torch.random.fork_rng(devices=[]):
@@ -162,13 +185,20 @@ def load_folder(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
-    The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
-    Weights are fp32, or of the config's dtype with ``narrow``. Every dropout probability is set to
-    0, except the main one, which becomes ``dropout``. The weights are copied into memory, so the
-    files may change afterwards.
+    The folder must contain a ``config.json`` and safetensors weights, either in one file or in
+    several files with an index. The weights are copied into memory, so the files may change
+    afterwards.
 
-    UsageError if the folder is missing or incomplete, its model is not causal, or the weights are
-    damaged, quantized or do not match the config.
+    Args:
+        path: the folder.
+        dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
+            All other dropout probabilities are set to 0.
+        narrow: whether the weights keep the dtype of the config. By default the weights are
+            converted to fp32.
+
+    Raises:
+        UsageError: when the folder is missing or incomplete, the model is not a causal language
+            model, or the weights are damaged, are quantized or do not match the config.
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -189,7 +219,7 @@ def load_folder(
                 config=config,
                 dtype="auto" if narrow else torch.float32,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, in a sentence
+                ignore_mismatched_sizes=True,  # `_check_report` raises a clearer error
                 output_loading_info=True,
                 **local,
             )
@@ -214,7 +244,7 @@ def load_folder(
     _check_report(report, folder)
     _say_what_is_tied(model)
     if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
-        return load_folder(path, dropout=dropout)  # `narrow` would round constants of the model
+        return load_folder(path, dropout=dropout)  # `narrow` would round the model's constants
     _own_memory(model)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != spec.parameters:
@@ -225,9 +255,14 @@ def load_folder(
 def load_model(
     source: ModelSource, *, seed: int, narrow: bool = False
 ) -> "tuple[PreTrainedModel, ModelSpec]":
-    """Load the model of a folder (`load_folder`), or build one of the registry (`build_model`).
+    """Load a model from its folder, or build a model of the registry.
 
-    ``seed`` is the seed of fresh weights.
+    See `load_folder` and `build_model`.
+
+    Args:
+        source: the folder, or the registry model.
+        seed: seed of random weights; not used when weights are loaded.
+        narrow: whether the weights may have a narrower dtype than fp32.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
@@ -235,11 +270,16 @@ def load_model(
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Enable activation checkpointing: keep each layer's input, and recompute the rest.
+    """Enable activation checkpointing for a model.
 
-    Outputs and gradients stay the same. UsageError if the model does not support it.
+    The forward pass then retains only the input of each layer, and the backward pass recomputes
+    all other activations. Outputs and gradients do not change.
+
+    Raises:
+        UsageError: when the model does not support activation checkpointing.
     """
-    # transformers 5 has this name; earlier releases have only the other one.
+    # transformers 5 has `activation_checkpointing_enable`. Earlier releases only have
+    # `gradient_checkpointing_enable`.
     enable = getattr(model, "activation_checkpointing_enable", None)
     try:
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -250,14 +290,14 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
 
 
 def disable_checkpointing(model: "PreTrainedModel") -> None:
-    """Disable activation checkpointing again."""
+    """Disable activation checkpointing, after `enable_checkpointing`."""
     disable = getattr(model, "activation_checkpointing_disable", None)
     (disable or model.gradient_checkpointing_disable)()
-    model.disable_input_require_grads()  # otherwise a hook remains
+    model.disable_input_require_grads()  # removes the hook on the input embeddings
 
 
 def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
-    # The cache of keys and values is only for generation.
+    # Only text generation needs the key-value cache.
     model.config.use_cache = False
     return model.train()
 
@@ -323,8 +363,8 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _check_report(report: dict[str, Any], folder: Path) -> None:
-    # transformers would replace mismatched and missing weights by random ones, and ignore
-    # unexpected ones.
+    # transformers would initialise mismatched and missing weights randomly, and would ignore
+    # unexpected weights.
     if mismatched := sorted(report["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UsageError(
@@ -344,10 +384,11 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def _say_what_is_tied(model: "PreTrainedModel") -> None:
-    """Mark head and embedding as untied in the config if their weights differ.
+    """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
 
-    If a config ties them but the files have different weights, transformers keeps both. It would
-    tie them the next time it reads the config.
+    If the config ties the two weights but the files contain different values, transformers loads
+    both weights. Without this change, transformers would tie the weights of a saved checkpoint when
+    loading the checkpoint.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
@@ -356,8 +397,9 @@ def _say_what_is_tied(model: "PreTrainedModel") -> None:
 
 
 def _own_memory(model: "PreTrainedModel") -> None:
-    # Loaded fp32 tensors are views of the mapped file. A checkpoint saved over it would change the
-    # weights in use, or kill the process. Tensors are copied one by one to save memory.
+    # Loaded fp32 tensors are views of the memory-mapped file. Overwriting this file with a
+    # checkpoint would change the weights in use or kill the process. Tensors are copied one at a
+    # time to save memory.
     for tensor in chain(model.parameters(), model.buffers()):
         tensor.data = tensor.data.clone()
 
@@ -383,16 +425,16 @@ def _set_dropout(config: "PreTrainedConfig", dropout: float, name: str) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    # Progress bars and load reports would mix with the output of Cleave.
+    # Progress bars and load reports of transformers would clutter Cleave's own output.
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():  # `peft` still calls names that transformers deprecated
+        with warnings.catch_warnings():  # peft calls functions that transformers has deprecated
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-            # Its advice on tied weights and Conv1D does not apply here.
+            # peft's warnings about tied weights and Conv1D do not apply to Cleave.
             warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
