@@ -84,7 +84,7 @@ class Door:
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell idle devices to move to another endpoint. Return the number of such devices.
+        """Tell idle devices to move to another endpoint. Return how many devices were told to move.
 
         Args:
             devices: maximum number of devices to move.
@@ -217,7 +217,7 @@ class Door:
     def next_outcome(self, timeout_s: float) -> Any:
         """Wait for the next outcome of the step. Return None on timeout.
 
-        References replace those arrays in the outcome that the worker sent itself.
+        The outcome contains references instead of the arrays that came from the worker.
         """
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)

@@ -34,7 +34,7 @@ _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenti
 
 
 class DoorLostError(Exception):
-    """An endpoint's process does not respond. The worker that notices it restarts with all others.
+    """An endpoint's process does not respond. Ray then restarts all training workers.
 
     This exception is no `CleaveError`, because a `CleaveError` ends the training.
     """

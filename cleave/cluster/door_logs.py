@@ -1,4 +1,4 @@
-"""Count the tasks that devices at other processes' endpoints do for a job.
+"""Count the work that devices at endpoints in other processes do for a job.
 
 The counts go into the energy record of the run.
 """

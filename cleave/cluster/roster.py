@@ -185,7 +185,7 @@ class Members:
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Remove a device from the list, so that the other servers end its sessions and refuse it.
+        """Remove a device from the list. Other servers then end its sessions and refuse the device.
 
         Args:
             identity: identity of the device.

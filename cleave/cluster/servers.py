@@ -77,7 +77,7 @@ class _Other:
     wake: threading.Event = field(default_factory=threading.Event)
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
-        """Return an (overview, energy) pair for each process of the server, including lost ones."""
+        """Return an (overview, energy) pair for each current or lost process of the server."""
         now = [(self.seen.answer, self.seen.energy)] if self.seen is not None else []
         return [*self.before.values(), *now]
 
@@ -196,7 +196,7 @@ class Servers:
         return whole
 
     def energy(self) -> list[EnergySums]:
-        """Return the energy that devices used at each process of the other servers."""
+        """Return the energy totals of each current or lost process of the other servers."""
         return [used for other in self._others for _, used in other.known()]
 
     def _seen(self) -> list[Seen]:

@@ -18,7 +18,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array that is sent to devices. It is compressed when the first sender asks for that.
+    """An array that is sent to devices. The first call of `coded` compresses the array.
 
     Args:
         put: a `put` message that contains the array.

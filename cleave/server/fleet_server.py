@@ -142,8 +142,8 @@ class Server:
         page_url: URL of the join page for browsers, including the device credential.
         operator_url: URL for operators, including the operator credential.
         dashboard_url: dashboard URL for viewers; empty if no viewer credential is configured.
-        fingerprint: fingerprint of the certificate that clients must accept exclusively; empty if
-            clients verify the certificate as usual, or without TLS.
+        fingerprint: fingerprint of the only certificate that clients accept; empty if clients
+            verify the certificate as usual, or without TLS.
     """
 
     def __init__(self, config: ServerConfig) -> None:

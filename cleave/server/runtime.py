@@ -661,7 +661,12 @@ class LiveRuntime(Runtime):
             self._counters.waited_s += took_s
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome for `next_outcome`. `work` is its step; None for any step."""
+        """Queue an outcome for `next_outcome`.
+
+        Args:
+            outcome: outcome of a step by stages.
+            work: the step of the outcome, to skip outcomes of abandoned steps; None to skip none.
+        """
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:

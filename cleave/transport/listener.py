@@ -74,7 +74,7 @@ class PendingSocket(socket.socket):
         self._stop_waiting()
 
     def answered(self) -> None:
-        """Mark the connection as an HTTP request that got a response, so it is no failure."""
+        """Mark the connection as successful, because its HTTP request got a response."""
         self._settled = True
 
     def refused(self, reason: str) -> None:
@@ -452,7 +452,7 @@ class GuardedConnection(ServerConnection):
             self._connection_gate.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
-        """Mark the connection as an HTTP request that got a response, so it is no failure."""
+        """Mark the connection as successful, because its HTTP request got a response."""
         self._end_soon()
         if self._pending_socket is not None:
             self._pending_socket.answered()

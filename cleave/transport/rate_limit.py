@@ -15,7 +15,7 @@ REFILL_S: Final = 6.0
 """Seconds after which an address may make one more failed attempt."""
 
 MAX_ADDRESSES: Final = 10_000
-"""Maximum number of tracked addresses. The one that failed least recently is dropped first."""
+"""Maximum number of tracked addresses. The address with the oldest failure is dropped first."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,11 @@ class SessionWork:
     goes_on: bool = False
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work since an earlier reading of the same session; None means the start."""
+        """Return the work since an earlier reading of the same session.
+
+        Args:
+            before: the earlier reading; None to return all work since the session's start.
+        """
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement

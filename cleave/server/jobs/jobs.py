@@ -81,7 +81,7 @@ class TrainingJob:
 
     @property
     def is_due(self) -> bool:
-        """Return whether the job is queued. Otherwise, its entries in the queue are outdated."""
+        """Return whether the job is queued. If not, the job's entries in the queue are outdated."""
         return self.state is JobState.QUEUED
 
     @property
