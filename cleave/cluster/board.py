@@ -46,11 +46,11 @@ class Board:
         return taken
 
     def stop(self) -> None:
-        """Ask the servers to stop after their current step."""
+        """Ask the servers to stop the training after the current step."""
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Return whether the servers must stop."""
+        """Return whether `stop` was called, so the servers must stop after their current step."""
         return self._stopping
 
     def end(self) -> None:

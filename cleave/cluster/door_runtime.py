@@ -98,7 +98,7 @@ class DoorRuntime(FleetRuntime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM and wait until it has ended."""
+        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 
@@ -196,7 +196,7 @@ class DoorRuntime(FleetRuntime):
         return text
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return a map from each device that can run stages now to its rates."""
+        """Return the rates of each device that can run stages now, by session number."""
         return self._now().stage_devices
 
     def why_no_stages(self) -> str:

@@ -248,7 +248,7 @@ def _telling_losses(board: Any) -> Any:
         def after_exception(
             self, run_context: Any, worker_exceptions: dict[int, Exception]
         ) -> None:
-            """Tell the board why servers were lost."""
+            """Tell the board why servers were lost. Ray Train calls this after worker failures."""
             for rank, why in lost_servers(worker_exceptions).items():
                 board.lost.remote(rank, why)
 
@@ -259,7 +259,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
     """Run one server's part of the training. Ray Train calls this in each worker process.
 
     Args:
-        config: `shared`, the `SharedJob`, and `board`, the `Board` actor.
+        config: a dictionary with the `SharedJob` under `shared` and the `Board` under `board`.
     """
     import ray
 

@@ -89,7 +89,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Peer:
-    """Runtime state of one connected device."""
+    """The runtime's state for one connected device: connection, session, timeline, send queue."""
 
     connection: Accepted
     record: Session
@@ -466,7 +466,7 @@ class LiveRuntime(Runtime):
         self._finished[job].set()
 
     async def watch(self) -> None:
-        """Tick the session manager every `TICK_S` seconds until cancelled."""
+        """Call the session manager's `tick` every `TICK_S` seconds until this task is cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.execute(self.manager.tick(self.now()))
@@ -597,7 +597,7 @@ class LiveRuntime(Runtime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM and wait until it has ended."""
+        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
             self.wait(future)

@@ -78,7 +78,10 @@ class PendingSocket(socket.socket):
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Count the connection as failed and log the reason, unless the outcome is known."""
+        """Count the connection as failed and log the reason.
+
+        Do nothing if the connection was admitted, answered or refused before.
+        """
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)

@@ -241,7 +241,13 @@ class Access:
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended, and why."""
+        """Record that a device's session ended, with the reason.
+
+        Args:
+            identity: identity of the device.
+            reason: why the session ended.
+            lost: whether the connection to the device was lost, rather than closed.
+        """
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
@@ -263,7 +269,7 @@ class Access:
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
     def codes(self) -> list[CodeRecord]:
-        """Return all stored join codes, oldest first."""
+        """Return the current records of all stored join codes, oldest first."""
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:

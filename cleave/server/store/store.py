@@ -286,7 +286,7 @@ class Store:
             )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record that a device's session ended."""
+        """Record that a device's session ended, with the way and the reason it ended."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
