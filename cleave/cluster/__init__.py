@@ -1,1 +1,1 @@
-"""Training on several servers, which Ray starts and restarts after a loss."""
+"""Training on several parameter servers. Ray starts the servers and restarts lost servers."""

@@ -1,4 +1,4 @@
-"""Decide which devices move between endpoints, so that all servers have about equally many."""
+"""Decide how many devices move between endpoints, to balance the number of devices per server."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ARRIVES_S: Final = 20.0
-"""Seconds within which moved devices must arrive; later ones cannot reach the endpoint."""
+"""Seconds within which all devices of a move must arrive.
+
+If devices are still missing after that, the target endpoint counts as unreachable for devices.
+"""
 
 SHUNNED_S: Final = 600.0
-"""Seconds for which an unreachable endpoint gets no devices."""
+"""Seconds for which no devices are moved to an unreachable endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of devices from one endpoint to another."""
+    """A move of devices between two endpoints.
+
+    Attributes:
+        source: number of the endpoint that the devices leave.
+        target: number of the endpoint that the devices join.
+        devices: number of devices to move.
+    """
 
     source: int
     target: int
@@ -24,33 +33,40 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """Plans moves from each endpoint's number of devices, including joining ones.
+    """Plans moves that balance the number of devices per endpoint.
+
+    The number of devices at an endpoint includes devices that are joining it.
 
     Attributes:
-        sent: per target endpoint, the time of the move and the number of devices expected after it.
-        shunned_until_s: per unreachable endpoint, the time until which it gets no devices.
+        sent: for each target of a pending move, the time of the move, and the number of devices
+            that the endpoint has once the move is complete.
+        shunned_until_s: for each unreachable endpoint, the time until which no devices are moved
+            to it.
     """
 
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
     shunned_until_s: dict[int, float] = field(default_factory=dict)
 
     def sent_fewer(self, move: Move, missing: int) -> None:
-        """Record that `missing` devices of a move stayed, because they are busy or cannot move."""
+        """Record that `missing` devices of a move stayed at the source endpoint.
+
+        Devices stay if they are busy or do not support moves.
+        """
         if not missing:
             return
         sent_s, wanted = self.sent[move.target]
         self.sent[move.target] = sent_s, wanted - missing
 
     def forget(self, door: int) -> None:
-        """Discard the pending moves to an endpoint that is lost or restarts."""
+        """Discard what is known about endpoint number `door`, because it was lost or restarted."""
         self.sent.pop(door, None)
         self.shunned_until_s.pop(door, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
-        """Return the moves to make now; empty while moved devices are in transit.
+        """Return the moves to start now. The list is empty while a previous move is pending.
 
         Args:
-            loads: number of devices at each endpoint; None for one that does not answer.
+            loads: number of devices at each endpoint; None for an endpoint that does not respond.
             now_s: current time, in seconds.
         """
         left = {door: load for door, load in enumerate(loads) if load is not None}
@@ -65,7 +81,7 @@ class Balance:
         if self.sent:
             return []
         doors = [n for n in left if self.shunned_until_s.get(n, now_s) <= now_s]
-        # A shunned endpoint may still send devices to others.
+        # An unreachable endpoint may still send devices to other endpoints.
         found: dict[tuple[int, int], int] = {}
         while doors:
             source, target = max(left, key=lambda n: left[n]), min(doors, key=lambda n: left[n])

@@ -1,4 +1,7 @@
-"""Calls to endpoints in other processes: Ray actors, and the endpoint of `cleave serve`."""
+"""Remote calls to endpoints in other processes.
+
+An endpoint is a Ray actor, or it runs in the process of `cleave serve`.
+"""
 
 from __future__ import annotations
 
@@ -26,43 +29,47 @@ from cleave.errors import CleaveError, FleetError
 
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 0.1
-_PROVES_S: Final = 10.0  # for a caller to prove that it knows the key
-_MAX_UNPROVED: Final = 64  # callers that have not proved themselves
+_PROVES_S: Final = 10.0  # time limit for a caller to prove that it knows the key, in seconds
+_MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenticated
 
 
 class DoorLostError(Exception):
-    """An endpoint's process does not answer. The worker restarts, and so do all other workers.
+    """An endpoint's process does not respond. Ray then restarts all training workers.
 
-    This is no `CleaveError`, which would end the training.
+    This exception is no `CleaveError`, because a `CleaveError` ends the training.
     """
 
 
 class DoorCalls(Protocol):
-    """Calls an endpoint. Other processes of the cluster can receive it."""
+    """Calls methods of one endpoint. Instances can be sent to other processes of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the endpoint and return its result.
 
         Args:
-            name: name of the method.
-            arguments: arguments of the method.
-            timeout_s: seconds to wait for the answer; None to wait indefinitely.
+            name: name of the `Door` method to call.
+            arguments: positional arguments for the method.
+            timeout_s: seconds to wait for the result; None to wait indefinitely.
 
         Raises:
-            CleaveError: as raised by the method.
-            DoorLostError: when the process is gone or does not answer in time.
+            CleaveError: when the method raised it.
+            DoorLostError: when the endpoint's process has ended or does not respond in time.
         """
         ...
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call a method whose result is not needed."""
+        """Call a method of the endpoint and discard its result."""
         ...
 
 
 def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: float) -> list[Any]:
-    """Call a method of several endpoints in parallel; return the answers, None for lost ones.
+    """Call a method of several endpoints in parallel.
 
-    An endpoint that does not answer delays no other, and the caller only by the timeout.
+    A silent endpoint does not delay the calls to other endpoints. It delays the caller by at most
+    `timeout_s` seconds.
+
+    Returns:
+        The result from each endpoint; None for an endpoint that is lost or silent.
     """
 
     def answer(door: DoorCalls) -> Any:
@@ -84,7 +91,7 @@ class ActorCalls:
     actor: Any
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the actor and return its result."""
+        """Call a method of the actor and return the method's result."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -97,16 +104,16 @@ class ActorCalls:
             raise DoorLostError("its door does not answer, and is started again by Ray") from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call a method of the actor without waiting."""
+        """Call a method of the actor without waiting for its end."""
         getattr(self.actor, name).remote(*arguments)
 
 
 class ConnectionCalls:
-    """Calls an endpoint served by `ServedDoor`. Thread-safe.
+    """Calls an endpoint that a `ServedDoor` serves. Thread-safe.
 
     Args:
-        address: host and port.
-        key: secret that proves that the caller belongs to the cluster.
+        address: host and port on which the `ServedDoor` listens.
+        key: secret with which the caller proves that it belongs to the cluster.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
@@ -118,7 +125,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method over an idle or new connection and return its result."""
+        """Call a method over an idle or a new connection, and return the method's result."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -138,18 +145,19 @@ class ConnectionCalls:
         return answer
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call a method and wait for it, but return nothing."""
+        """Call a method, wait until it ends, and discard its result."""
         self.call(name, *arguments)
 
 
 class ServedDoor:
-    """Serves this process's endpoint to a cluster's workers until it is closed.
+    """Lets the workers of a cluster call the endpoint of this process, until `close` is called.
 
-    Data is pickled, as Ray does with all data. So only holders of the key may call.
+    Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
+    first prove that they know the key.
 
     Args:
         door: endpoint of this process.
-        host: address of this machine that other nodes can reach.
+        host: IP address of this machine that other nodes can reach.
     """
 
     def __init__(self, door: Door, host: str) -> None:
@@ -158,17 +166,17 @@ class ServedDoor:
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._closed = False
         self._lock = threading.Lock()
-        self._unproved: dict[Connection, None] = {}  # oldest caller first
+        self._unproved: dict[Connection, None] = {}  # longest-waiting caller first
         self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
-        """Return an object that calls this endpoint from other processes."""
+        """Return an object with which other processes call this endpoint."""
         address: Any = self._listener.address
         return ConnectionCalls(address, self._key)
 
     def close(self) -> None:
-        """Accept no more callers."""
+        """Stop listening. Callers that are already connected stay connected."""
         self._closed = True
         with suppress(OSError):
             Client(self._listener.address).close()  # wakes the accepting thread
@@ -189,9 +197,10 @@ class ServedDoor:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _admit(self, caller: Connection) -> None:
-        """Let a caller prove itself; when too many are unproved, hang up on the oldest one.
+        """Register a caller that has not yet proved that it knows the key.
 
-        Workers prove themselves immediately, so no number of strangers can keep them out.
+        If there are too many such callers, close the connection that has waited longest. Workers
+        prove immediately that they know the key, so other clients cannot keep them out.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -201,7 +210,10 @@ class ServedDoor:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Have a caller prove in time that it knows the key, and prove the same to the caller."""
+        """Authenticate both sides: the caller and this process prove that they know the key.
+
+        A caller that takes more than `_PROVES_S` seconds is disconnected.
+        """
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()
@@ -212,7 +224,10 @@ class ServedDoor:
             late.cancel()
 
     def _serve(self, caller: Connection) -> None:
-        """Serve one caller until it leaves; nothing is unpickled before it has proved itself."""
+        """Authenticate one caller, then execute its calls until it disconnects.
+
+        No data from the caller is unpickled before the authentication.
+        """
         with caller, suppress(OSError, EOFError, AuthenticationError):
             try:
                 self._have_proved(caller)
@@ -226,12 +241,12 @@ class ServedDoor:
                     answer = getattr(self._door, name)(*arguments)
                 except CleaveError as failed:
                     error = failed
-                except Exception as failed:  # noqa: BLE001 - raised where it was called
+                except Exception as failed:  # noqa: BLE001 - raised in the caller's process
                     error = FleetError(f"unexpected {type(failed).__name__}: {failed}")
                 caller.send((answer, error))
 
 
 def _hang_up(caller: Connection) -> None:
-    """Shut a silent connection, so that its reader sees the end."""
+    """Shut a caller's connection down, so that the thread that reads from it stops."""
     with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

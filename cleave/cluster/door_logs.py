@@ -1,4 +1,7 @@
-"""Devices' work for a job at endpoints of other processes, for the run's energy record."""
+"""Count the work that devices at endpoints in other processes do for a job.
+
+The counts go into the energy record of the run.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from cleave.server.jobs.job_energy import SessionWork
 
 
 class DoorLogs:
-    """Counts work at several endpoints; a lost one counts as no work. See `Elsewhere`.
+    """Counts the sessions' work at several endpoints for one job. Implements `Elsewhere`.
+
+    The work at a lost endpoint is not counted.
 
     Args:
-        doors: calls to the endpoints, each an `OwnDoor`.
-        on_one_machine: whether all endpoints are on this machine.
+        doors: calls to the endpoints, each of which is an `OwnDoor`.
+        on_one_machine: whether all endpoints run on this machine.
     """
 
     def __init__(self, doors: Sequence[DoorCalls], on_one_machine: bool) -> None:
@@ -22,14 +27,14 @@ class DoorLogs:
         self.on_one_machine = on_one_machine
 
     def begin(self) -> None:
-        """Start counting."""
+        """Start to count each session's work at all endpoints."""
         ask_all(self._doors, "begin_log", timeout_s=ANSWERS_S)
 
     def did(self) -> list[SessionWork]:
-        """Return the work done since `begin`."""
+        """Return each session's work since `begin`."""
         answers = ask_all(self._doors, "did", timeout_s=ANSWERS_S)
         return [work for answer in answers if answer is not None for work in answer]
 
     def end(self) -> None:
-        """Stop counting."""
+        """Stop counting the sessions' work at all endpoints."""
         ask_all(self._doors, "end_log", timeout_s=ANSWERS_S)

@@ -1,4 +1,7 @@
-"""Runtime of a fleet whose devices connect to another process, see `cleave.cluster.door`."""
+"""Runtime of a fleet whose devices connect to an endpoint in another process.
+
+`cleave.cluster.door` contains the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 
-_FRESH_S: Final = 0.1  # lifetime of the cached view
-_CALL_S: Final = 60.0  # maximum wait within one call
+_FRESH_S: Final = 0.1  # lifetime of the cached `FleetView`, in seconds
+_CALL_S: Final = 60.0  # maximum seconds that one remote call waits
 _LOOK_S: Final = 0.05
 
 Call = Callable[..., Any]
-"""Calls a method of the endpoint by name, with its arguments, and returns its result."""
+"""Calls a method of the endpoint. Takes the method's name and arguments, returns its result."""
 
 
 class DoorRuntime(FleetRuntime):
-    """Runs the work of a fleet on an endpoint in another process.
+    """A fleet runtime that delegates GEMMs and steps to an endpoint in another process.
 
     Args:
-        call: calls the endpoint.
-        tell: calls the endpoint without waiting.
+        call: calls a method of the endpoint and waits for the result.
+        tell: calls a method of the endpoint, and may return before the method ends.
     """
 
     clock = "wall"
@@ -41,7 +44,7 @@ class DoorRuntime(FleetRuntime):
         call("attach")
         self._before = call("counters")
         self._sent: set[int] = set()
-        self._unbound: set[int] = set()  # known to the endpoint, without values
+        self._unbound: set[int] = set()  # operands without elements at the endpoint
         self._packer = Packer()
         self._view: FleetView = call("view")
         self._seen_s = time.monotonic()
@@ -49,7 +52,7 @@ class DoorRuntime(FleetRuntime):
     # --- GEMMs ---
 
     def start(self, future: GemmFuture) -> None:
-        """Send new operands and start a GEMM."""
+        """Send a GEMM's operands to the endpoint, unless already sent, and start the GEMM."""
         for operand in (future.a.operand, future.b.operand):
             self._send(operand)
         rows, columns = future.out.shape
@@ -72,7 +75,7 @@ class DoorRuntime(FleetRuntime):
             self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait for a GEMM and copy its product; return False on timeout."""
+        """Wait for a GEMM and copy its output matrix into the future. Return False on timeout."""
         if future.done:
             return True
         for wait_s in _within(timeout_s):
@@ -86,7 +89,7 @@ class DoorRuntime(FleetRuntime):
         return False
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds; return False on timeout."""
+        """Poll a condition until it holds. Return False on timeout, True otherwise."""
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() >= until_s:
@@ -95,22 +98,22 @@ class DoorRuntime(FleetRuntime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM and wait until it has ended."""
+        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 
     def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: real time passes by itself."""
+        """Do nothing: the wall clock advances during local computation."""
 
     def release(self, operand: int) -> None:
-        """Release an operand that is not used again."""
+        """Release an operand that no later GEMM uses."""
         if operand in self._sent or operand in self._unbound:
             self._sent.discard(operand)
             self._unbound.discard(operand)
             self._tell("release", operand)
 
     def unbind(self, operand: int) -> None:
-        """Free an operand's memory at the endpoint before returning."""
+        """Free an operand's memory at the endpoint, and wait until it is freed."""
         if operand in self._sent:
             self._sent.discard(operand)
             self._unbound.add(operand)
@@ -119,20 +122,20 @@ class DoorRuntime(FleetRuntime):
     # --- steps by stages ---
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages."""
+        """Start a training step by stages at the endpoint."""
         forgotten = self._packer.forget_others(work)
         self._call("begin_step", self._packer.pack(work), forgotten)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch of the step with an array from the caller."""
+        """Continue micro-batch `batch` of the current step with an array that the PS computed."""
         self._call("give", batch, self._packer.pack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the endpoint whether the last suspect results are right, and why."""
+        """Tell the endpoint whether the numbers in the last `Suspect` are correct, and why."""
         self._call("resolve", right, reason)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the step's next outcome; return None on timeout."""
+        """Wait for the next outcome of the current step. Return None on timeout."""
         for wait_s in _within(timeout_s):
             outcome = self._call("next_outcome", wait_s)
             if outcome is not None:
@@ -141,16 +144,16 @@ class DoorRuntime(FleetRuntime):
         return None
 
     def quarantine(self, device: int, reason: str) -> None:
-        """Quarantine a device and invalidate the cached view."""
+        """Quarantine a device, and invalidate the cached `FleetView`."""
         self._call("quarantine", device, reason)
         self._seen_s = float("-inf")
 
     def withdraw_step(self) -> None:
-        """End the current step; devices keep what the next step can reuse."""
+        """End the current step. Devices keep the arrays that the next step can use."""
         self._call("withdraw_step")
 
     def end_steps(self) -> None:
-        """End the current step; devices discard its data."""
+        """End the current step. Devices discard the step's arrays."""
         self._call("end_steps")
 
     def close(self) -> None:
@@ -159,14 +162,17 @@ class DoorRuntime(FleetRuntime):
     # --- state of the fleet ---
 
     def counters(self) -> FleetCounters:
-        """Return the counters since this worker attached."""
+        """Return what the fleet's counters counted since this worker attached to the endpoint."""
         now: FleetCounters = self._call("counters")
         before: FleetCounters = self._before
         return now - before
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count the tasks of a step at the endpoint, which reports progress."""
+        """Count a training step's tasks at the endpoint while the `with` block runs.
+
+        The endpoint's process reports the progress to operators.
+        """
         self._call("count_tasks", True)
         try:
             yield
@@ -174,28 +180,31 @@ class DoorRuntime(FleetRuntime):
             self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """Return None: progress is queried at the endpoint, not in this process."""
+        """Return None, because operators query the progress in the endpoint's process."""
         return None
 
     def device_count(self) -> int:
-        """Return the number of devices that can get work."""
+        """Return the number of devices that can get tasks now."""
         return self._now().device_count
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why the devices cannot finish a GEMM; empty if one can, or none is connected."""
+        """Return why no connected device can finish a GEMM.
+
+        Empty if some device can finish the GEMM, or if no device is connected.
+        """
         text: str = self._call("stuck", future.job.id)
         return text
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of devices that can run stages, by device."""
+        """Return the rates of each device that can run stages now, by session number."""
         return self._now().stage_devices
 
     def why_no_stages(self) -> str:
-        """Return why no device can run stages; empty if one can."""
+        """Return why no device can run stages now; empty if some device can."""
         return self._now().why_no_stages
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch and the rates of its devices."""
+        """Return the fleet's epoch, and the rates of the devices that can get tasks now."""
         view = self._now()
         return view.epoch, view.rates
 
@@ -207,7 +216,11 @@ class DoorRuntime(FleetRuntime):
 
 
 def _within(timeout_s: float | None) -> Iterator[float]:
-    """Yield the wait time for each call until the timeout."""
+    """Yield how long each remote call may wait, in seconds, until the timeout has passed.
+
+    Args:
+        timeout_s: total time to wait, in seconds; None to wait indefinitely.
+    """
     until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     wait_s = min(_CALL_S, until_s - time.monotonic())
     yield max(0.0, wait_s)

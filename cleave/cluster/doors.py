@@ -1,4 +1,4 @@
-"""The endpoints of all servers: started on the nodes of a Ray cluster, and found by workers."""
+"""Start the endpoints of all servers on the nodes of a Ray cluster, and assign them to workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.servers.ranks import Ranks
 
-_THREADS: Final = 16  # threads of an endpoint: calls may wait for devices
+_THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 ANSWERS_S: Final = 30.0
-"""Seconds after which a silent endpoint counts as lost, for calls that do not wait for devices."""
+"""Timeout in seconds for calls that do not wait for devices. A silent endpoint counts as lost."""
 
 
 _Attached = TypeVar("_Attached")
@@ -30,9 +30,9 @@ class Doors:
     """The endpoints of all servers.
 
     Attributes:
-        calls: calls to each endpoint.
-        nodes: Ray node of each endpoint.
-        on_one_machine: whether all endpoints are on this machine, which may have several nodes.
+        calls: for each endpoint, the object that calls its methods.
+        nodes: for each endpoint, the id of the Ray node on which it runs.
+        on_one_machine: whether all endpoints run on this machine, which may host several nodes.
     """
 
     calls: list[DoorCalls]
@@ -40,7 +40,11 @@ class Doors:
     on_one_machine: bool
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return the fleet at a server's endpoint; called in its worker."""
+        """Return a fleet that uses one server's endpoint. Call this in the server's worker process.
+
+        Args:
+            ranks: the servers that train together. `ranks.rank` identifies the calling server.
+        """
         import ray
 
         from cleave.cluster.door_runtime import DoorRuntime
@@ -50,16 +54,19 @@ class Doors:
         return Fleet(once_there(lambda: DoorRuntime(door.call, door.tell)))
 
     def close(self) -> None:
-        """End the sessions of all devices."""
-        ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has none
+        """Close all endpoints, which ends the sessions of all devices."""
+        ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has no sessions
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Return the number of each server's endpoint, preferably one on its own node.
+    """Assign an endpoint to each server, preferably an endpoint on the server's node.
 
     Args:
-        doors: node of each endpoint.
-        servers: node of each server; no more servers than endpoints.
+        doors: for each endpoint, the id of its node.
+        servers: for each server, the id of its node. There must be at least as many endpoints.
+
+    Returns:
+        For each server, the index of its endpoint in `doors`.
     """
     free = list(range(len(doors)))
     chosen: dict[int, int] = {}
@@ -77,15 +84,18 @@ def once_there(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Attached:
-    """Attach to an endpoint; if it is lost, retry until Ray has restarted it.
+    """Attach to an endpoint. If the endpoint is lost, retry until Ray has restarted it.
 
     Args:
-        attach: attaches to the endpoint.
-        clock: returns seconds.
-        sleep: waits for a number of seconds.
+        attach: attaches to the endpoint, or raises DoorLostError.
+        clock: returns the current time in seconds.
+        sleep: sleeps for the given number of seconds.
+
+    Returns:
+        The result of `attach`.
 
     Raises:
-        DoorLostError: when the endpoint stays lost.
+        DoorLostError: when the endpoint is still lost after `_OPENS_S` seconds.
     """
     until_s = clock() + _OPENS_S
     while True:
@@ -103,24 +113,25 @@ def open_doors(
     say: Callable[[str], object],
     taken: Sequence[str] = (),
 ) -> Doors:
-    """Start endpoints in separate processes, spread evenly over the nodes.
+    """Start endpoints in separate processes, spread evenly over the nodes of the cluster.
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        setups: setup of each endpoint. The port is for the first endpoint on each machine; further
-            ones take the next ports. Port 0 means any free port.
-        say: called with a sentence for the user while a port in use is awaited.
-        taken: nodes of existing endpoints, one entry per endpoint.
+        setups: the setup of each endpoint. The first endpoint on a machine uses the port in its
+            setup, and further endpoints on the machine use the next ports. Port 0 means any free
+            port.
+        say: called with a message for the user when this function waits for a port in use.
+        taken: for each endpoint that already exists, the id of its node.
 
     Raises:
-        UsageError: when a node cannot listen on its port.
+        UsageError: when an endpoint cannot listen on its port.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from cleave.cluster.own_door import OwnDoor
 
     class ActorDoor(OwnDoor):
-        """An endpoint whose process Ray starts, and restarts after a loss."""
+        """An endpoint in a Ray actor. Ray restarts the actor after a loss."""
 
         def __init__(self, setup: DoorSetup) -> None:
             import ray
@@ -129,7 +140,7 @@ def open_doors(
             super().__init__(setup, again=again)
 
     alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    hosts = [alive[node] for node in taken]  # a machine may have several nodes
+    hosts = [alive[node] for node in taken]  # several nodes may share a machine
     starts: list[Callable[[], Any]] = []
     at: list[str] = []
     for setup in setups:
@@ -146,18 +157,18 @@ def open_doors(
         starts.append(partial(ray.remote(**options)(ActorDoor).remote, here))
         at.append(node)
         hosts.append(alive[node])
-    started = [_Starting(ray, start) for start in starts]  # all start in parallel
+    started = [_Starting(ray, start) for start in starts]  # endpoints start in parallel
     calls: list[DoorCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
     machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
     return Doors(calls, at, len(machines) == 1)
 
 
 class _Starting:
-    """A starting endpoint, restarted if it could not listen.
+    """An endpoint that is starting. It is started again if it could not listen on its port.
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        start: starts the endpoint's actor.
+        start: starts the endpoint's Ray actor and returns the actor.
     """
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
@@ -165,11 +176,11 @@ class _Starting:
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait for the endpoint and return its actor.
+        """Wait until the endpoint listens, and return its actor. Call this again to retry.
 
         Raises:
-            PortInUseError: when its port is in use.
-            UsageError: when it cannot listen for another reason, or does not start.
+            PortInUseError: when the endpoint's port is in use.
+            UsageError: when the endpoint does not start, or cannot listen for another reason.
         """
         actor = self._actor or self._start()
         self._actor = None
@@ -184,7 +195,12 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the addresses of the machines of some nodes, or of all nodes if None."""
+    """Return the IP addresses of the machines on which Ray nodes run.
+
+    Args:
+        ray: the `ray` module, connected to a cluster.
+        nodes: ids of the nodes to consider; None for all nodes of the cluster.
+    """
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()

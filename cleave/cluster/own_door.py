@@ -1,4 +1,4 @@
-"""An endpoint in its own process: a Ray actor on the node of one server."""
+"""An endpoint that has its own process. Ray runs it as an actor on a node of the cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class DoorSetup:
-    """Configures an endpoint in its own process.
+    """Settings of an endpoint in its own process.
 
     Attributes:
-        config: how it listens.
-        first: id of the first server, which sends the list of admitted devices; empty to admit
-            every device with the credential of `config`.
-        grid: electricity grid that powers the devices; None if not stated.
+        config: settings of the endpoint's server.
+        first: id of the first server, which sends this endpoint the list of admitted devices. Empty
+            to admit every device that shows `config.credential`.
+        grid: electricity grid that powers the devices; None if unknown.
     """
 
     config: ServerConfig
@@ -41,16 +41,17 @@ class DoorSetup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of a server, as reported to the first server.
+    """The state of one server, which the first server polls.
 
     Attributes:
-        start: identifies this process among earlier ones in its place.
+        start: random id of the server's process. It changes when Ray restarts the server.
         answer: overview of the server.
-        energy: energy used by its devices.
-        devices: see `Server.describe_devices`.
-        progress: progress of the current step, if any.
-        reports: news about devices that the first server does not know yet.
-        number: number of the last report, counted over the process's lifetime.
+        energy: energy that the server's devices used.
+        devices: result of `Server.describe_devices`.
+        progress: progress of the current training step; None if no step is running.
+        reports: reports about devices that the first server has not received yet.
+        number: number of reports, including the last report in `reports`, since the process
+            started.
     """
 
     start: str
@@ -63,15 +64,17 @@ class Seen:
 
 
 class OwnDoor(Door):
-    """Listens for devices, and serves a worker and the first server.
+    """An endpoint in its own process. It listens for devices.
+
+    A training worker and the first server call the endpoint.
 
     Args:
-        setup: configuration of the endpoint.
-        again: whether it replaces a lost process. It then takes another port if its own is in use,
-            since it may be on another machine. Devices are told the new port.
+        setup: settings of the endpoint.
+        again: whether this process replaces a lost process. If so, it may run on another machine,
+            and it uses any free port if the port in `setup` is in use.
 
     Raises:
-        UsageError: when it cannot listen.
+        UsageError: when the endpoint cannot listen on its port.
     """
 
     def __init__(self, setup: DoorSetup, *, again: bool = False) -> None:
@@ -94,17 +97,17 @@ class OwnDoor(Door):
         super().__init__(server)
         self._overview.live = self._server.live
         self._log = ServerLog(self._server.live, self._energy)
-        if again:  # a job may be running that this process does not know
+        if again:  # a job may be running of which this new process does not know
             self._log.begin()
 
     def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
-        """Return the server's state and its news about devices.
+        """Return the server's state and its pending reports about devices.
 
         Args:
-            question: requested parts of the overview.
-            start: `Seen.start` that the first server received last.
-            taken: number of that process's reports already taken.
-            roll: new list of admitted devices; None if unchanged.
+            question: selects the parts of the overview to return.
+            start: the `Seen.start` that the first server received last.
+            taken: the `Seen.number` that the first server received last.
+            roll: new list of admitted devices; None if the list has not changed.
         """
 
         def seen() -> Seen:
@@ -136,20 +139,20 @@ class OwnDoor(Door):
     # --- the energy of a job ---
 
     def begin_log(self) -> None:
-        """Start counting the sessions' work for a job."""
+        """Start to count each session's work for a job."""
         self._log.begin()
 
     def did(self) -> list[SessionWork]:
-        """Return the sessions' work for the job, as far as this process knows."""
+        """Return each session's work for the job since this process started to count."""
         return self._log.did()
 
     def end_log(self) -> None:
-        """Stop counting."""
+        """Stop counting the sessions' work for the job."""
         self._log.end()
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return the facts about a server with this network card."""
+    """Return the `ServerFacts` with the bandwidths of a network card; None for an unknown card."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

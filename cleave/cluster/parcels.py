@@ -1,8 +1,9 @@
-"""Messages between a worker and its endpoint about steps by stages; each object is sent once.
+"""Serialize the messages about steps by stages between a worker and its endpoint.
 
-Devices keep a graph or frozen weight as long as they get the same object. So both sides number the
-graphs and arrays sent. A known object is sent as its number, and the receiver looks up that very
-object. Bytes travel as numpy arrays, which Ray does not copy on a node.
+Each graph or array is sent only once. The worker numbers the graphs and arrays that it sends, and
+later sends only the number of an object. The endpoint then uses the same Python object again. This
+matters because devices keep a graph or a frozen weight as long as the object is the same. Bytes are
+sent as numpy arrays, which Ray does not copy between processes on one node.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A reference to a graph or an array.
+    """A reference to a graph or an array, which replaces the object in a message.
 
     Attributes:
-        number: number of the object on both sides.
-        content: object itself; None if it was sent before.
-        part_rows: rows of each of its parts, if any.
+        number: number of the object, which worker and endpoint share.
+        content: the object itself; None if the object was sent before.
+        part_rows: for an array that is split into parts, the number of rows of each part.
     """
 
     number: int
@@ -38,24 +39,28 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class PlainBytes:
-    """Received bytes, or bytes to send."""
+    """A byte string in a message, stored as a numpy array of uint8."""
 
     array: Array
 
 
 class Packer:
-    """Replaces graphs and arrays by references."""
+    """Replaces graphs and arrays with references. The worker has one `Packer`."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
         self._next = 0
 
     def pack(self, value: Any) -> Any:
-        """Return a value with all graphs and arrays replaced by references."""
+        """Return a copy of `value` in which references replace all graphs and arrays."""
         return _replaced(value, self._packed)
 
     def forget_others(self, value: Any) -> list[int]:
-        """Forget objects that are not in a value; return their numbers, for the other side."""
+        """Forget all sent graphs and arrays that do not occur in `value`.
+
+        Returns:
+            The numbers of the forgotten objects, for `Unpacker.forget`.
+        """
         kept: set[int] = set()
 
         def note(each: Any) -> Any:
@@ -69,7 +74,7 @@ class Packer:
 
     @property
     def sent(self) -> dict[int, StageGraph | StageArray]:
-        """Return the sent objects, by number."""
+        """Return a map from the number of each sent graph or array to the object."""
         return dict(self._sent.values())
 
     def _packed(self, value: Any) -> Any:
@@ -87,22 +92,28 @@ class Packer:
 
 
 class Unpacker:
-    """Restores the values that a `Packer` replaced."""
+    """Replaces the references from a `Packer` with graphs and arrays. The endpoint has one."""
 
     def __init__(self) -> None:
         self._held: dict[int, StageGraph | StageArray] = {}
 
     def unpack(self, value: Any) -> Any:
-        """Return a value with its graphs and arrays; a number always yields the same object."""
+        """Return a copy of `value` in which graphs and arrays replace all references.
+
+        References with the same number are replaced with the same object.
+        """
         return _replaced(value, self._unpacked)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Forget objects that will not be referenced again."""
+        """Forget the objects with these numbers, which the worker will not reference again."""
         for number in numbers:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that replaces objects known to the other side by references."""
+        """Return a function that replaces an array with a reference if the worker has the array.
+
+        The function converts other arrays and long byte strings for sending.
+        """
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -130,12 +141,15 @@ class Unpacker:
 
 
 def sent_back(value: Any, unpacker: Unpacker) -> Any:
-    """Return an outcome as the endpoint sends it, with references to the worker's own objects."""
+    """Prepare an outcome for sending from the endpoint to the worker.
+
+    References replace the arrays that the worker has sent.
+    """
     return _replaced(value, unpacker.names())
 
 
 def received_back(value: Any, packer: Packer) -> Any:
-    """Return an outcome as the worker reads it, with references resolved."""
+    """Return a received outcome in which the worker's own arrays replace all references."""
     held = packer.sent
 
     def found(each: Any) -> Any:
@@ -157,7 +171,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return the parts of an array as views of its elements."""
+    """Return consecutive parts of an array as views of the array's elements.
+
+    Args:
+        whole: array to split.
+        rows: number of rows of each part.
+    """
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -173,7 +192,10 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a value in which `swap` was applied recursively."""
+    """Return a copy of `value` with `swap` applied to it and its nested values.
+
+    The function does not descend into graphs, arrays and values that `swap` has replaced.
+    """
     if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
         return other
     if isinstance(value, Parcel | PlainBytes | Enum | str | bytes | int | float | None):

@@ -1,6 +1,6 @@
-"""Wait for a port that recently ended servers may still hold.
+"""Wait for a port that the endpoints of a previous run may still use.
 
-After the first server is killed, Ray takes some seconds to end the endpoints that it started.
+After the first server is killed, Ray needs some seconds to stop the endpoints of that server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from cleave.errors import UsageError
 
 FREED_S: Final = 20.0
-"""Maximum seconds to wait for a port."""
+"""Maximum time to wait until a port is free, in seconds."""
 
 _PAUSE_S: Final = 1.0
 
@@ -20,7 +20,7 @@ _Opened = TypeVar("_Opened")
 
 
 class PortInUseError(UsageError):
-    """The port is in use."""
+    """The port to listen on is in use."""
 
 
 def opened_in_time(
@@ -29,16 +29,19 @@ def opened_in_time(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Opened:
-    """Open a listener; while its port is in use, retry for some seconds.
+    """Open a listener. While its port is in use, retry for up to `FREED_S` seconds.
 
     Args:
-        opens: opens the listener.
-        say: called once with a sentence for the user, when the port is in use.
-        clock: returns seconds.
-        sleep: waits for a number of seconds.
+        opens: opens the listener, or raises PortInUseError.
+        say: called once with a message for the user if the port is in use.
+        clock: returns the current time in seconds.
+        sleep: sleeps for the given number of seconds.
+
+    Returns:
+        The result of `opens`.
 
     Raises:
-        UsageError: when the port stays in use.
+        PortInUseError: when the port is still in use after `FREED_S` seconds.
     """
     until_s, told = clock() + FREED_S, False
     while True:

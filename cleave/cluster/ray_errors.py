@@ -1,4 +1,4 @@
-"""Summarize in one sentence why Ray's processes ended: Ray's own texts are pages long."""
+"""Summarize why a Ray process ended in one sentence, because Ray's error texts are pages long."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The reason why a process ended.
+    """The reason why a process ended, and advice for the user.
 
     Attributes:
-        why: reason as a sentence, without its full stop.
-        advice: advice as a sentence, without its full stop; empty if unknown.
+        why: the reason, as a sentence without the final full stop.
+        advice: what the user can do, as a sentence without the final full stop; empty if unknown.
     """
 
     why: str
@@ -45,7 +45,7 @@ class Ending:
 
 
 def ending(text: str) -> Ending:
-    """Return why a process ended, from Ray's text about it."""
+    """Extract the reason why a process ended from Ray's error text."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -66,10 +66,13 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return why servers' processes ended; omit servers that report their own failure.
+    """Return why server processes were lost, as a map from rank to reason.
+
+    The map omits servers that failed with an exception of their own code, because these servers
+    report the exception themselves.
 
     Args:
-        errors: error of each failed server by rank, as given by Ray Train.
+        errors: Ray Train's map from the rank of each failed server to its error.
     """
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))

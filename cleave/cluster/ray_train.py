@@ -1,7 +1,8 @@
-"""Train one model on several servers, each a worker of Ray Train.
+"""Train one model on several servers. Each server is a Ray Train worker.
 
-When a worker is lost, Ray restarts all of them, and they resume from the newest checkpoint in the
-run folder. Records and stop requests go through an actor, the `Board`.
+When a worker is lost, Ray restarts all workers, and training resumes from the newest checkpoint in
+the run folder. The workers exchange training records and stop requests with the starting process
+through a `Board` actor.
 """
 
 from __future__ import annotations
@@ -30,36 +31,40 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.servers.ranks import WAIT_S, Ranks
 
 LOOK_S: Final = 0.2
-"""Seconds between polls of the servers' records."""
+"""Seconds between two polls of the board for new training records."""
 
 MOST_STARTS: Final = 3
-"""Number of starts without a new step after which training ends."""
+"""Maximum number of starts of a server without a new step. The next start ends the training."""
 
 RAYS_OWN: Final = "ray"
-"""Subfolder of the run folder with Ray Train's own data while servers train."""
+"""Name of the subfolder of the run folder in which Ray Train stores its data during training."""
 
 _FAILED_S: Final = 5.0
 MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-"""Make glibc return memory to the system that a server no longer uses."""
+"""Environment variables that make glibc return a server's unused memory to the operating system."""
 
 FleetOf = Callable[[Ranks], Fleet | None]
-"""Opens a server's fleet, in its worker."""
+"""Returns the fleet for the server `ranks.rank`; None to train in plain PyTorch.
+
+It is called in the server's worker process.
+"""
 
 MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
-"""Starts to meter a fleet's energy; returns a function that returns the energy used so far."""
+"""Starts an energy meter for a fleet. Returns a function that returns the energy used so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """Job data passed to each server at start.
+    """A training job and its options, which each server receives when it starts.
 
     Attributes:
-        job: job to train.
+        job: specification of the training job.
         folder: run folder, at the same path on all servers.
-        at: folder against which the job's relative paths resolve.
+        at: working folder of the servers, against which relative paths in `job` are resolved.
         resume, restart, accept_changes: see `cleave.training.loop.trainer.train`.
-        fleet_of: opens the server's fleet.
-        meter_of: meters the fleet's energy; None if metered elsewhere.
+        fleet_of: returns the server's fleet.
+        meter_of: starts an energy meter for the server's fleet; None if other code measures the
+            energy.
     """
 
     job: JobSpec
@@ -80,27 +85,27 @@ def train_together(
     stop: Callable[[], bool],
     meanwhile: Callable[[], object] = lambda: None,
 ) -> list[RunEnergy]:
-    """Train on several servers until the last step.
+    """Train a model on several servers. Return once the training has finished or was stopped.
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        shared: job to train.
+        shared: job to train, and its options.
         servers: number of servers.
-        report: called with every record.
-        stop: returns whether to stop; training then ends with a checkpoint.
-        meanwhile: called repeatedly during training.
+        report: called with every training record.
+        stop: returns whether to stop the training early, with a checkpoint.
+        meanwhile: called every `LOOK_S` seconds during training.
 
     Returns:
-        The energy that each server's meter reports; empty without meters.
+        The energy that each server's devices used; empty if `shared.meter_of` is None.
 
     Raises:
-        CleaveError: when training failed.
+        CleaveError: when the training failed.
     """
     return _Training(ray, shared, servers, report, stop).train(meanwhile)
 
 
 class _Training:
-    """A training run, from the first attempt to start its servers to their end.
+    """One call of `train_together`, including all attempts to start the servers.
 
     Args:
         ray, shared, servers, report, stop: see `train_together`.
@@ -122,11 +127,11 @@ class _Training:
         self._began = False
         self._waits = False
         self._stopping = threading.Event()
-        self._said: queue.SimpleQueue[Record] = queue.SimpleQueue()  # from the fitting thread
+        self._said: queue.SimpleQueue[Record] = queue.SimpleQueue()  # from Ray Train's thread
         self._failed: BaseException | None = None
 
     def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
-        """Train; see `train_together`."""
+        """Run the training; see `train_together`."""
         bound_tries()
         running = threading.Thread(target=self._fit_in_time, name="cleave-ray-train", daemon=True)
         running.start()
@@ -142,7 +147,7 @@ class _Training:
             self._pass_on()
             failure = self._ray.get(self._board.failure.remote())
             used: list[RunEnergy] = self._ray.get(self._board.energy.remote())
-        except self._ray.exceptions.RayError as lost:  # the servers then end by themselves
+        except self._ray.exceptions.RayError as lost:  # the servers then exit by themselves
             why = f"the process in which servers report was lost: {ending(str(lost))}"
             raise CleaveError(why) from lost
         if failure:
@@ -152,7 +157,7 @@ class _Training:
         return used
 
     def _pass_on(self) -> None:
-        """Report the servers' records, and whether they lack room."""
+        """Report new records from the servers, and whether the cluster has room for the servers."""
         for record in self._ray.get(self._board.take.remote()):
             self._began = True
             if self._waits:
@@ -167,7 +172,7 @@ class _Training:
                     continue  # already reported
             self._report(record)
 
-    # --- in the fitting thread ---
+    # --- in the thread that runs Ray Train ---
 
     def _fit_in_time(self) -> None:
         try:
@@ -190,7 +195,7 @@ class _Training:
         from ray.train.torch import TorchConfig, TorchTrainer
 
         shutil.rmtree(self._rays_own, ignore_errors=True)  # from the previous attempt
-        if not self._began:  # a restarted server keeps its number of cores
+        if not self._began:  # restarted servers keep their number of cores
             self._cores = cores_of_each(cores_of_nodes(self._ray), self._servers)
         trainer = TorchTrainer(
             _serve_rank,
@@ -214,10 +219,10 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a board on this node.
+    """Start a `Board` actor on this node and return the actor.
 
     Raises:
-        CleaveError: when the cluster cannot start it.
+        CleaveError: when the cluster cannot start the actor.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -234,16 +239,16 @@ def _board_of(ray: Any) -> Any:
 
 
 def _telling_losses(board: Any) -> Any:
-    """Return a Ray callback that tells the board why server processes ended."""
+    """Return a Ray Train callback that tells the board why server processes were lost."""
     from ray.train import UserCallback
 
     class TellingLosses(UserCallback):  # type: ignore[misc,unused-ignore]
-        """Reports lost servers to the board; see `lost_servers`."""
+        """A Ray Train callback that reports lost servers to the board; see `lost_servers`."""
 
         def after_exception(
             self, run_context: Any, worker_exceptions: dict[int, Exception]
         ) -> None:
-            """Tell the board why servers were lost."""
+            """Tell the board why servers were lost. Ray Train calls this after worker failures."""
             for rank, why in lost_servers(worker_exceptions).items():
                 board.lost.remote(rank, why)
 
@@ -251,7 +256,11 @@ def _telling_losses(board: Any) -> Any:
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
-    """Train as one of the servers, in a process that Ray started."""
+    """Run one server's part of the training. Ray Train calls this in each worker process.
+
+    Args:
+        config: a dictionary with the `SharedJob` under `shared` and the `Board` under `board`.
+    """
     import ray
 
     from cleave.training.loop.trainer import TrainContext, train
@@ -264,12 +273,12 @@ def _serve_rank(config: dict[str, Any]) -> None:
     ranks = TorchRanks()
     try:
         if ray.get(board.failure.remote()):
-            return  # Ray restarts all if one failed while others waited for it
+            return  # Ray restarts all servers if one fails while others wait
         if ray.get(board.stopping.remote()):
-            return  # stopped while waiting for room, or during a restart
+            return  # the user stopped the training before this start
         starts = ray.get(board.started.remote(ranks.rank))
     except ray.exceptions.RayActorError:
-        return  # no process waits for the servers any more
+        return  # the process that started the training has ended
     if starts > MOST_STARTS:
         ray.get(board.give_up.remote(MOST_STARTS))
         return
@@ -277,7 +286,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
     def report(record: Record) -> None:
         if isinstance(record, NoteRecord) and ranks.count > 1:
             record = NoteRecord(f"server {ranks.rank + 1}: {record.text}")
-        # Wait, so that records of a dying process are not lost.
+        # Wait for the call, so that no record is lost if this process ends soon.
         ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
     with _telling(board, ranks.rank):
@@ -315,7 +324,10 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Report an unexpected error to the board; Ray then restarts all servers."""
+    """Report an unexpected error in the `with` block to the board, and raise it again.
+
+    Ray restarts all servers because of the error. A CleaveError is not reported here.
+    """
     import ray
 
     try:
@@ -329,7 +341,15 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait briefly for all servers to end; return whether they did."""
+    """Wait up to `_FAILED_S` seconds until all servers have finished.
+
+    Args:
+        ended: returns the number of servers that have finished.
+        servers: number of servers.
+
+    Returns:
+        Whether all servers have finished.
+    """
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -337,10 +357,10 @@ def _all_end(ended: Callable[[], int], servers: int) -> bool:
 
 
 class _Stop:
-    """Returns whether to stop, querying at most once per `LOOK_S` seconds.
+    """A stop condition that queries the board at most once per `LOOK_S` seconds.
 
     Args:
-        ask: returns whether to stop.
+        ask: queries the board; returns whether to stop the training.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
@@ -349,7 +369,7 @@ class _Stop:
         self._stops = False
 
     def __call__(self) -> bool:
-        """Return whether to stop."""
+        """Return whether to stop the training; the result may be `LOOK_S` seconds old."""
         now_s = time.monotonic()
         if not self._stops and now_s - self._asked_s >= LOOK_S:
             self._stops, self._asked_s = self._ask(), now_s

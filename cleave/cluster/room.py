@@ -1,7 +1,8 @@
-"""Wait until Ray's nodes have room for the servers, in a way that can be stopped.
+"""Wait until the Ray cluster has enough free cores for the servers. The user can stop the wait.
 
-Ray Train tries to place its workers forever, and cannot be stopped before they run. Here each
-attempt is a separate Ray Train run, and this module decides whether to make another.
+Ray Train itself would try to place its workers forever, and cannot be stopped before the workers
+run. Therefore each attempt is a separate Ray Train run with a time limit. This module decides
+whether to make another attempt.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any, Final
 from cleave.errors import UsageError
 
 MOST_FAILED: Final = 3
-"""Number of failed starts in a row, despite enough room, after which training ends."""
+"""Number of consecutive failed starts, despite enough free cores, after which training ends."""
 
 _TRY_S: Final = "20"
 _NO_ROOM: Final = "WorkerGroupStartupTimeoutError"
 _NOT_STARTED: Final = "WorkerGroupStartupFailedError"
-"""Names of Ray Train's internal errors, which its public `ControllerError` holds."""
+"""Class names of internal Ray Train errors. A public `ControllerError` wraps such an error."""
 
 
 def bound_tries() -> None:
-    """Limit the time in which Ray Train tries to place its workers; see `fitted`."""
+    """Limit the time for which one Ray Train run tries to place its workers, for `fitted`."""
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRY_S)
 
 
@@ -32,21 +33,22 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Train; retry as long as the nodes have no room for the workers.
+    """Run the training. Retry as long as the cluster has too few free cores for the workers.
 
     Also retry a few times if a worker ends before it trains, for example because its node is lost.
 
     Args:
-        fit: trains with Ray Train, whose own retries are disabled.
-        stops: returns whether to stop.
-        waits: called before each retry for lack of room.
-        failed: called before each retry for another failure to start.
+        fit: runs the training with Ray Train. The retries of Ray Train must be disabled.
+        stops: returns whether to stop retrying.
+        waits: called before each retry that is due to too few free cores.
+        failed: called with the error before each retry that is due to a failed start.
 
     Returns:
-        True if the training ran; False if it was stopped before.
+        True if the training ran; False if `stops` returned True before the workers started.
 
     Raises:
-        Exception: from `fit`, for any other reason or after `MOST_FAILED` failed starts in a row.
+        Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if the
+            error is neither a failed start nor a lack of free cores.
     """
     failures = 0
     while True:
@@ -68,19 +70,19 @@ def fitted(
 
 
 def cores_of_nodes(ray: Any) -> list[int]:
-    """Return the cores of each node of the cluster."""
+    """Return the number of cores of each live node of the cluster, including cores in use."""
     return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
 
 
 def check_cores(nodes: Sequence[int], servers: int) -> None:
-    """Raise an error if the cluster has fewer cores than servers.
+    """Check that the cluster has at least one core per server.
 
     Args:
-        nodes: cores of each node.
+        nodes: number of cores of each node.
         servers: number of servers.
 
     Raises:
-        UsageError: when there are fewer cores.
+        UsageError: when the cluster has fewer cores than servers.
     """
     if sum(nodes) < servers:
         raise UsageError(
@@ -90,7 +92,13 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return a sentence that says there is no room for servers with this many cores each."""
+    """Return a message for the user that the cluster has too few free cores for the servers.
+
+    Args:
+        nodes: number of cores of each node.
+        servers: number of servers.
+        cores: number of cores that each server needs.
+    """
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
@@ -100,11 +108,14 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the number of cores per server: the largest that fits all servers on the nodes.
+    """Return the largest number of cores per server with which all servers can be placed on nodes.
 
     Args:
-        nodes: cores of each node; may be too few after a loss.
+        nodes: number of cores of each node.
         servers: number of servers.
+
+    Returns:
+        The number of cores per server; 1 if the nodes have too few cores, as after a node's loss.
     """
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:

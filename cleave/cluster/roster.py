@@ -1,8 +1,9 @@
-"""Devices that all servers of a cluster admit, and reports about them to the first server.
+"""Share the list of admitted devices among the servers of a cluster.
 
-Devices join the first server, which alone has the store. Before it sends devices to another server,
-it tells that server which ones it admitted. Devices show the same credential everywhere. The other
-servers store nothing: they report to the first one, which stores it.
+Devices join the first server, which is the only server with a store. Before the first server moves
+devices to another server, it sends that server the list of admitted devices. A device shows the
+same credential to all servers. The other servers store nothing. They report all events about
+devices to the first server, which stores them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.auth.codes import hash_secret
 
 RETRY_S: Final = 1.0
-"""Seconds after which an unknown device is told to retry, at the first server."""
+"""Seconds after which a device that this server does not know should retry at the first server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Member:
     """A device that the first server has admitted.
 
     Attributes:
-        credential_hash: hash of the credential that the device shows.
-        admission: the first server's data about the device.
+        credential_hash: hash of the device's credential.
+        admission: the first server's admission of the device, without a new credential.
     """
 
     credential_hash: bytes
@@ -44,12 +45,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The complete list of devices that another server must admit.
+    """The list of admitted devices that the first server sends to the other servers.
 
     Attributes:
-        version: grows with every change.
-        members: admitted devices.
-        expelled: formerly admitted devices: error to send, by identity.
+        version: version number of the list, which grows with every change.
+        members: all devices that the other servers must admit.
+        expelled: maps the identity of each expelled device to the error code and reason that the
+            device gets.
     """
 
     version: int
@@ -58,31 +60,32 @@ class Roll:
 
 
 class Keeper(Authenticator, Protocol):
-    """The authenticator of the first server. `Access` implements it."""
+    """The interface that `Members` needs from an authenticator. `Access` implements it."""
 
     def arrived(self, identity: int) -> None:
-        """Record that a known device's session began on another server."""
+        """Record that the session of an admitted device began on another server."""
         ...
 
 
 Report = Callable[[Keeper], object]
-"""News about a device: calls a method of the first server's authenticator."""
+"""A report about a device: a function that calls a method of the first server's authenticator."""
 
 
 class Roster:
-    """The authenticator of every server but the first; see `Authenticator`.
+    """The authenticator of every server except the first. It implements `Authenticator`.
 
     Args:
-        server: id of the first server, under which devices store their credential.
-        fleet_credential: admits any number of devices, which are not stored; empty to disable.
+        server: id of the first server. A device stores its credential under this id.
+        fleet_credential: credential that admits any number of devices, which the first server does
+            not store; empty to disable.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
         self.server = server
         self._fleet_credential = fleet_credential
         self._members: dict[bytes, Member] = {}
-        # Number of the report about each quarantined device. Until the first server takes that
-        # report, its list may still contain the device.
+        # Maps a quarantined device to the number of the report about its quarantine. Until the
+        # first server takes the report, the list of admitted devices may still contain the device.
         self._quarantined: dict[int, int] = {}
         self._reports: list[Report] = []
         self._taken = 0
@@ -90,15 +93,18 @@ class Roster:
     # --- calls by the first server ---
 
     def replace(self, roll: Roll) -> None:
-        """Admit only these devices from now on."""
+        """Replace the list of admitted devices."""
         self._members = {member.credential_hash: member for member in roll.members}
 
     def reports(self, taken: int) -> tuple[list[Report], int]:
-        """Return the pending reports, and the number of reports up to the last one.
+        """Return the reports that the first server has not yet taken.
 
         Args:
-            taken: number returned by the last call. Reports up to it are discarded: the most recent
-                `replace` already reflects them.
+            taken: number of reports that the first server has taken since this process started.
+                These reports are discarded, because the latest `replace` reflects them.
+
+        Returns:
+            The pending reports, and the number of all reports since this process started.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -113,7 +119,7 @@ class Roster:
     # --- calls by the session manager ---
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit a device that the first server has admitted, or that has the fleet credential."""
+        """Admit a device if the first server admitted it, or if it shows the fleet credential."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -128,40 +134,43 @@ class Roster:
         return member.admission
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Refuse: operators use the first server."""
+        """Refuse every operator and viewer, because they use the first server."""
         return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
 
     def failed(self, address: str) -> bool:
-        """Return True without counting: credentials cannot be guessed."""
+        """Return True: the address has attempts left. Credentials are too long to guess.
+
+        So failed attempts are not counted.
+        """
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Report that a device's session ended."""
+        """Report to the first server that a device's session ended."""
         self._report("departed", identity, reason, lost=lost)
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Report a device's work since the last call."""
+        """Report to the first server what a device contributed since the last call."""
         self._report("contributed", identity, replace(done))
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Report how a device works."""
+        """Report a device's behavior, such as its speed and failures, to the first server."""
         self._report("conducted", identity, conduct)
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Report a device's wrong result and its penalty points."""
+        """Report a device's wrong result, and the penalty points for it, to the first server."""
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Report a quarantined device, and refuse it from now on."""
+        """Report to the first server that a device is quarantined, and refuse the device here."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:
-    """The first server's authenticator, which keeps a list of admitted devices.
+    """The first server's authenticator, which also maintains the list of admitted devices.
 
     Args:
-        keeper: decides and stores.
+        keeper: authenticator that decides about admissions and stores facts about devices.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -172,15 +181,15 @@ class Members:
         self._version = 0
 
     def roll(self) -> Roll:
-        """Return the current list for other servers."""
+        """Return the current list of admitted and expelled devices, for the other servers."""
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Stop admitting a device, on any server.
+        """Remove a device from the list. Other servers then end its sessions and refuse the device.
 
         Args:
             identity: identity of the device.
-            code, reason: error that the device gets where it is connected.
+            code, reason: error code and text that a connected device gets.
         """
         self._members.pop(identity, None)
         self._expelled[identity] = code, reason
@@ -194,15 +203,15 @@ class Members:
             self._version += 1
 
     def mark_own(self, identity: int, *, own: bool) -> None:
-        """Set whether a device belongs to the operator."""
+        """Set, in the list of admitted devices, whether the operator owns a device."""
         self._changed(identity, lambda known: replace(known, own=own))
 
     def arrived(self, identity: int) -> None:
-        """Record that a known device's session began on another server."""
+        """Record that the session of an admitted device began on another server."""
         self._keeper.arrived(identity)
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit a device through the keeper, and add it to the list."""
+        """Ask the keeper whether to admit a device. Add an admitted device to the list."""
         result = self._keeper.admit(hello, address)
         if isinstance(result, Admission) and result.identity is not None:
             shown = hash_secret(result.credential or hello.credential)
@@ -212,28 +221,28 @@ class Members:
         return result
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Return the access level of an operator or viewer, or a refusal."""
+        """Ask the keeper for the access level of an operator or viewer, or a refusal."""
         return self._keeper.admit_operator(credential, address)
 
     def failed(self, address: str) -> bool:
-        """Count a failed attempt; return whether the address had an attempt left."""
+        """Count a failed attempt from `address`. Return whether the address had an attempt left."""
         return self._keeper.failed(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended."""
+        """Record that a device's session ended on any server."""
         self._keeper.departed(identity, reason, lost=lost)
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add a device's work since the last call."""
+        """Record what a device contributed since the last call."""
         self._keeper.contributed(identity, done)
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Store how a device works, for its next session."""
+        """Store a device's behavior, such as its speed and failures, for its next session."""
         self._keeper.conducted(identity, conduct)
         self._changed(identity, lambda known: replace(known, conduct=conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and its penalty points."""
+        """Record a device's wrong result and the penalty points for it."""
         self._keeper.faulted(identity, fault, penalty)
         self._changed(
             identity,
@@ -241,7 +250,7 @@ class Members:
         )
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device and expel it."""
-        if identity in self._members:  # else it was revoked meanwhile, which takes precedence
+        """Record that a device is quarantined, and expel the device from all servers."""
+        if identity in self._members:  # otherwise, an operator already revoked the device
             self._keeper.quarantined(identity, reason)
             self.expel(identity, ErrorCode.QUARANTINED, reason)

@@ -1,8 +1,10 @@
 """Present the servers of a cluster to operators as one server.
 
-Operators query the first server, which has the store and admits devices. A thread per other server
-polls it every second: it sends the list of admitted devices, and takes reports and events. So a
-silent server delays no other. Another thread evens out the numbers of devices.
+Operators query the first server, which has the store and admits devices. For each other server, a
+thread of the first server polls the other server every second. A poll sends the list of admitted
+devices, and receives the server's state, reports and events. With a thread per server, a silent
+server does not delay the polls of other servers. One more thread balances the number of devices per
+server.
 """
 
 from __future__ import annotations
@@ -34,27 +36,33 @@ LOOK_S: Final = 1.0
 """Seconds between polls of the other servers."""
 
 FRESH_S: Final = 5.0
-"""Devices are only sent to a server polled within the last this many seconds."""
+"""Maximum age of a server's last poll, in seconds, for which devices are moved to the server."""
 
 ASKED_S: Final = 5.0
-"""Seconds for which a question about a device or stream outlasts questions without either."""
+"""Seconds for which the servers report a timeline or stream after an operator's last request.
+
+Requests for neither, for example from another operator, do not end the reports before that.
+"""
 
 
 @dataclass(slots=True)
 class _Other:
-    """State of another server.
+    """What the first server knows about one other server.
 
     Attributes:
-        calls: calls to the server.
-        start: identifies its current process; empty before the first poll.
-        seen: state at the last poll; None before, and while it is lost.
-        before: final overview and energy of each of its lost processes, by `start`.
-        knows: version of the list that it has; -1 for none.
-        taken: number of its reports that were taken.
-        after_event: id of its last event known here.
-        told_s: it knows the devices admitted before this time, on the first server's clock.
-        is_new: whether its process was replaced since devices were last spread.
-        wake: set to poll it immediately.
+        calls: calls methods of the server's endpoint.
+        start: the `Seen.start` of the server's current process; empty before the first poll.
+        seen: the server's state at the last poll; None before the first poll, and while the server
+            is lost.
+        before: maps the `start` of each lost process of the server to the final overview and
+            energy of the process.
+        knows: version of the device list that the server has; -1 if the server has no list.
+        taken: number of reports that the first server has taken from the server's current process.
+        after_event: id of the server's last event that the first server has received.
+        told_s: time on the first server's clock. The server knows all devices that were admitted
+            before this time.
+        is_new: whether the server's process was replaced since the last balancing of devices.
+        wake: set this event to poll the server immediately.
     """
 
     calls: DoorCalls
@@ -69,27 +77,27 @@ class _Other:
     wake: threading.Event = field(default_factory=threading.Event)
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
-        """Return its overviews and energy, including those of lost processes."""
+        """Return an (overview, energy) pair for each current or lost process of the server."""
         now = [(self.seen.answer, self.seen.energy)] if self.seen is not None else []
         return [*self.before.values(), *now]
 
     def gone(self) -> None:
-        """Keep the final overview and energy of the last process seen."""
+        """Store the last overview and energy of the server's process, because it was lost."""
         if self.seen is not None:
             left = ended(self.seen.answer), self.seen.energy.when_ended()
             self.before[self.start] = left
 
 
 class Servers:
-    """All servers of a cluster, with the same interface for operators as one `Server`.
+    """All servers of a cluster, with the operator interface of a single `Server`.
 
-    Public methods are called in the first server's loop, unless stated otherwise.
+    Call the public methods in the first server's loop, unless stated otherwise.
 
     Args:
-        first: server that operators know and devices join.
+        first: server that operators connect to and devices join.
         members: authenticator of the first server.
         overview: overview of the first server.
-        doors: endpoints of all servers, the first server's first.
+        doors: endpoints of all servers. The first entry belongs to the first server.
 
     Attributes:
         dashboard_url: dashboard URL of the first server.
@@ -112,36 +120,45 @@ class Servers:
     # --- operators' requests, see `Server` ---
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return the connected devices as plain values."""
+        """Return one JSON-compatible dictionary for each device connected to any server."""
         elsewhere = [device for seen in self._seen() for device in seen.devices]
         return self._first.describe_devices() + elsewhere
 
     def join_url(self, credential: str) -> str:
-        """Return the join URL for devices with this credential or join code."""
+        """Return the first server's join URL, with this credential or join code."""
         return self._first.join_url(credential)
 
     def join_page_url(self, credential: str) -> str:
-        """Return the join page's URL for browsers, with this credential or join code."""
+        """Return the URL of the first server's join page, with this credential or join code."""
         return self._first.join_page_url(credential)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions on all servers, tell it why, and stop admitting it."""
+        """End a device's sessions on all servers, send it the reason, and stop admitting it.
+
+        Args:
+            identity: identity of the device.
+            code: error code to send.
+            reason: text to send.
+        """
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
         self._wake()
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether a device belongs to the operator."""
+        """Set, on all servers, whether the operator owns a device."""
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
         self._wake()
 
     def credit(self) -> None:
-        """Store the work of the first server's devices; other servers report it at each poll."""
+        """Record the contributions of the first server's devices since the last call.
+
+        Other servers report the contributions of their devices at each poll.
+        """
         self._first.credit()
 
     def progress(self) -> StepProgress | None:
-        """Return the current step's progress over all servers, if any."""
+        """Return the progress of the current step over all servers; None if no step is running."""
         parts = [self._first.progress(), *(seen.progress for seen in self._seen())]
         known = [part for part in parts if part is not None]
         if not known:
@@ -150,7 +167,12 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Merge the other servers' overviews into the first one's; see `Overview.combine`."""
+        """Merge the overviews of the other servers into the first server's overview.
+
+        Args:
+            answer: overview of the first server.
+            question: the operator's question, to which `answer` is the response.
+        """
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -174,7 +196,7 @@ class Servers:
         return whole
 
     def energy(self) -> list[EnergySums]:
-        """Return the energy of the other servers' devices; see `Overview.energy_elsewhere`."""
+        """Return the energy totals of each current or lost process of the other servers."""
         return [used for other in self._others for _, used in other.known()]
 
     def _seen(self) -> list[Seen]:
@@ -183,7 +205,10 @@ class Servers:
     # --- a thread per other server ---
 
     def close(self) -> None:
-        """End the other servers' sessions and take their last reports. Not in the loop."""
+        """End the sessions of the other servers, and take the last reports of these servers.
+
+        Do not call this in the first server's loop, because the polls need the loop.
+        """
         self._spreading.close()
         self._closed.set()
         self._wake()
@@ -191,12 +216,17 @@ class Servers:
             thread.join()
 
     def _wake(self) -> None:
-        """Poll the other servers immediately."""
+        """Make the polling threads poll the other servers immediately."""
         for other in self._others:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Poll another server every second; end its sessions on close."""
+        """Poll another server every second, and end the server's sessions on close.
+
+        Args:
+            number: number of the server, for log messages. The first server has number 1.
+            other: what the first server knows about the server.
+        """
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
@@ -212,7 +242,7 @@ class Servers:
             self._look_at(other)
 
     def _knowing(self) -> list[float | None]:
-        """Return a time for each server, see `Knowing`."""
+        """Return, for each server, how recent its list of admitted devices is; see `Knowing`."""
 
         def known() -> list[float | None]:
             found: list[float | None] = [math.inf]
@@ -225,23 +255,28 @@ class Servers:
         return self._first.live.in_loop(known)
 
     def _look_at(self, other: _Other) -> None:
-        """Send another server the device list, and take its state."""
+        """Poll another server once: send it the device list if outdated, and process its state."""
         live = self._first.live
         seen: Seen | None = None
         question, roll, now_s = live.in_loop(partial(self._due, other))
         try:
             seen = self._asked(other, question, roll)
-            if seen.start != other.start and roll is None:  # a new process knows no devices
+            if seen.start != other.start and roll is None:  # a new process has no device list
                 roll = live.in_loop(self._members.roll)
                 seen = self._asked(other, question, roll)
         except DoorLostError as lost:
             _logger.debug("%s", lost)
-        except Exception as error:  # noqa: BLE001 - the next look may succeed
+        except Exception as error:  # noqa: BLE001 - the next poll may succeed
             _logger.error("another server: %s: %s", type(error).__name__, error)
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return another server's question, its device list if outdated there, and the time."""
+        """Return what the next poll of another server sends.
+
+        Returns:
+            The question for the server, the device list (None if the server has the current list),
+            and the current time in seconds.
+        """
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -254,7 +289,14 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process another server's state, requested at `told_s`; None if it is lost."""
+        """Process the result of a poll.
+
+        Args:
+            other: the polled server.
+            seen: state of the server; None if the server is lost.
+            roll: device list that the poll sent; None if it sent no list.
+            told_s: time of the poll, on the first server's clock.
+        """
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -269,7 +311,7 @@ class Servers:
         other.knows = roll.version if roll is not None else other.knows
         other.told_s = told_s
         other.is_new = other.is_new or (new and bool(other.before))
-        if new:  # its event numbers restart
+        if new:  # a new process restarts its event numbers
             other.after_event = 0
             return
         events = seen.answer["events"]
@@ -279,5 +321,5 @@ class Servers:
 
 
 def _of(timeline: Answer | None, device: int) -> Answer | None:
-    """Return a timeline if it belongs to this device, else None."""
+    """Return the timeline if it belongs to `device`, and None otherwise."""
     return timeline if timeline is not None and timeline["device"] == device else None

@@ -1,4 +1,4 @@
-"""Serve on several servers: the first in this process, others in Ray's cluster."""
+"""Start several servers: the first server in this process, the others in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Several servers that serve together.
+    """The running servers of a cluster.
 
     Attributes:
-        servers: all servers, as operators see them.
-        doors: endpoints of all servers; opens each server's fleet in its worker.
+        servers: the operator interface to all servers.
+        doors: the endpoints of all servers. A training worker calls `doors` to get its fleet.
     """
 
     servers: Servers
@@ -48,19 +48,20 @@ def serving_together(
     count: int,
     grid: Grid | None = None,
 ) -> Iterator[Serving]:
-    """Start the other servers, which end with the block.
+    """Start all servers except the first, and stop them when the `with` block ends.
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        first: server of this process, which listens already.
-        config: configuration of all servers. Those on one machine use successive ports.
+        first: server of this process, which already listens.
+        config: settings of all servers. Servers on the same machine use successive ports.
         members: authenticator of the first server.
         overview: overview of the first server.
-        count: total number of servers, including the first.
-        grid: electricity grid that powers the devices; None if not stated.
+        count: total number of servers, including the first server.
+        grid: electricity grid that powers the devices; None if unknown.
 
     Raises:
-        UsageError: when a node cannot listen, or the cluster has fewer cores than servers.
+        UsageError: when a server cannot listen on its port, when the cluster has fewer cores than
+            servers, or when `config.host` is loopback and the servers are on several machines.
     """
     check_cores(cores_of_nodes(ray), count)
     with ExitStack() as opened:
@@ -75,7 +76,8 @@ def serving_together(
             events=None,
             operator=None,
             pages=None,
-            # Nodes do not keep their self-made certificates: devices are told the fingerprint.
+            # Nodes need not store their certificates: the first server sends devices the
+            # fingerprint.
             security=replace(config.security, folder=None),
         )
         setups = [
@@ -92,5 +94,5 @@ def serving_together(
                 f"cluster has several; give --host 0.0.0.0"
             )
         servers = Servers(first, members, overview, doors)
-        opened.callback(servers.close)  # closes the other endpoints too
+        opened.callback(servers.close)  # this also closes the other servers' endpoints
         yield Serving(servers, doors)

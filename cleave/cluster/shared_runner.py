@@ -1,4 +1,4 @@
-"""Job runner of a server that trains together with other servers."""
+"""Job runner of a server that trains each job together with other servers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRunner(JobRunner):
-    """Trains each job on several servers; a model is used on the first server's devices only.
+    """A job runner that trains each job on several servers.
+
+    Jobs that only use a trained model run on the first server's devices.
 
     Attributes:
         ray: the `ray` module, connected to a cluster.
-        fleet_of: opens each server's fleet, in its worker.
+        fleet_of: returns a server's fleet; called in the server's worker process.
     """
 
     ray: Any
     fleet_of: FleetOf
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train on all servers, in a new run folder or the resumed one."""
+        """Train a job on all servers, in a new run folder or in the folder of the resumed run."""
         from cleave.training.loop.trainer import TrainContext, prepare
 
         spec = request.spec()
@@ -49,7 +51,7 @@ class SharedRunner(JobRunner):
             accept_changes=request.accept_changes,
         )
         try:
-            with folder.lock():  # fail early if it is locked; the first server locks it later
+            with folder.lock():  # fail early if locked; the first server locks the folder later
                 pass
             train_together(self.ray, shared, self.servers, context.report, context.stop)
         finally:

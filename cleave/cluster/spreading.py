@@ -1,4 +1,4 @@
-"""Move devices regularly from endpoints with many to endpoints with few."""
+"""Regularly move devices from endpoints with many devices to endpoints with few devices."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from cleave.cluster.door_calls import DoorCalls, DoorLostError, ask_all
 _logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""Seconds between checks of the number of devices at each endpoint."""
+"""Seconds between two checks of the number of devices at each endpoint."""
 
 _ANSWERS_S: Final = 5.0
-"""Seconds after which a silent endpoint gets no devices in this round."""
+"""Timeout in seconds for calls to endpoints. A silent endpoint is skipped until the next check."""
 
 Knowing = Callable[[], Sequence[float | None]]
-"""Returns, for each endpoint, the first server's time up to which it knows the admitted devices.
+"""Returns, for each endpoint, how recent the endpoint's list of admitted devices is.
 
-None means that the endpoint is lost or new: no devices are sent to it or in transit to it.
+The value is a time on the first server's clock: the endpoint knows all devices that were admitted
+before it. None means that the endpoint is lost or was restarted. Then no devices are moved to the
+endpoint, and pending moves to it are forgotten.
 """
 
 
 class Spreading:
-    """Spreads devices in its own thread, until it is closed.
+    """Balances the number of devices per endpoint in a thread, until `close` is called.
 
     Args:
-        doors: endpoints of all servers, the first server's first.
-        knowing: devices known to each endpoint.
+        doors: endpoints of all servers. The first entry belongs to the first server.
+        knowing: returns how recent each endpoint's list of admitted devices is.
     """
 
     def __init__(self, doors: Sequence[DoorCalls], knowing: Knowing) -> None:
@@ -43,7 +45,7 @@ class Spreading:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop moving devices."""
+        """Stop moving devices, and wait until the thread has ended."""
         self._closed.set()
         self._thread.join()
 
@@ -51,12 +53,16 @@ class Spreading:
         while not self._closed.wait(LOOK_S):
             try:
                 spread(self._doors, self._balance, self._knowing(), time.monotonic())
-            except Exception as error:  # noqa: BLE001 - the next time may succeed
+            except Exception as error:  # noqa: BLE001 - the next check may succeed
                 _logger.error("devices are not spread: %s: %s", type(error).__name__, error)
 
 
 def everybody(doors: int) -> Knowing:
-    """Return a `Knowing` by which each endpoint admits every device: all share one credential."""
+    """Return a `Knowing` for endpoints that admit all devices, because devices share a credential.
+
+    Args:
+        doors: number of endpoints.
+    """
     return lambda: [math.inf] * doors
 
 
@@ -66,12 +72,12 @@ def spread(
     known_before_s: Sequence[float | None],
     now_s: float,
 ) -> None:
-    """Move idle devices from endpoints with many to endpoints with few.
+    """Move idle devices from endpoints with many devices to endpoints with few devices.
 
     Args:
-        doors: endpoints of all servers, the first server's first.
-        balance: decides the moves.
-        known_before_s: see `Knowing`.
+        doors: endpoints of all servers. The first entry belongs to the first server.
+        balance: decides how many devices move between which endpoints.
+        known_before_s: result of a `Knowing`.
         now_s: current time, in seconds.
     """
     answers = ask_all(doors, "load", timeout_s=_ANSWERS_S)
@@ -79,7 +85,8 @@ def spread(
     loads = [load if known_s is not None else None for load, known_s in pairs]
     for move in balance.next(loads, now_s):
         known_s = known_before_s[move.target]
-        # Devices at other endpoints came from the first one, so all endpoints know them.
+        # Only devices at the first endpoint may be unknown to the target: devices at any other
+        # endpoint were moved there from the first endpoint.
         before_s = known_s if not move.source and known_s is not None else math.inf
         sent = 0
         try:
@@ -87,5 +94,5 @@ def spread(
             wanted = move.devices, address, before_s
             sent = doors[move.source].call("send", *wanted, timeout_s=_ANSWERS_S)
         except DoorLostError as lost:
-            _logger.debug("%s", lost)  # the endpoint is lost; retry next time
+            _logger.debug("%s", lost)  # an endpoint is lost; the next check retries
         balance.sent_fewer(move, move.devices - sent)

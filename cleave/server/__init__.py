@@ -1,1 +1,1 @@
-"""The parameter server process: listener, access control, store, training jobs, HTTP."""
+"""The parameter server process: listener, access control, store, training jobs and HTTP pages."""

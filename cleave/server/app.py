@@ -1,4 +1,4 @@
-"""The parts of a server other than its fleet: data folder, store, access control and pages."""
+"""Everything in a server except its fleet: data folder, store, access control and web pages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from cleave.server.store.store import Store
 from profiles.library import load_profiles
 
 KEEP_NOTHING: Final = "none"
-"""Value of `data` that stores nothing on disk: all data is lost when the server ends."""
+"""Value of `data` with which the server stores nothing on disk. Its data is lost when it exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The parts of a server other than its fleet. Create it with `open_app`."""
+    """Everything in a server except its fleet. Create an `App` with `open_app`."""
 
     access: Access
     history: JobHistory
@@ -53,22 +53,27 @@ class App:
 
     @property
     def url_file(self) -> Path | None:
-        """Return the path of the file with the operator's URL; None without a data folder."""
+        """Return the path of the file that holds the operator URL; None without a data folder."""
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now; `elsewhere` covers other servers."""
+        """Return an energy meter for a job that starts now.
+
+        Args:
+            server: the server whose devices train the job.
+            elsewhere: counts the tasks of devices at other servers; None if this server is alone.
+        """
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a listening fleet and write the operator's URL to its file.
+        """Connect the app to a listening server, and write the operator URL to the data folder.
 
         Args:
             server: the listening server.
-            sessions: sessions of all servers in a cluster; those of `server` if None.
+            sessions: the sessions of all servers in a cluster; None for the sessions of `server`.
         """
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
@@ -85,18 +90,22 @@ def open_app(
     grid: Grid | None = None,
     ps_watts: float | None = None,
 ) -> Iterator[App]:
-    """Open the app parts and close them when the block ends. Close the fleet first.
+    """Open an `App` and close it when the `with` block ends. Close the fleet before the app.
 
     Args:
-        data: data folder of the server; empty for the default one, `none` to store nothing on disk.
-        operator_token: token that operators must show; empty for the one stored in the folder.
-        fleet_credential: see `Access`.
-        facts: facts about the server for overviews; None for none.
-        grid: electricity grid that powers the devices; None if not stated.
-        ps_watts: power of this machine at the socket, in watts; None if not stated.
+        data: path of the data folder; empty for the default folder, `none` to store nothing on
+            disk.
+        operator_token: token that operators must show. If empty, the app uses the token stored in
+            the data folder, or a random token without a data folder.
+        fleet_credential: credential that admits any number of devices, which are not stored; empty
+            to disable.
+        facts: facts about the server that overviews show; None for default facts.
+        grid: electricity grid that powers the devices; None if unknown.
+        ps_watts: power that this machine draws from the wall socket, in watts; None to measure the
+            power with the machine's sensors, if it has any.
 
     Raises:
-        CleaveError: when the folder cannot be used.
+        CleaveError: when the data folder cannot be used.
     """
     with ExitStack() as stack:
         folder = None

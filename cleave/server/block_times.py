@@ -1,4 +1,7 @@
-"""Times at which a device received, computed and sent its last blocks, as seen by the PS. Pure."""
+"""Device timelines, reconstructed by the PS: when a device received, computed and sent blocks.
+
+This module performs no I/O; its callers pass in the times.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 KEPT: Final = 64
-"""Number of blocks remembered per device."""
+"""Number of recent blocks whose time spans are retained for each device."""
 
 
 class Lane(Enum):
-    """A device's activity during a time span; users read the values."""
+    """What a device does during a time span. Users see the values of this enum."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"
@@ -19,7 +22,7 @@ class Lane(Enum):
 
 
 class TimeSpan(NamedTuple):
-    """A span in a device's timeline, in seconds on the runtime's clock."""
+    """One activity in a device's timeline, with start and end in seconds on the runtime's clock."""
 
     lane: Lane
     start_s: float
@@ -27,11 +30,11 @@ class TimeSpan(NamedTuple):
 
 
 class BlockTimes:
-    """The times of the last blocks (or graph runs and fetched arrays) of one session.
+    """The timeline of one session: its latest blocks, graph runs and fetched arrays.
 
-    The class reconstructs a device's timeline from the PS's send and receive times and the device's
-    compute times. By the protocol, a device processes messages in order and sends each result at
-    once. Time that bytes spend in system buffers counts as compute or send time.
+    The class reconstructs the timeline from the PS's send and receive times and the device's
+    compute times. The protocol makes a device process messages in order and send each result
+    immediately. Time that bytes spend in system buffers counts as compute time or send time.
     """
 
     def __init__(self) -> None:
@@ -42,22 +45,22 @@ class BlockTimes:
         self._computed_s = self._sent_s = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Record that the PS starts to write inputs to the device."""
+        """Record that the PS starts to write a run's inputs to the connection."""
         if self._began_s is None:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """Record that a run request was written; its inputs were written before it."""
+        """Record that the PS finished writing a run request. The PS wrote the inputs earlier."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
 
     def fetching(self, run: int, now_s: float) -> None:
-        """Record that the PS asked for an array that the device computes."""
+        """Record that the PS asked the device to send an output array of a run."""
         self._fetched[run] = now_s
 
     def computed(self, run: int, compute_s: float, now_s: float) -> None:
-        """Record that a run finished and its outputs stay on the device."""
+        """Record that a run finished and that the device keeps the run's outputs."""
         asked = self._asked.pop(run, None)
         if asked is None:
             return
@@ -68,7 +71,7 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.COMPUTE, start_s, self._computed_s))
 
     def answered(self, run: int, compute_s: float, now_s: float) -> None:
-        """Record that the result of a run, or a fetched array, has arrived."""
+        """Record that a run's result or a fetched array has arrived at the PS."""
         fetched_s = self._fetched.pop(run, None)
         if fetched_s is None:
             if run not in self._asked:
@@ -80,11 +83,11 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.SEND, start_s, now_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Discard runs and arrays that are no longer expected."""
+        """Discard the start times of failed or cancelled runs, whose results will not arrive."""
         for run in runs:
             self._asked.pop(run, None)
             self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return the latest time spans, in the order in which the PS learned of them."""
+        """Return the retained time spans, in the order in which the PS recorded the spans."""
         return list(self._spans)

@@ -1,7 +1,7 @@
-"""Compress and decompress payloads in threads, so that the server's event loop is not blocked.
+"""Compress and decompress payloads in threads, to keep the server's event loop free.
 
-An array sent to several devices is compressed once. Its compressed form is kept only while a
-message that needs it waits to be sent.
+An array that goes to several devices is compressed once. The compressed bytes stay in memory only
+while a message with this array waits to be sent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array to send, and its compressed form once a receiver needs it.
+    """An array that is sent to devices. The first call of `coded` compresses the array.
 
     Args:
-        put: a message that sends the array.
-        pool: threads that compress.
+        put: a `put` message that contains the array.
+        pool: thread pool that compresses the array.
     """
 
     def __init__(self, put: Put, pool: ThreadPoolExecutor) -> None:
@@ -32,47 +32,50 @@ class SharedArray:
         self._coding: asyncio.Task[bytes | None] | None = None
 
     async def coded(self) -> bytes | None:
-        """Return the compressed form; None if the array should be sent uncompressed."""
+        """Return the compressed array; None if the array should be sent uncompressed."""
         if self._coding is None:
             coding = asyncio.to_thread(coded.coded_payload, self._put, self._pool.map)
             self._coding = asyncio.create_task(coding)
-        return await asyncio.shield(self._coding)  # other senders may wait for the same task
+        return await asyncio.shield(self._coding)  # cancelling one sender must not cancel this task
 
 
 class Coder:
-    """Compresses and decompresses for all sessions of a server. Call it in the server's loop."""
+    """Compresses and decompresses payloads for all sessions of a server.
+
+    Call the methods in the server's event loop.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "cleave-coding")
         self._shared: WeakValueDictionary[int, SharedArray] = WeakValueDictionary()
 
     def shared(self, put: Put) -> SharedArray | None:
-        """Return the compressor that all receivers of an array share; None for a small array.
+        """Return the `SharedArray` for a message's payload; None if the payload is small.
 
-        Messages with the same payload object carry the same array.
+        Messages with the same payload object get the same `SharedArray`.
         """
         if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
-        if array is None:  # SharedArray keeps the payload alive, so its id stays unique
+        if array is None:  # SharedArray keeps the payload alive, so the payload's id stays unique
             array = self._shared[id(put.payload)] = SharedArray(put, self._pool)
         return array
 
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
-        """Return the message that sends an array, compressed if that is shorter."""
+        """Return `put` with its array compressed, or `put` itself if compression does not help."""
         found = await array.coded()
         return put if found is None else coded.with_coded(put, found)
 
     async def result(self, message: ResultCoded) -> Result:
-        """Decompress a device's message into a `result`.
+        """Decompress a device's `result_coded` message and return the equivalent `result` message.
 
         Raises:
-            ProtocolError: when the payload is invalid.
+            ProtocolError: when the compressed payload is invalid.
         """
         if payload_bytes(message.payload) < CODED_LEAST_BYTES:
             return coded.result_of(message)
         return await asyncio.to_thread(coded.result_of, message, self._pool.map)
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the compression threads and cancel queued compressions."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""A server that devices join over WebSockets, with plain HTTP on the same port."""
+"""A server that devices join over WebSockets. It serves plain HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from cleave.transport.tls import Security, expose
 
 WEBSOCKET_PATH = "/ws"
 
-_MAX_REASON: Final = 200  # characters of the reason why a session ended
+_MAX_REASON: Final = 200  # maximum length of the logged reason for a session's end, in characters
 
 _WHY: Final = {
     ErrorCode.CREDENTIAL: "wrong credential",
@@ -68,39 +68,46 @@ _WHY: Final = {
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""Logged reason per error code, never the client's own text. `LIMIT` refusals log their message."""
+"""For each error code, the reason that the server logs. The log never contains a client's text.
+
+`LIMIT` has no entry: the server logs the message of the refusal, which the server itself wrote.
+"""
 
 OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Configures how a server listens, and which devices and operators it admits.
+    """Settings of a server: where it listens, and which devices and operators it admits.
 
     Attributes:
         host: address to listen on; `0.0.0.0` for every network of this machine.
-        port: port to listen on; 0 for any free one.
-        credential: secret that devices must show; random by default. It is part of `url`.
-        operator_credential: secret that operators must show; part of `operator_url`.
-        viewer_credential: secret in `dashboard_url`; `auth` decides what it permits.
-        planner: chooses the tiles.
-        operator: handles operators' sessions; if None, operators are refused.
-        pages: answers plain HTTP requests other than `/healthz`; if None, they get 404.
+        port: port to listen on; 0 for any free port.
+        credential: secret that devices must show; random by default. `Server.url` contains it.
+        operator_credential: secret that operators must show; random by default.
+            `Server.operator_url` contains it.
+        viewer_credential: secret in `Server.dashboard_url`. `auth` decides what viewers may do.
+        planner: divides each GEMM into tiles.
+        operator: handles the sessions of operators and viewers; if None, the server refuses both.
+        pages: handles plain HTTP requests for paths other than `/healthz`; if None, such requests
+            get status 404.
         events: called in the server's thread with every event of the fleet.
-        verify: which results to check before use (`cleave.verify`), as for `cleave serve --verify`:
-            True or `auto`, `all`, `sample:P`, False or `off`. A wrong result is computed on another
-            device. A device that sends several, or one that is wrong as a whole, is quarantined.
-        auth: decides which devices and operators are admitted. By default they must show the
-            credentials above. If given, those credentials only appear in the URLs.
-        security: TLS, and which web pages may connect from browsers. By default loopback has no
-            TLS. Elsewhere the server makes a certificate, whose fingerprint is in `url`.
-        allowed: limits on the number of connections and the duration of a handshake.
+        verify: which results the PS checks before it uses them (see `cleave.verify`), as for
+            `cleave serve --verify`: True or `auto`, `all`, `sample:P`, False or `off`. The PS
+            reissues a task with a wrong result to another device. It quarantines a device that
+            sends several wrong results, or one result that is wrong as a whole.
+        auth: decides which devices and operators are admitted. By default, clients must show the
+            credentials above. With `auth`, the credentials above only appear in the URLs.
+        security: TLS settings, and which web pages may connect from browsers. By default, a server
+            on loopback uses no TLS. Other servers create a certificate and put its fingerprint
+            into `Server.url`.
+        allowed: limits on the number of connections and on the duration of a handshake.
         stages_on: which devices may train whole layers, as for `cleave serve --stages-on`: `own` or
-            `any`. Devices that show `credential` are own, unless `auth` is given and decides.
+            `any`. Without `auth`, every device that shows `credential` counts as `own`.
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
-        card: rates of the network card that devices share; None for no limit.
-        numbering: numbers the devices' sessions.
+        card: bandwidth of the server's network card, which all devices share; None for no limit.
+        numbering: determines the session numbers that this server assigns to devices.
     """
 
     host: str = "127.0.0.1"
@@ -123,17 +130,20 @@ class ServerConfig:
 
 
 class Server:
-    """Runs a parameter server in this process. Create it with `serve`; leaving its block closes it.
+    """A parameter server that runs in a thread of this process. Create it with `serve`.
+
+    A server is a context manager: it closes when the `with` block ends.
 
     Attributes:
-        fleet: the connected devices, as training code uses them.
-        live: the fleet's runtime, for code that reads its state in the server's loop.
-        address: listening address: `url` without the credential.
-        url: join URL for devices, including the credential.
-        page_url: join page for browsers, including the credential.
-        operator_url: URL for operators, including their credential.
-        dashboard_url: dashboard URL for viewers; empty if viewers have no credential.
-        fingerprint: certificate fingerprint that clients pin; empty if they do not pin one.
+        fleet: the fleet of connected devices, which training code uses.
+        live: the fleet's runtime, for code that reads the runtime's state in the server's loop.
+        address: WebSocket URL of the server, without a credential.
+        url: join URL for devices, including the device credential.
+        page_url: URL of the join page for browsers, including the device credential.
+        operator_url: URL for operators, including the operator credential.
+        dashboard_url: dashboard URL for viewers; empty if no viewer credential is configured.
+        fingerprint: fingerprint of the only certificate that clients accept; empty if clients
+            verify the certificate as usual, or without TLS.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -179,7 +189,7 @@ class Server:
             )
 
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
-        """Listen and serve in the server's thread until the server is closed."""
+        """Listen for connections and serve sessions until the server is closed."""
         loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         log = RejectionLog(lambda: datetime.now().astimezone(), loop.call_later)
@@ -227,7 +237,7 @@ class Server:
         log.flush()
 
     def _announce_addresses(self, port: int) -> None:
-        """Set the URLs once the port is known."""
+        """Set the URL attributes and the allowed origins, now that the port is known."""
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
@@ -241,7 +251,7 @@ class Server:
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
-        """Read the hello within a time limit, then serve the device's or operator's session."""
+        """Read the client's hello within a time limit, then serve its session."""
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
@@ -264,13 +274,13 @@ class Server:
         except ProtocolError as broken:
             if auth.failed(_address(socket)):
                 await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
-            else:  # in a flood, a silent cut costs least
+            else:  # during a flood, aborting without a response costs least
                 socket.cut("it sent no acceptable hello, after too many failed attempts")
 
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
     ) -> None:
-        """Refuse an operator or viewer, or serve its session."""
+        """Admit or refuse an operator or viewer, and serve the session of an admitted client."""
         auth = self.live.manager.auth
         if hello.version != limits.VERSION:
             error = messages.Error(
@@ -298,7 +308,10 @@ class Server:
                 self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Answer a plain HTTP request; return None for a WebSocket request."""
+        """Return the response to a plain HTTP request.
+
+        Return None for a WebSocket request, so that the WebSocket handshake continues.
+        """
         assert isinstance(socket, GuardedConnection)
         secure = self._exposure.context is not None
         asked = read_request(request.path, request.headers, _address(socket), secure=secure)
@@ -311,7 +324,7 @@ class Server:
         return None
 
     def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
-        """Answer a plain HTTP request."""
+        """Return the response to an HTTP request for a page or for `/healthz`."""
         if method not in ("GET", "HEAD"):
             socket.refused("it asked with another method than GET")
             answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
@@ -326,36 +339,57 @@ class Server:
         return _response(found, head=method == "HEAD")
 
     def join_url(self, credential: str) -> str:
-        """Return the join URL for devices with this credential or join code."""
+        """Return the join URL that contains this credential or join code."""
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
-        """Return the join page's URL with this credential. `cleave join` accepts it too."""
+        """Return the URL of the join page, with this credential or join code.
+
+        Browsers open the page. `cleave join` also accepts the URL.
+        """
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        """Return the join URL with a credential."""
+        """Return the parsed join URL that contains a credential or join code."""
         server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and tell it why. Call this in the server's loop."""
+        """End a device's sessions and send the device the reason. Call this in the server's loop.
+
+        Args:
+            identity: identity of the device.
+            code: error code to send.
+            reason: text to send.
+        """
         self.live.end_identity(identity, code, reason)
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether a device belongs to the operator. Call this in the server's loop."""
+        """Set whether the operator owns a device. By default, only such devices train whole layers.
+
+        Call this in the server's loop.
+        """
         self.live.mark_own(identity, own)
 
     def credit(self) -> None:
-        """Report the devices' work so far to the authenticator. Call this in the server's loop."""
+        """Report each device's contribution since the last call to the authenticator.
+
+        Call this in the server's loop.
+        """
         self.live.credit()
 
     def progress(self) -> StepProgress | None:
-        """Return the current step's progress, if any. Call this in the server's loop."""
+        """Return the progress of the current training step; None if no step is running.
+
+        Call this in the server's loop.
+        """
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return the connected devices as plain values. Call this in the server's loop."""
+        """Return one JSON-compatible dictionary for each connected device.
+
+        Call this in the server's loop.
+        """
         manager = self.live.manager
         return [
             {
@@ -374,7 +408,7 @@ class Server:
         ]
 
     def close(self) -> None:
-        """Send every device a `bye`, stop listening, and end the server's thread. Idempotent."""
+        """Send a `bye` to every device, stop listening, and end the server's thread. Idempotent."""
         self.fleet.close()
         loop, stop = self.live.loop, self._stop
         if loop is not None and stop is not None and self._thread.is_alive():
@@ -394,13 +428,16 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the remote address of a connection."""
+    """Return the IP address of a connection's client; empty if it is not known."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer for the WebSocket library; the connection closes after it."""
+    """Convert an `HttpAnswer` to a response of the WebSocket library.
+
+    The response closes the connection. With `head`, the response has no body.
+    """
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -408,14 +445,20 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Record the answer to a hello, or the reason why an admitted device's session ended."""
+    """Tell a connection whether its hello was accepted, or why its session ended.
+
+    Args:
+        socket: connection of the device.
+        refusal: error sent to the device; None if its hello was accepted.
+        name: name of the device.
+    """
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
         said = clean_text(refusal.message, _MAX_REASON)
         socket.refused(f"the session of {name} ended ({refusal.code.value}): {said}")
     elif refusal.code is ErrorCode.LIMIT:
-        socket.refused(refusal.message)  # written by this server, with numbers
+        socket.refused(refusal.message)  # safe to log: this server wrote the message
     else:
         socket.refused(_WHY.get(refusal.code, refusal.code.value))
 
@@ -423,7 +466,7 @@ def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: s
 async def _refuse(
     socket: GuardedConnection, connection: Connection, message: messages.Error
 ) -> None:
-    """Answer a hello with an error and close the connection."""
+    """Respond to a hello with an error message, and close the connection."""
     _answered(socket, message)
     try:
         await connection.send(encode(message))
@@ -433,11 +476,11 @@ async def _refuse(
 
 
 def _unexpected(record: logging.LogRecord) -> bool:
-    """Keep only the server's own unexpected errors, and reword them."""
+    """Filter the WebSocket library's log: keep and reword errors of the server's own code."""
     error = record.exc_info[1] if record.exc_info else None
     while isinstance(error, BaseExceptionGroup):  # from a task group
         error = error.exceptions[0]
-    # Strangers cause failed handshakes; the rejection log already has them.
+    # Unknown clients cause failed handshakes, which the rejection log already contains.
     if error is None or record.msg == "opening handshake failed":
         return False
     record.msg, record.args = "unexpected %s in a session: %s", (type(error).__name__, error)
@@ -445,9 +488,10 @@ def _unexpected(record: logging.LogRecord) -> bool:
 
 
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
-"""Logger of the WebSocket library, limited to unexpected errors.
+"""Logger for the WebSocket library, restricted to unexpected errors.
 
-Otherwise it logs a traceback for every stray request and, at level DEBUG, all credentials.
+Without the restriction, the library logs a traceback for every invalid request and, at level DEBUG,
+all credentials.
 """
 
 _websockets_logger.setLevel(logging.ERROR)
@@ -455,15 +499,15 @@ _websockets_logger.addFilter(_unexpected)
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
-    """Listen for devices in a thread of this process and return the server.
+    """Start a server in a thread of this process. Return the server once it listens for devices.
 
     Args:
-        config: how to listen; by default on loopback and any free port.
-        changes: `ServerConfig` fields to override.
+        config: settings of the server; by default it listens on loopback and any free port.
+        changes: values for `ServerConfig` fields, which override those in `config`.
 
     Raises:
-        UsageError: when the address cannot be listened on, something that TLS needs is missing, or
-            `verify`, `stages_on` or `coding` has an unknown value.
+        UsageError: when the server cannot listen on the address, when a package or file for TLS is
+            missing, or when `verify`, `stages_on` or `coding` has an unknown value.
 
     Example:
         >>> with serve(port=0) as server:

@@ -1,8 +1,8 @@
-"""The live runtime: real time, real connections, one asyncio loop that owns all sessions.
+"""The live runtime: real time, real connections, and one asyncio loop that owns all sessions.
 
-Only the loop's thread changes the session manager. The training thread passes work to the loop, and
-waits in `wait` and `next_outcome`. It reads counters, devices, capabilities and the reasons for
-stuck work without a lock.
+Only the loop's thread changes the session manager. The training thread submits GEMMs and steps to
+the loop, and waits for results in `wait` and `next_outcome`. Without a lock, it reads the counters,
+the connected devices and their capabilities, and the reasons why a GEMM is stuck.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ _logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 CHECK_INLINE_FLOPS = 4e6
-"""Results of smaller computations are checked in the loop: waking a thread would take longer."""
+"""Results of tasks up to this many FLOPs are checked in the loop: waking a thread takes longer."""
 
 TICK_S = 0.25
-"""Seconds between ticks of the session manager, which detect silent devices and overdue work."""
+"""Seconds between ticks of the session manager. A tick detects silent devices and overdue tasks."""
 
 _CLOSING: Final = "the server is closing"
-_LOOK_S: Final = 0.05  # poll interval of `wait_until`
+_LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
-_MAX_REASON: Final = 200  # characters of the reason why a connection ended
+_MAX_REASON: Final = 200  # maximum length of the reason why a connection ended, in characters
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
-"""Strided arrays above this size are packed in a worker thread, to keep the loop free."""
+"""Strided arrays larger than this are packed in a worker thread, to keep the event loop free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Numbers sessions so that no two servers of a cluster use the same number.
+    """The session numbers of one server. No two servers of a cluster use the same number.
 
     Attributes:
         first: number of the first session.
@@ -80,16 +80,16 @@ class Numbering:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A message that waits to be sent."""
+    """A message in the send queue of a device."""
 
     message: Message
     kind: TrafficKind = TrafficKind.OTHER
-    array: SharedArray | None = None  # set if the array should be compressed
+    array: SharedArray | None = None  # set if the message's array may be compressed
 
 
 @dataclass(slots=True)
 class _Peer:
-    """Runtime state of one connected device."""
+    """The runtime's state for one connected device: connection, session, timeline, send queue."""
 
     connection: Accepted
     record: Session
@@ -98,17 +98,17 @@ class _Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # set once the device has joined
-    refusal: messages.Error | None = None  # the error that ended the session, if the PS sent one
-    farewell: str = ""  # reason in the `bye` that the PS sent
+    refusal: messages.Error | None = None  # error with which the PS ended the session, if any
+    farewell: str = ""  # reason in the `bye` that the PS sent to the device
 
 
 class LiveRuntime(Runtime):
-    """Serves sessions in an asyncio loop in real time.
+    """A runtime that serves device sessions in an asyncio loop, in real time.
 
     Args:
-        manager: the PS's core.
+        manager: the session manager, which is the PS's I/O-free core.
         events: called in the loop's thread with every event of the fleet.
-        numbering: numbers the sessions.
+        numbering: determines the session numbers.
     """
 
     clock = "wall"
@@ -127,7 +127,7 @@ class LiveRuntime(Runtime):
         self._ids = count(numbering.first, numbering.step)
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._coder = Coder()
-        self._checking = 0  # checks queued or running in the checker's thread
+        self._checking = 0  # number of checks that are queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
         self._step_token: object = None
         self._outcomes = queue.SimpleQueue[tuple[StageOutcome, StepWork | None]]()
@@ -147,11 +147,11 @@ class LiveRuntime(Runtime):
 
         Args:
             connection: connection to the device.
-            first: the device's hello, if already read.
+            first: the device's hello; None if the hello was not read yet.
             address: remote address of the device.
-            answered: called with an error and the device's name. The error is the answer to a
-                refused hello; None for an accepted one. It is called again, with the reason, if the
-                PS ends the session before the device is ready.
+            answered: called after the PS has processed `first`, with an error and the device's
+                name. The error is None if the PS accepted the hello. If the PS later ends the
+                session before the device has joined, `answered` is called again with the error.
         """
         session = next(self._ids)
         self.manager.opened(session, self.now(), address)
@@ -181,7 +181,7 @@ class LiveRuntime(Runtime):
         finally:
             why = self._ended(peer, clean_text(_CLOSING if self._ending else reason, _MAX_REASON))
             if peer.refusal not in (None, turned_away) and not peer.name and answered is not None:
-                # The device never joined: report it like a refused hello.
+                # The device never joined: report the error like a refused hello.
                 answered(peer.refusal, _name(peer.record))
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
@@ -191,7 +191,7 @@ class LiveRuntime(Runtime):
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     async def _heard(self, peer: _Peer, data: bytes) -> None:
-        """Handle a message from a device.
+        """Decode a message from a device and pass it to the session manager.
 
         Raises:
             ProtocolError: when the message is invalid.
@@ -207,7 +207,7 @@ class LiveRuntime(Runtime):
                 saved_bytes = payload_bytes(message.payload) - coded_bytes
             kind = peer.record.kind_of(message)
             self._counters.saved.up.count(kind, saved_bytes)
-        finally:  # invalid messages used the network too
+        finally:  # invalid messages also count as network traffic
             self._counters.traffic.up.count(kind, len(data))
         match message:
             case messages.Result() if peer.record.probe is None:
@@ -219,10 +219,10 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Return a result in decompressed form.
+        """Decompress a `result_coded` message and return the equivalent `result` message.
 
         Raises:
-            ProtocolError: when the result is invalid or not yet allowed.
+            ProtocolError: when the payload is invalid, or when the device may not compress results.
         """
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
@@ -231,14 +231,19 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session; return the reason that one side gave the other."""
+        """Close a session and return why it ended.
+
+        Args:
+            peer: the device.
+            reason: reason to return unless the PS sent the device an error or a `bye`.
+        """
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
         refusal = peer.refusal
         if refusal is not None:
             reason = refusal.message
-        elif not known:  # the core ended the session with a `bye`
+        elif not known:  # the session manager ended the session with a `bye`
             reason = peer.farewell
         outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
         if peer.name or outlawed:  # report now: sending the queue may take long
@@ -251,7 +256,7 @@ class LiveRuntime(Runtime):
         return reason
 
     async def _send_all(self, peer: _Peer) -> None:
-        """Encode and send a device's queued messages in order until its session ends."""
+        """Encode and send a device's queued messages, in order, until its session ends."""
         try:
             while True:
                 while peer.outbox:
@@ -278,10 +283,10 @@ class LiveRuntime(Runtime):
                 peer.wake.clear()
                 await peer.wake.wait()
         except ConnectionLostError:
-            return  # the receiving side sees the error too, and reports it
+            return  # `session` gets the same error from `receive`, and reports it
 
     async def _encoded(self, outgoing: _Outgoing) -> list[codec.Buffer]:
-        """Return the parts of a message to send. Slow encoding runs in threads."""
+        """Encode a message; return it as a list of buffers. Compression and packing use threads."""
         message = outgoing.message
         if not isinstance(message, messages.Put):
             return encode(message)
@@ -296,7 +301,7 @@ class LiveRuntime(Runtime):
         return encode(message)
 
     def _announce(self, session: int) -> None:
-        """Tell the operator that a device joined."""
+        """Report to the event listener and the log that a device joined."""
         record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
@@ -313,21 +318,25 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        """Return the number of devices that can get work, as text."""
+        """Return a text with the number of devices that can get tasks, for log messages."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """Report reissued tasks to the operator, then carry out instructions."""
+        """Report reissued tasks to the event listener, then execute the core's instructions."""
         self._tell_of_reissues()
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device; drop it if the device is gone or lacks the feature."""
+        """Queue a message for a device.
+
+        Drop the message if the device has disconnected, or lacks the feature that the message
+        requires.
+        """
         peer = self._peers.get(session)
-        # A device that did not name a feature would reject its messages.
+        # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
             return
         if isinstance(message, messages.Error):
@@ -343,14 +352,14 @@ class LiveRuntime(Runtime):
         peer.wake.set()
 
     def end(self, session: int) -> None:
-        """End a session after its queued messages are sent."""
+        """End a session once its queued messages are sent."""
         peer = self._peers.get(session)
         if peer is not None:
             peer.closing = True
             peer.wake.set()
 
     def tell(self, information: Information) -> None:
-        """Report information to the operator."""
+        """Report information from the session manager to the event listener or the log."""
         match information:
             case Joined(session):
                 self._announce(session)
@@ -363,7 +372,7 @@ class LiveRuntime(Runtime):
                 _logger.warning("%s", text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
-        """Report that a device is set aside. Without a reason, report that it gets work again."""
+        """Report that a device is set aside, or that it gets tasks again if `reason` is empty."""
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
@@ -372,7 +381,7 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
-        """Tell the operator how many tasks were reissued since the last call."""
+        """Report to the event listener how many tasks were reissued since the last call."""
         done = self.manager.scheduler.counters
         given_again = done.reissued + done.speculative
         more = given_again - self._given_again
@@ -385,9 +394,13 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: small ones inline, large ones in a thread that leaves the loop free.
+        """Check a result: in the loop if the task is small, otherwise in the checker's thread.
 
-        Only one result is checked at a time, because all blocks of a GEMM share its secret vectors.
+        Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
+        vectors.
+
+        Returns:
+            Instructions that follow from the check; empty if the checker's thread does the check.
         """
         future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
@@ -421,13 +434,13 @@ class LiveRuntime(Runtime):
         return []
 
     def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
-        """End the job with the error and withdraw it, so that its operands can be released."""
+        """End a GEMM whose check raised an error. Withdrawing the GEMM releases its operands."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self.conclude(check.task.job, reason)
         return self.manager.withdraw(check.task.job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report a wrong result to the operator, then pass the judgement to the core."""
+        """Report a wrong result to the event listener, then pass the judgement to the core."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
@@ -438,7 +451,12 @@ class LiveRuntime(Runtime):
         return super().checked(check, judgement, took_s)
 
     def conclude(self, job: int, error: str) -> None:
-        """Mark a GEMM as ended. The training thread rounds the partial sums afterwards."""
+        """Mark a GEMM as ended. The training thread later rounds the GEMM's partial sums.
+
+        Args:
+            job: number of the GEMM.
+            error: reason why the GEMM failed; empty if it succeeded.
+        """
         future = self._futures.get(job)
         if future is None or self._finished[job].is_set():
             return
@@ -448,13 +466,13 @@ class LiveRuntime(Runtime):
         self._finished[job].set()
 
     async def watch(self) -> None:
-        """Tick the session manager every `TICK_S` seconds until cancelled."""
+        """Call the session manager's `tick` every `TICK_S` seconds until this task is cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.execute(self.manager.tick(self.now()))
 
     async def end_sessions(self) -> None:
-        """Queue a `bye` for every device, and end all jobs with an error."""
+        """Queue a `bye` for every device, and end the current step and all GEMMs with an error."""
         self._ending = True
         for peer in self._peers.values():
             peer.outbox.append(_Outgoing(messages.Bye(_CLOSING, ByeCode.CLOSING)))
@@ -466,13 +484,19 @@ class LiveRuntime(Runtime):
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and tell it why. Call this in the loop."""
+        """End a device's sessions and send the device the reason. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send idle devices to another server, from any thread; return how many.
+        """Tell idle devices to move to another server. Any thread may call this.
 
-        See `SessionManager.move`.
+        Args:
+            count: maximum number of devices to move.
+            address: join URL of the other server, without a credential.
+            admitted_before_s: move only devices admitted before this time.
+
+        Returns:
+            The number of devices that were told to move.
         """
 
         def moved() -> int:
@@ -483,37 +507,47 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether a device belongs to the operator. Call this in the loop."""
+        """Set whether the operator owns a device. Call this in the loop."""
         self.execute(self.manager.mark_own(identity, own, self.now()))
 
     def credit(self) -> None:
-        """Report the devices' work so far to the authenticator. Call this in the loop."""
+        """Report each device's contribution since the last call to the authenticator.
+
+        Call this in the loop.
+        """
         self.manager.credit(self.now())
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's last time spans, on `time.monotonic`. Call this in the loop."""
+        """Return a device's latest time spans, in seconds on `time.monotonic`.
+
+        Call this in the loop. The list is empty if the session has ended.
+        """
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
     def now(self) -> float:
-        """Return the time in seconds, on `time.monotonic`."""
+        """Return the current time of `time.monotonic`, in seconds."""
         return time.monotonic()
 
     def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call a function in the loop and return its result. Other threads may call this."""
+        """Run `ask` in the loop and return its result. Call this from any thread but the loop's."""
 
         async def asked() -> _Answer:
             return ask()
 
         loop = self.loop
-        if loop is None or not loop.is_running():  # the server is ending, so no loop can race
+        if loop is None or not loop.is_running():  # no loop: nothing changes the state
             return ask()
         return asyncio.run_coroutine_threadsafe(asked(), loop).result()
 
     # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the loop; raise FleetError if the fleet is closed."""
+        """Submit a GEMM to the loop.
+
+        Raises:
+            FleetError: when the fleet is closed.
+        """
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self.count(future)
@@ -521,14 +555,14 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        """Submit a GEMM in the loop; errors are raised where the GEMM is waited for."""
+        """Submit a GEMM in the loop. An unexpected error ends the GEMM and is raised by `wait`."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
             self.conclude(future.job.id, f"unexpected {type(error).__name__}: {error}")
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait for a GEMM and round its sums; return False if the timeout passed first."""
+        """Wait for a GEMM, then round its partial sums. Return False on timeout."""
         began_s = time.perf_counter()
         job = future.job.id
         event = self._finished.get(job)
@@ -537,9 +571,9 @@ class LiveRuntime(Runtime):
         if not finished:
             self._counters.waited_s += time.perf_counter() - began_s
             return False
-        # Rounding the sums is slow: do it here, not in the loop.
+        # Rounding the partial sums is slow, so the training thread does it, not the loop.
         output = self._outputs.pop(job, None)
-        if output is None:  # another waiting thread rounds the sums
+        if output is None:  # another waiting thread rounds the partial sums
             return self.wait_until(lambda: future.done, timeout_s)
         output.finish()
         del self._futures[job], self._finished[job]
@@ -548,7 +582,11 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition; return False on timeout, raise FleetError if the fleet is closed."""
+        """Poll a condition until it holds. Return False on timeout.
+
+        Raises:
+            FleetError: when the fleet is closed.
+        """
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if self._closed:
@@ -559,7 +597,7 @@ class LiveRuntime(Runtime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM and wait until it has ended."""
+        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
             self.wait(future)
@@ -567,14 +605,18 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _withdraw(self, job: int) -> None:
-        """Withdraw a GEMM in the loop."""
+        """Tell the session manager, in the loop, to withdraw a GEMM."""
         self.execute(self.manager.withdraw(job, self.now()))
 
     def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: real time passes by itself."""
+        """Do nothing: the wall clock advances during local computation."""
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages; raise FleetError if the fleet is closed."""
+        """Start a step by stages.
+
+        Raises:
+            FleetError: when the fleet is closed.
+        """
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self._step_token = work.token
@@ -582,17 +624,20 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch of the current step with an array that the caller computed."""
+        """Continue micro-batch `batch` of the current step with an array that the PS computed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the core whether the results of the last `Suspect` are right, and why."""
+        """Tell the core whether the numbers in the last `Suspect` outcome are correct, and why."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
-        """Call the core about a step by stages, in the loop, and execute its instructions."""
+        """Call a step method of the session manager in the loop, and execute its instructions.
+
+        An unexpected error fails the step.
+        """
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -601,7 +646,7 @@ class LiveRuntime(Runtime):
             )
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step; return None on timeout."""
+        """Wait for the next outcome of the current step by stages. Return None on timeout."""
         began_s = time.perf_counter()
         try:
             while True:
@@ -616,77 +661,82 @@ class LiveRuntime(Runtime):
             self._counters.waited_s += took_s
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome of a step for `next_outcome`."""
+        """Queue an outcome for `next_outcome`.
+
+        Args:
+            outcome: outcome of a step by stages.
+            work: the step of the outcome, to skip outcomes of abandoned steps; None to skip none.
+        """
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
-        """Quarantine a device, in the loop."""
+        """Ask the loop to quarantine the device with session number `device`."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
-        """Report a wrong result and refuse its device for good, in the loop."""
+        """Report a wrong result, and quarantine the device that sent it. Runs in the loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any. Devices keep what the next step can reuse."""
+        """End the current step by stages, if any. Devices keep arrays for the next step."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.withdraw_step)
 
     def end_steps(self) -> None:
-        """End the current step by stages, if any, and let devices discard its data."""
+        """End the current step by stages, if any, and let devices discard the step's arrays."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.end_steps)
 
     def release(self, operand: int) -> None:
-        """Release an operand that is not used again. Any thread may call this."""
+        """Release an operand that no later GEMM uses. Any thread may call this."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._release, operand)
 
     def _release(self, operand: int) -> None:
-        """Release an operand in the loop."""
+        """Tell the session manager, in the loop, to release an operand."""
         self.execute(self.manager.release(operand, self.now()))
 
     def unbind(self, operand: int) -> None:
-        """Release an operand's memory in this process; devices keep their copies."""
+        """Release an operand's memory in this process. Devices keep their copies of the operand."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self.manager.unbind, operand)
 
     def close(self) -> None:
-        """Stop the checker and compression threads. The owner stops the loop."""
+        """Stop the checker and compression threads. The `Server` stops the loop."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
         self._coder.close()
 
 
 def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
-    """Ignore an event."""
+    """Ignore an event: the event listener of a runtime without one."""
 
 
 def _name(record: Session) -> str:
-    """Return a device's name for people."""
+    """Return a device's name for messages; `device N` if it has no name."""
     return record.name or f"device {record.id}"
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """Format a rate with the largest prefix that keeps it at least 1."""
+    """Format a rate with the largest unit prefix for which the number is at least 1."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the error with which instructions refuse a device; None if they do not."""
+    """Return the error that `instructions` send to a session; None if they send no error."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)
 
 
 def _wants_thread(message: messages.Put) -> bool:
-    """Return whether an array is so slow to pack that a thread should do it."""
+    """Return whether a thread should pack a message's array, because it is strided and large."""
     payload = message.payload
     strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
     return strided and payload.nbytes > PACK_IN_THREAD_BYTES

@@ -1,1 +1,1 @@
-"""Both ends of a connection: WebSockets, TLS, join URLs, addresses."""
+"""Network connections for servers and clients: WebSockets, TLS, join URLs and addresses."""

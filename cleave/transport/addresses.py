@@ -1,4 +1,4 @@
-"""Host names and addresses: loopback, reachable names, and page origins."""
+"""Host names, IP addresses and web origins of a server."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from cleave.errors import UsageError
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# Addresses of documentation networks. Nothing is sent; the system only picks the source address.
+# Addresses reserved for documentation. No packet is sent: the system only picks a source address.
 _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server on this host is reachable only from this machine.
+    """Return whether only this machine can reach a server that listens on `host`.
 
     Args:
-        host: name or address; empty for all addresses.
+        host: host name or IP address; empty for all addresses of this machine.
     """
     if not host:
         return False
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
-        return False  # listening will fail with the reason
+        return False  # listening on this host will fail and report the reason
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
 def is_everywhere(host: str) -> bool:
-    """Return whether a host means every address of this machine."""
+    """Return whether listening on `host` means listening on every address of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
-    """Return the address by which other machines see this one; empty if it has none."""
+    """Return the address of this machine that other machines see; empty without a network."""
     for kind, target in _ELSEWHERE:
         if kind == family:
             with socket.socket(kind, socket.SOCK_DGRAM) as probe:
@@ -50,7 +50,7 @@ def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """Return the host for the URLs of a server that listens on `host`."""
+    """Return the host name or address to put into the URLs of a server that listens on `host`."""
     if not is_everywhere(host):
         return host
     if host == "::":
@@ -59,11 +59,11 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the names and addresses that reach a server.
+    """Return the host names and IP addresses under which clients can reach a server.
 
     Args:
         host: host that the server listens on.
-        interfaces: addresses of this machine.
+        interfaces: IP addresses of this machine's network interfaces.
     """
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
@@ -75,7 +75,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the interface addresses of this machine, without link-local ones.
+    """Return the IP addresses of this machine's network interfaces, except link-local addresses.
 
     Raises:
         ImportError: when `ifaddr` is not installed.
@@ -92,16 +92,16 @@ def interface_addresses() -> tuple[str, ...]:
 
 
 def bracketed(host: str) -> str:
-    """Return a host in URL syntax: IPv6 addresses get brackets."""
+    """Return a host in URL syntax, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
 def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
-    """Return the origins of a server's own pages, as browsers send them.
+    """Return the origins of a server's own pages, in the format of the `Origin` header.
 
     Args:
-        names: names and addresses that reach the server.
-        port: port of the server.
+        names: host names and IP addresses under which clients can reach the server.
+        port: port that the server listens on.
         secure: whether the server uses TLS.
     """
     scheme = "https" if secure else "http"
@@ -114,10 +114,10 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """Parse an origin that a user allows; return it as browsers send it.
+    """Parse a web origin that a user allows. Return it in the format of the `Origin` header.
 
     Raises:
-        UsageError: when it is not an origin.
+        UsageError: when `text` is not an origin.
     """
     parts = urlsplit(text.strip().lower())
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment
@@ -131,5 +131,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """Return a link that opens the Android app to join, instead of a page in the browser."""
+    """Return a link that opens the Android app and joins the server of the join page's URL."""
     return f"cleave://join?url={quote(page_url, safe='')}"

@@ -1,6 +1,7 @@
-"""Self-signed certificates, stored in an owner-only file and renewed in time.
+"""Self-signed certificates, stored in a file that only its owner can read.
 
-Creating one needs the package `cryptography`; clients do not need it.
+A server replaces its certificate before the certificate expires. Creating a certificate requires
+the package `cryptography`, which clients do not need.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 FILE_NAME: Final = "tls.pem"
-"""One file for key and certificate, so that they always match."""
+"""Name of the file with the private key and the certificate. One file keeps the two consistent."""
 
 VALID: Final = timedelta(days=825)
-"""Longest validity that systems accept for a certificate trusted by hand."""
+"""Longest validity that operating systems accept for a manually trusted certificate."""
 
 RENEWED: Final = timedelta(days=90)
-"""A server renews the certificate at startup if it expires within this time."""
+"""At startup, a server replaces a certificate that expires within this time."""
 
 _CLOCKS_DIFFER: Final = timedelta(days=1)
 _BEGIN: Final = b"-----BEGIN "
-_NAME_LENGTH: Final = 64  # maximum length of a common name
+_NAME_LENGTH: Final = 64  # maximum length of a certificate's common name, in characters
 
 
 def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """Create an ECDSA P-256 key and a self-signed certificate; return both as PEM.
+    """Create an ECDSA P-256 key and a self-signed certificate. Return the two as one PEM text.
 
     Args:
-        names: host names and IP addresses that it is valid for; at least one.
+        names: host names and IP addresses for which the certificate is valid; at least one.
         now: current time, with its time zone.
-        valid: period of validity.
+        valid: time from `now` until the certificate expires.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -71,18 +72,19 @@ def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes
 
 
 def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
-    """Return the path of a folder's certificate; create a new one if necessary.
+    """Return the path of the certificate that is stored in a folder.
 
-    It and its fingerprint stay the same until it nears expiry or does not name the needed host.
+    If the stored certificate is missing, is about to expire or is not valid for `needed`, a new
+    certificate with a new fingerprint replaces it.
 
     Args:
-        folder: folder of the certificate; created if missing.
-        names: names and addresses for a new certificate.
-        needed: host name or address that the certificate must be valid for.
+        folder: folder that holds the certificate; created if missing.
+        names: host names and IP addresses for which a new certificate is valid.
+        needed: host name or IP address for which the certificate must be valid.
         now: current time, with its time zone.
 
     Raises:
-        UsageError: when the folder cannot be written.
+        UsageError: when the folder is not writable.
     """
     path = folder / FILE_NAME
     try:
@@ -102,19 +104,19 @@ def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path
 
 
 def _serves(pem: bytes, needed: str, now: datetime) -> bool:
-    """Return whether a stored certificate is still usable."""
+    """Return whether a stored certificate is valid for `needed` and is not about to expire."""
     try:
         certificate = _read(pem)
-    except ValueError:  # truncated or foreign file: create a new certificate
+    except ValueError:  # the file is truncated or holds no certificate
         return False
     return needed.lower() in names_in(pem) and now + RENEWED < certificate.not_valid_after_utc
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """Return the host names and addresses that a certificate is valid for.
+    """Return the host names and IP addresses for which a certificate is valid.
 
     Raises:
-        ValueError: when it is not a certificate.
+        ValueError: when `pem` is not a certificate.
     """
     from cryptography import x509
 

@@ -1,4 +1,4 @@
-"""Connect to a server, for devices and operators."""
+"""Open connections to a server. Devices and operators use this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cleave.transport.tls import WrongCertificateError, pinning
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return the system's reason for an error, without Python's wrapping."""
+    """Return the operating system's text for an error, without Python's additions."""
     if isinstance(error, gaierror) and error.strerror:
         return error.strerror.lower()
     number = getattr(error, "errno", None)
@@ -29,15 +29,17 @@ def plain_reason(error: BaseException) -> str:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server. With a fingerprint, no other server receives any data.
+    """Connect to a server.
+
+    If `target` has a fingerprint, no data is sent to a server with a different certificate.
 
     Args:
         target: join URL of the server.
-        memory_bytes: memory that a device offers in its `hello`, which also limits the size of
-            received messages; None for an operator.
+        memory_bytes: memory in bytes that a device offers in its `hello`. It also limits the size
+            of received messages. None for an operator.
 
     Raises:
-        CleaveError: when no WebSocket server answers, or it is not the one that the URL names.
+        CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.
     """
     address = target.address
     most_bytes = limits.MAX_MESSAGE_BYTES

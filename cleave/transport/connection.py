@@ -1,4 +1,4 @@
-"""Connections that carry whole messages as bytes, over a WebSocket or in memory (for tests)."""
+"""Message connections over a WebSocket, or in memory for tests. A message is a byte string."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from cleave.protocol.codec import Buffer
 from cleave.transport.frame_limits import AwaitedSizes
 
 WRITE_LIMIT_BYTES: Final = 2**20
-"""Bytes that a connection buffers before a sender waits, so that the link stays busy."""
+"""Number of bytes that a connection buffers before `send` waits. The buffer keeps the link busy."""
 
 _JOIN_BELOW_BYTES: Final = 65536
-"""Smaller messages are sent as one frame: a copy is cheaper than a frame."""
+"""Messages smaller than this are sent as one frame: a copy costs less than a second frame."""
 
 
 class ConnectionLostError(Exception):
-    """The other side is gone; the text gives the reason, if known."""
+    """The connection to the peer was lost. The text gives the reason, if known."""
 
 
 class CutError(ConnectionLostError):
-    """This side cut the connection because the other sent too much; the text says what."""
+    """This side aborted the connection because the peer sent too much data.
+
+    The text says which limit the peer exceeded.
+    """
 
 
 class Connection(Protocol):
-    """A connection that carries messages in order."""
+    """A connection that delivers messages in order."""
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send one message, given in parts; return its size in bytes."""
+        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
         ...
 
     async def receive(self) -> bytes:
@@ -47,10 +50,10 @@ class Connection(Protocol):
         ...
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the other side; return whether it answered in time.
+        """Ping the peer. Return whether the peer responded within `within_s` seconds.
 
         Raises:
-            ConnectionLostError: when the connection is known to be lost.
+            ConnectionLostError: when the connection is closed or lost.
         """
         ...
 
@@ -63,17 +66,17 @@ class Accepted(Connection, Protocol):
     """A server's connection to a device."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Allow messages up to the size of the awaited results, which `awaited` returns."""
+        """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
         ...
 
     def dismiss(self) -> None:
-        """Ignore further messages: the other side was told why its session ends."""
+        """Ignore further messages from the device, which was told why its session ends."""
         ...
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """A WebSocket that inspects all received data; see `GuardedConnection`."""
+    """The interface of a WebSocket that inspects all received data, such as `GuardedConnection`."""
 
     cut_because: str
 
@@ -83,14 +86,15 @@ class Guarded(Protocol):
 
 
 class WebSocketConnection:
-    """A connection whose messages are binary WebSocket messages.
+    """A connection that sends and receives binary WebSocket messages.
 
-    A large message is sent as two frames (header and payload), which the receiver joins. With
-    `spare_receiver`, they are joined before sending.
+    By default, a large message is sent as two frames (header and payload), which the receiver
+    concatenates.
 
     Args:
-        socket: the WebSocket.
-        spare_receiver: always join here; for devices, because a server has many of them.
+        socket: WebSocket to use.
+        spare_receiver: whether to send each message as one frame. Devices set this to save the
+            server, which has many connections, the concatenation.
     """
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
@@ -98,7 +102,7 @@ class WebSocketConnection:
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send one message, given in parts; return its size in bytes."""
+        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
         size = sum(len(part) for part in parts)
         try:
             if len(parts) == 1:
@@ -126,7 +130,7 @@ class WebSocketConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the other side; return whether it answered in time."""
+        """Ping the peer. Return whether the peer responded within `within_s` seconds."""
         try:
             async with asyncio.timeout(within_s):
                 await (await self._socket.ping())
@@ -137,12 +141,15 @@ class WebSocketConnection:
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Allow messages up to the awaited sizes. No effect on an unguarded socket."""
+        """Accept larger messages, up to the sizes of awaited results that `awaited` returns.
+
+        The method has no effect on a socket that is not `Guarded`.
+        """
         if isinstance(self._socket, Guarded):
             self._socket.await_results(awaited)
 
     def dismiss(self) -> None:
-        """Ignore further messages. No effect on an unguarded socket."""
+        """Ignore further messages. The method has no effect on a socket that is not `Guarded`."""
         if isinstance(self._socket, Guarded):
             self._socket.dismissed()
 
@@ -152,11 +159,11 @@ class WebSocketConnection:
 
 
 async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
-    """Close a WebSocket; abort it if the other side neither reads nor closes.
+    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake.
 
     Args:
         transport: transport of the WebSocket.
-        closing: coroutine of the closing handshake.
+        closing: coroutine that performs the closing handshake.
     """
     task = asyncio.ensure_future(closing)
     try:
@@ -179,7 +186,7 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 class MemoryConnection:
-    """One end of an in-memory link, with the same bytes as a WebSocket."""
+    """One end of an in-memory link, which transfers the same bytes as a WebSocket."""
 
     def __init__(
         self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
@@ -189,7 +196,7 @@ class MemoryConnection:
         self._closed = False
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send one message, given in parts; return its size in bytes."""
+        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
         if self._closed:
             raise ConnectionLostError("the connection was closed")
         data = b"".join(parts)
@@ -205,16 +212,16 @@ class MemoryConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """Return True: the other end always answers."""
+        """Return True, because the other end of an open in-memory link always responds."""
         if self._closed:
             raise ConnectionLostError("the connection was closed")
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Do nothing: messages may have any length here."""
+        """Do nothing: an in-memory link does not limit message sizes."""
 
     def dismiss(self) -> None:
-        """Do nothing."""
+        """Do nothing: an in-memory link keeps delivering messages until it is closed."""
 
     async def close(self) -> None:
         """Close both directions of the link."""

@@ -1,9 +1,10 @@
-"""Limits on pending connections: those whose hello is not accepted yet.
+"""Limits on pending connections. A connection is pending until the server accepts its hello.
 
-Places are limited per address and in total, because strangers may take them. When all are taken, a
-connection from another network replaces the oldest one of the network with most places. So slow
-strangers, from any number of addresses, cannot keep out a quick client. Admitted devices do not
-count, since many may share an address. Pure: the listener has the sockets and clocks.
+The number of pending connections is limited per address and in total, because unknown clients can
+open them. When the total is reached, a new connection replaces the oldest pending connection of the
+network that has most of them. So slow clients, from any number of addresses, cannot keep out a
+quick client. Admitted devices do not count, because many devices may share an address. This module
+performs no I/O: the listener has the sockets and clocks.
 """
 
 from __future__ import annotations
@@ -17,22 +18,27 @@ from typing import Final
 
 from cleave.protocol import limits
 
-_IPV6_HOME: Final = 64  # network of one home or machine, which may use any of its addresses
-_IPV6_NETWORK: Final = 48  # network of one customer or site, with many homes
-_SPARE_DESCRIPTORS: Final = 128  # for other files: logs, checkpoints, datasets
+_IPV6_HOME: Final = 64  # prefix length of one home or machine, which may use any address in it
+_IPV6_NETWORK: Final = 48  # prefix length of one customer or site, which may have many /64 networks
+_SPARE_DESCRIPTORS: Final = 128  # descriptors reserved for logs, checkpoints and datasets
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits on a server's connections; defaults are in `cleave.protocol.limits`.
+    """Limits on a server's connections. `cleave.protocol.limits` defines the default values.
 
     Attributes:
-        handshake_s: seconds from the first packet to an accepted hello, including TLS and HTTP.
-        unadmitted_bytes: maximum bytes that a connection may send before its hello is accepted.
-        waiting_per_address, waiting: maximum pending connections, per address and in total.
-        failed, failed_per_s: maximum failed connections per address, at once and per second.
-        devices, operators: maximum connected devices and operators.
-        unfinished_bytes: maximum total size of incomplete messages, without task results.
+        handshake_s: maximum seconds from accepting a connection to accepting its hello, including
+            the TLS and HTTP handshakes.
+        unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
+        waiting_per_address, waiting: maximum number of pending connections, per address and in
+            total.
+        failed, failed_per_s: number of failed connections allowed per address, at once and per
+            second afterwards.
+        devices: maximum number of connected devices.
+        operators: maximum number of connected operators, and of connected viewers.
+        unfinished_bytes: maximum total bytes of incomplete messages over all connections. Awaited
+            task results do not count.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -46,9 +52,10 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return these limits, lowered for a process with this many file descriptors.
+        """Return these limits, lowered for a process that may open `descriptors` files.
 
-        Otherwise strangers could exhaust the descriptors, so that no checkpoint could be written.
+        Without lower limits, unknown clients could exhaust the file descriptors. The process could
+        then write no checkpoint.
         """
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
@@ -59,11 +66,12 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """The place of a pending connection.
+    """Permission for a new connection to be pending.
 
     Attributes:
-        ticket: identifies the place.
-        instead_of: ticket of the connection to close for it; None for none.
+        ticket: number that identifies the pending connection.
+        instead_of: ticket of the pending connection that the caller must close; None if the caller
+            must close no connection.
     """
 
     ticket: int
@@ -71,18 +79,18 @@ class WaitingPlace:
 
 
 class PendingConnections:
-    """The places of pending connections.
+    """Counts pending connections, and decides whether another connection may be pending.
 
     Args:
-        allowed: limits on the places.
+        allowed: maximum numbers of pending connections.
     """
 
     def __init__(self, allowed: ConnectionLimits) -> None:
         self.allowed = allowed
         self._tickets = count()
-        self._places: dict[int, tuple[str, str]] = {}  # home and network of each
+        self._places: dict[int, tuple[str, str]] = {}  # ticket -> (home, network)
         self._homes: Counter[str] = Counter()
-        self._networks: dict[str, dict[int, None]] = {}  # their tickets, oldest first
+        self._networks: dict[str, dict[int, None]] = {}  # network -> its tickets, oldest first
 
     @property
     def waiting(self) -> int:
@@ -90,7 +98,11 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Return the place of a new connection from this address, or the reason to refuse it."""
+        """Register a new connection from `address` as pending.
+
+        Returns:
+            The connection's `WaitingPlace`, or the reason why the caller must refuse it.
+        """
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -107,14 +119,17 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the largest network; None if this one is as large."""
+        """Return the oldest ticket of the network that has the most pending connections.
+
+        Return None if `network` has as many pending connections.
+        """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
         return next(iter(most))
 
     def done(self, ticket: int) -> None:
-        """Free the place of a connection that was admitted or closed."""
+        """Stop counting a pending connection, because it was admitted or closed."""
         home, network = self._places.pop(ticket)
         self._homes[home] -= 1
         if not self._homes[home]:
@@ -125,18 +140,19 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key by which an address is counted: itself, or its /64 network for IPv6.
+    """Return the key under which limits count an address: an IPv4 address or an IPv6 /64 network.
 
     Args:
-        address: IP address, with or without a zone.
+        address: IP address, with or without an IPv6 zone.
     """
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the network by which places are shared: for IPv6 the /48 network.
+    """Return the key under which `PendingConnections` groups an address.
 
-    A single stranger may own many /64 networks in it.
+    The key is an IPv4 address or an IPv6 /48 network, because a single client may own many /64
+    networks of one /48 network.
     """
     return _within(address, _IPV6_NETWORK)
 

@@ -1,8 +1,8 @@
-"""Limits on received WebSocket frames, inspected as they arrive.
+"""Limits on received WebSocket frames, which are inspected before a message is complete.
 
 A session only sees complete messages. So this module checks announced message lengths, the bytes of
-incomplete messages, and the number of tiny frames. Pure: it takes bytes and times. The connection
-closes itself and passes on the allowed bytes.
+incomplete messages, and the number of tiny frames. It performs no I/O. The caller passes in bytes
+and times, processes the allowed bytes, and closes the connection when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from cleave.protocol import limits
 from cleave.protocol.allowance import Bucket
 
 FRAMES_AT_ONCE: Final = 16
-"""Frames passed on before the loop serves its other connections."""
+"""Number of frames of one connection to process before the loop serves other connections."""
 
 _CONTINUES: Final = 0
-_CONTROL: Final = 8  # control frames have this opcode or above
-_SHORT, _LONG = 126, 127  # the length is in the next 2 or 8 bytes
+_CONTROL: Final = 8  # lowest opcode of a control frame
+_SHORT, _LONG = 126, 127  # length codes: the next 2 or 8 bytes contain the length
 
 
 class TooMuchError(Exception):
-    """A peer sends more than it may; the text says what, for people."""
+    """A peer sent more data than allowed. The text says which limit the peer exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes of the largest results that a session may send now, in bytes.
+    """Sizes, in bytes, of the largest results that the PS currently expects from a device.
 
     Attributes:
-        work: size of the largest result of its tasks.
-        any: size of the largest result, also of probes and of runs that are being cancelled.
+        work: size of the largest expected task result; 0 if no task result is expected.
+        any: size of the largest expected result, including results of probes and of runs that are
+            being cancelled.
     """
 
     work: int = 0
@@ -40,19 +41,20 @@ class AwaitedSizes:
 
 
 def nothing() -> AwaitedSizes:
-    """Return sizes for no awaited result."""
+    """Return the sizes for a device from which the PS expects no result."""
     return AwaitedSizes()
 
 
 class FrameGate:
-    """Inspects the frames of one connection.
+    """Inspects the frames that one connection receives.
 
     Args:
         now_s: current time, in seconds.
 
     Attributes:
-        least_bytes: length that any message may have, in bytes.
-        awaited: returns the sizes of awaited results, which may be longer.
+        least_bytes: maximum size of a message that is not an awaited result, in bytes.
+        awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by the
+            size of an awaited result.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -60,22 +62,25 @@ class FrameGate:
         self.awaited: Callable[[], AwaitedSizes] = nothing
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
-        self._left = 0  # missing bytes of the current frame
-        self._keeps = False  # whether that frame is part of a message, not a control frame
-        self._ends = False  # whether that frame is the last of its message
-        self._here = 0  # stored bytes of the current message, if incomplete
-        self._total = 0  # announced bytes of that message so far
-        self._may = 0  # maximum bytes of that message
-        self._work: int | None = None  # largest task result, once `awaited` was called
+        self._left = 0  # bytes of the current frame that are still missing
+        self._keeps = False  # whether the current frame is part of a message (no control frame)
+        self._ends = False  # whether the current frame is the last frame of its message
+        self._here = 0  # received bytes of the current incomplete message
+        self._total = 0  # announced bytes of the current message so far
+        self._may = 0  # maximum bytes of the current message
+        self._work: int | None = None  # largest task result; None until `awaited` was called
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Return the end of the bytes, from `at` on, that may be passed on now.
+        """Inspect the bytes `data[at:]`, up to `FRAMES_AT_ONCE` frames.
 
-        Give the rest again after the loop has served its other connections.
+        Call the method again for the remaining bytes, after the loop has served other connections.
+
+        Returns:
+            The index in `data` up to which the caller may process the bytes now.
 
         Raises:
-            TooMuchError: when the peer sends more than it may.
+            TooMuchError: when the peer exceeds a limit.
         """
         end, frames = len(data), 0
         while at < end:
@@ -98,7 +103,10 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the stored bytes of an incomplete message other than a task result."""
+        """Return the received bytes of the current incomplete message.
+
+        Return 0 if the message may be an awaited task result.
+        """
         if not self._here:
             return 0
         if self._work is None:
@@ -118,7 +126,7 @@ class FrameGate:
         return at
 
     def _begin(self, header: bytearray, now_s: float) -> None:
-        """Handle a complete frame header."""
+        """Check the limits for a frame whose header is complete."""
         kind, length = header[0] & 0x0F, header[1] & 0x7F
         if length == _SHORT:
             length = int.from_bytes(header[2:4], "big")
@@ -157,7 +165,7 @@ class FrameGate:
 
 
 def _header_bytes(header: bytearray) -> int:
-    """Return the length of a frame's header, as far as its first bytes show."""
+    """Return the full size in bytes of a partly received frame header; 2 if not yet known."""
     if len(header) < 2:
         return 2
     length = header[1] & 0x7F
@@ -166,22 +174,32 @@ def _header_bytes(header: bytearray) -> int:
 
 
 class Unfinished:
-    """Total size of incomplete messages over all connections, without task results.
+    """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
-    Sending runs already limited how many results arrive. Over the limit, the connection with the
-    largest product of bytes and time is cut: honest messages are short or still arriving.
+    Task results need no limit, because the PS decides how many results it requests. Above the
+    limit, one connection must be closed: the one with the largest product of incomplete bytes and
+    waiting time. Messages of correct clients are either small or soon complete.
 
     Args:
-        most_bytes: limit, in bytes.
+        most_bytes: maximum total size of incomplete messages, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.total_bytes = 0
-        self._held: dict[object, tuple[int, float]] = {}  # bytes, since when
+        self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Set the bytes that a connection holds now; return a connection to cut, or None."""
+        """Set the size of a connection's incomplete message.
+
+        Args:
+            who: the connection.
+            nbytes: received bytes of the incomplete message; 0 if the connection has none.
+            now_s: current time, in seconds.
+
+        Returns:
+            A connection that the caller must close; None while the total is within the limit.
+        """
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

@@ -1,4 +1,4 @@
-"""Plain HTTP on the fleet's port: requests and answers, without a socket."""
+"""Plain HTTP requests and responses on the server's port, independent of sockets."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request (not a WebSocket request).
+    """A plain HTTP request, as opposed to a WebSocket request.
 
     Attributes:
-        path: path without its query, as sent: nothing is decoded.
-        secure: whether it arrived over TLS.
-        address: remote address.
-        host: the `Host` header; empty if the client sent none, or several.
-        accept_encoding, authorization: headers of these names; empty if not sent.
-        forwarded: whether a proxy header marks the request as forwarded.
-        trusted: whether the browser regards the address as secure: loopback, or TLS that a proxy
-            terminates. Only then does it send `Sec-Fetch-Dest`.
+        path: path of the URL without the query, percent-encoded as the client sent it.
+        secure: whether the request arrived over TLS.
+        address: IP address of the client.
+        host: value of the `Host` header; empty unless the client sent exactly one such header.
+        accept_encoding: value of the `Accept-Encoding` header; empty if absent.
+        authorization: value of the `Authorization` header; empty if absent.
+        forwarded: whether the request has a header that proxies add.
+        trusted: whether the client sent `Sec-Fetch-Dest`. A browser sends this header only to an
+            address that it regards as secure, such as loopback or a proxy that terminates TLS.
     """
 
     path: str
@@ -40,7 +41,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer; `Content-Length` is added on sending."""
+    """An HTTP response. The server adds the `Content-Length` header when it sends the response."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -48,21 +49,31 @@ class HttpAnswer:
 
     @classmethod
     def text(cls, status: int, text: str) -> HttpAnswer:
-        """Create a plain-text answer."""
+        """Create a plain-text response with an HTTP status code."""
         headers = (("Content-Type", "text/plain; charset=utf-8"), NO_SNIFFING)
         return cls(status, headers, text.encode())
 
     def having(self, *headers: tuple[str, str]) -> HttpAnswer:
-        """Return this answer with added headers."""
+        """Return a copy of this response with additional headers."""
         return replace(self, headers=(*self.headers, *headers))
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], HttpAnswer | None]
-"""Answers a GET, or returns None for an unknown path. Called in the server's loop."""
+"""Returns the response to a GET or HEAD request; None for an unknown path.
+
+The server calls the handler in its event loop.
+"""
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """Create a request from what the WebSocket library parsed."""
+    """Create an `HttpRequest` from the path and headers that the WebSocket library parsed.
+
+    Args:
+        path: path of the request, with its query.
+        headers: headers of the request.
+        address: IP address of the client.
+        secure: whether the request arrived over TLS.
+    """
 
     def only(name: str) -> str:
         values = headers.get_all(name)

@@ -1,4 +1,4 @@
-"""Join URLs: a server's address and identity, and a credential."""
+"""Join URLs, which contain a server's address, a credential and a certificate fingerprint."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
 JOIN_PATH: Final = "/join"
-"""Path of the page that turns a browser into a device."""
+"""Path of the page with which a browser joins as a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A join URL in parts. The fragment's fields are never sent over the network.
+    """A parsed join URL. All fields except `address` are in the URL's fragment.
+
+    Browsers do not send the fragment of a URL to the server.
 
     Attributes:
-        address: URL without its fragment.
+        address: WebSocket URL of the server, without a fragment.
         credential: credential or join code.
-        server: id of the server; empty if the URL does not state it.
-        fingerprint: fingerprint of the only accepted certificate; empty for ordinary verification.
+        server: id of the server; empty if the URL does not contain it.
+        fingerprint: fingerprint of the only certificate to accept; empty to verify the certificate
+            as usual.
     """
 
     address: str
@@ -32,19 +35,19 @@ class JoinUrl:
 
     @property
     def text(self) -> str:
-        """Return the URL including its secret."""
+        """Return the complete URL, including the credential."""
         server = f"&s={quote(self.server, safe='')}" if self.server else ""
         pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
         return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
 
     def page(self, path: str) -> str:
-        """Return the URL of a server page for browsers, with the same secret."""
+        """Return the URL of the server's web page at `path`, with the same fragment."""
         parts = urlsplit(self.text)
         scheme = "https" if parts.scheme == "wss" else "http"
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return the URL of the same server under another host name or address."""
+        """Return this URL with another host name or IP address of the same server."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -54,10 +57,11 @@ class JoinUrl:
 def parse_join_url(url: str) -> JoinUrl:
     """Parse `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
 
-    With TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
+    With TLS, the schemes are `https://` and `wss://`, and the fragment may name the certificate
+    (`&fp=FINGERPRINT`).
 
     Raises:
-        UsageError: when it is not a join URL.
+        UsageError: when `url` is not a join URL.
     """
     try:
         parts = urlsplit(url)
@@ -66,7 +70,7 @@ def parse_join_url(url: str) -> JoinUrl:
         wrong = True
     page = not wrong and parts.scheme in ("http", "https") and parts.path.endswith(JOIN_PATH)
     if wrong or not (page or parts.scheme in ("ws", "wss")):
-        shown = url.partition("#")[0]  # the rest is secret
+        shown = url.partition("#")[0]  # the fragment contains the credential
         raise UsageError(
             f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
             f"http://192.168.1.20:8765{JOIN_PATH}#c=..."

@@ -1,8 +1,9 @@
-"""Listening sockets that refuse strangers before TLS, HTTP or a task is spent on them.
+"""Listening sockets that refuse connections over a limit before TLS, HTTP or a task costs time.
 
-The event loop accepts connections from a socket, which first asks a `ConnectionGate`. The accepted
-socket tells the gate when it closes, at any stage. The proactor loop of Windows does not accept
-connections through the socket: there connections are not counted, but time limits apply.
+The event loop accepts connections through a `Listener`, which asks a `ConnectionGate` about each
+connection. The socket of an accepted connection tells the gate when it closes, at any stage. On
+Windows, the proactor event loop bypasses `Listener.accept`. There, connections are not counted, but
+time limits apply.
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ from cleave.transport.frame_limits import (
 from cleave.transport.rate_limit import RateLimit
 from cleave.transport.rejection_log import RejectionLog
 
-_REFUSALS_AT_ONCE: Final = 128  # before the loop serves its other connections
-_REST_S: Final = 0.05  # pause after a refusal: waking the loop is its main cost
-_FAREWELL_S: Final = 1.0  # time to tell a late peer the reason before its socket is shut
-_LAST_FRAMES: Final = 256  # maximum read after the other side closed
+_REFUSALS_AT_ONCE: Final = 128  # refused connections before the loop serves other connections
+_REST_S: Final = 0.05  # seconds of pause after a refusal, whose main cost is waking the loop
+_FAREWELL_S: Final = 1.0  # time for a peer to read the reason before its socket is shut down
+_LAST_FRAMES: Final = 256  # maximum number of frames to process after the peer closed
 _END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
 BACKLOG: Final = 512
-"""Connections that the system queues until the loop accepts them."""
+"""Maximum number of connections that the operating system queues before the loop accepts them."""
 
 
 class PendingSocket(socket.socket):
-    """The socket of an accepted connection, from its first packet until it closes.
+    """The socket of a connection that the gate accepted.
+
+    The socket reports to the gate whether the connection was admitted, refused or closed.
 
     Attributes:
-        address: remote address.
-        deadline_s: time on the loop's clock by which its hello must be accepted.
+        address: IP address of the client.
+        deadline_s: time on the loop's clock by which the client's hello must be accepted.
     """
 
     def __init__(
@@ -66,22 +69,25 @@ class PendingSocket(socket.socket):
         self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
 
     def admitted(self) -> None:
-        """Mark the hello as accepted: from now on a session's limits apply."""
+        """Mark the hello as accepted. The connection is no longer pending and has no deadline."""
         self._settled = True
         self._stop_waiting()
 
     def answered(self) -> None:
-        """Mark the connection as an answered HTTP request."""
+        """Mark the connection as successful, because its HTTP request got a response."""
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Mark the connection as refused; only the first reason is logged."""
+        """Count the connection as failed and log the reason.
+
+        Do nothing if the connection was admitted, answered or refused before.
+        """
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
 
     def close(self) -> None:
-        """Close the socket and stop counting it."""
+        """Close the socket, and stop counting the connection as pending."""
         if self.fileno() >= 0:
             self._connection_gate.forget(self)
         late = self._connection_gate.loop.time() >= self.deadline_s
@@ -90,7 +96,7 @@ class PendingSocket(socket.socket):
         super().close()
 
     def make_room(self) -> None:
-        """Shut the connection, because another one gets its place."""
+        """Shut the connection down, because a connection from another network replaces it."""
         self._waits = False
         self._timer.cancel()
         self._shut("others from there wait as well, and its place was given to one from elsewhere")
@@ -101,9 +107,9 @@ class PendingSocket(socket.socket):
     def _shut(self, reason: str) -> None:
         self.refused(reason)
         try:
-            self.shutdown(socket.SHUT_RDWR)  # the loop sees the end, at any stage
+            self.shutdown(socket.SHUT_RDWR)  # the loop notices the end, even during a handshake
         except OSError:
-            return  # already closed; the loop will notice
+            return  # the socket is already closed, and the loop will notice
 
     def _too_late(self) -> str:
         return f"no accepted hello within {self._connection_gate.allowed.handshake_s:g} s"
@@ -116,10 +122,10 @@ class PendingSocket(socket.socket):
 
 
 class ConnectionGate:
-    """Admits or refuses new connections, for any number of listening sockets.
+    """Accepts or refuses new connections. All listening sockets of a server share one gate.
 
     Args:
-        allowed: limits on pending connections.
+        allowed: limits on connections.
         log: log of refused connections.
         loop: event loop that serves the connections.
     """
@@ -134,10 +140,18 @@ class ConnectionGate:
         self.log = log
         self.loop = loop
         self._inside: dict[int, PendingSocket] = {}
-        self._waiting: dict[int, PendingSocket] = {}  # by ticket
+        self._waiting: dict[int, PendingSocket] = {}  # ticket -> socket
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
-        """Return the socket of an accepted connection; None if it was refused and closed."""
+        """Apply the limits to a new connection.
+
+        Args:
+            accepted: socket of the connection.
+            address: IP address of the client.
+
+        Returns:
+            The socket to use for the connection; None if the gate refused and closed it.
+        """
         place: WaitingPlace | str = "too many connections from there came to nothing"
         if not self._failures.wait_s(address):
             place = self.pending_connections.arrive(address)
@@ -149,7 +163,7 @@ class ConnectionGate:
             self._waiting.pop(place.instead_of).make_room()
         pending = self._waiting[place.ticket] = PendingSocket(accepted, address, place.ticket, self)
         self._inside[pending.fileno()] = pending
-        # Keepalive detects a vanished peer that gets no pings.
+        # TCP keepalive detects a vanished peer to which the server sends no pings.
         pending.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
@@ -157,60 +171,61 @@ class ConnectionGate:
         return pending
 
     def pending(self, transport: asyncio.BaseTransport) -> PendingSocket | None:
-        """Return the socket that belongs to a transport; None if it is not known."""
+        """Return the `PendingSocket` of a transport; None if this gate does not know its socket."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
 
     def left(self, ticket: int) -> None:
-        """Free the place of the connection with this ticket."""
+        """Stop counting the connection with this ticket as pending."""
         self.pending_connections.done(ticket)
         del self._waiting[ticket]
 
     def failed(self, address: str, reason: str) -> None:
-        """Count and log a failed connection."""
+        """Count a failed connection from `address` and log the reason."""
         self._failures.failed(address)
         self.log.refused(address, reason)
 
     def forget(self, pending: PendingSocket) -> None:
-        """Remove a socket that is about to be closed."""
+        """Remove a socket, just before it is closed, from the sockets that `pending` finds."""
         self._inside.pop(pending.fileno(), None)
 
 
 class Listener(socket.socket):
-    """A listening socket that asks a `ConnectionGate` about each connection.
+    """A listening socket that asks a `ConnectionGate` about each new connection.
 
-    After a refusal it pauses briefly, so that a flood is refused in batches. For this the event
-    loop gets an epoll object in place of the socket, where the system supports it.
+    After a refusal, the listener pauses briefly and then refuses many connections at once. To
+    pause, it gives the event loop an epoll object instead of the socket. Systems without epoll do
+    not pause.
 
     Args:
-        family: family of its addresses.
-        gate: gate that decides.
+        family: address family of the socket (IPv4 or IPv6).
+        gate: gate that accepts or refuses each connection.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
-        # The protocol is named because asyncio sets TCP_NODELAY only if it is.
+        # asyncio sets TCP_NODELAY only on sockets with an explicit protocol.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._connection_gate = gate
         self._readiness = select.epoll() if hasattr(select, "epoll") else None
         self._rests = False
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for waiting connections; -1 once closed."""
+        """Return the file descriptor to poll for new connections; -1 once the socket is closed."""
         if self._readiness is None:
             return super().fileno()
         return -1 if self._readiness.closed else self._readiness.fileno()
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Let the system queue connections."""
+        """Start to listen. The operating system queues up to `backlog` connections."""
         super().listen(backlog)
         if self._readiness is not None:
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection that the gate admits; return its socket and address.
+        """Accept the next connection that the gate does not refuse; return its socket and address.
 
         Raises:
-            BlockingIOError: when no connection waits, or enough were refused for now.
+            BlockingIOError: when no connection is queued, or after `_REFUSALS_AT_ONCE` refusals.
         """
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
@@ -232,20 +247,20 @@ class Listener(socket.socket):
             self._readiness.modify(super().fileno(), select.EPOLLIN)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and close the socket."""
         if self._readiness is not None:
             self._readiness.close()
         super().close()
 
 
 class GuardedConnection(ServerConnection):
-    """A WebSocket connection whose frames are inspected before they are processed.
+    """A server's WebSocket connection whose frames are inspected before they are processed.
 
-    Before its hello is accepted, it may send only little. Many frames at once are processed a few
-    at a time, so that the loop can serve other connections in between.
+    A client may send only a few bytes before the server accepts its hello. Many frames that arrive
+    together are processed in small batches. Between two batches, the loop serves other connections.
 
     Attributes:
-        cut_because: reason why this side cut the connection; empty if it did not.
+        cut_because: reason why this side aborted the connection; empty if it did not.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -257,26 +272,26 @@ class GuardedConnection(ServerConnection):
         self._unadmitted = True
         self._ending = False
         self._frame_gate = FrameGate(self.loop.time())
-        self._request = b""  # last bytes of the HTTP request, until it ends
-        self._open = False  # the handshake is over: frames may be processed
-        self._asked = False  # the HTTP request has ended
-        self._deaf = False  # no more data is processed
-        self._waiting = b""  # received but not processed yet, ...
-        self._at = 0  # ... from this index on
-        self._due = False  # `_take_more` is scheduled
-        self._full = False  # the message buffer is full
+        self._request = b""  # last bytes of the incomplete HTTP request
+        self._open = False  # whether frames may be processed: the handshake is over
+        self._asked = False  # whether the HTTP request is complete
+        self._deaf = False  # whether all further data is ignored
+        self._waiting = b""  # received bytes; those before `_at` are processed
+        self._at = 0  # index of the first unprocessed byte in `_waiting`
+        self._due = False  # whether `_take_more` is scheduled
+        self._full = False  # whether the buffer of received messages is full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Find the connection's socket once its TLS handshake is done."""
+        """Find the connection's `PendingSocket`. asyncio calls this after the TLS handshake."""
         self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes, counting all of them until the hello is accepted."""
+        """Process received bytes. Until the hello is accepted, count them towards a limit."""
         if self._deaf:
-            if self.protocol.close_sent is not None:  # discard the data, but notice the end
+            if self.protocol.close_sent is not None:  # the library drops data, but notices the end
                 super().data_received(data)
             return
         if self._unadmitted:
@@ -293,7 +308,7 @@ class GuardedConnection(ServerConnection):
             self._take_in()
 
     def _rest_of_request(self, data: bytes) -> bytes:
-        """Pass on the HTTP request; return the bytes after it."""
+        """Process the bytes that belong to the HTTP request; return the bytes that follow it."""
         seen = self._request + data
         over = seen.find(_END_OF_REQUEST)
         self._asked = over >= 0
@@ -303,12 +318,15 @@ class GuardedConnection(ServerConnection):
         return data[end:]
 
     def opened(self) -> None:
-        """Mark the WebSocket handshake as over: frames may be processed."""
+        """Start to process frames, because the WebSocket handshake is over."""
         self._open = True
         self._take_in()
 
     def _take_in(self) -> None:
-        """Process a few frames; the rest follows after the loop has served other connections."""
+        """Process a batch of frames, and schedule the next batch if bytes remain.
+
+        Stop reading from the network while unprocessed bytes remain.
+        """
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -337,7 +355,7 @@ class GuardedConnection(ServerConnection):
             self.refused("it broke the WebSocket protocol, or announced too long a message")
 
     def _take_last(self) -> None:
-        """Process what the other side sent before it closed, up to a limit."""
+        """Process up to `_LAST_FRAMES` frames that the peer sent before it closed."""
         for _ in range(_LAST_FRAMES // FRAMES_AT_ONCE):
             if self._waiting and self._open:
                 self._take_some()
@@ -353,7 +371,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _pause(self) -> None:
-        """Process nothing more until the buffered messages are consumed."""
+        """Stop processing frames until the session has consumed buffered messages."""
         self._full = True
         self.transport.pause_reading()
 
@@ -362,14 +380,17 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Record the stored size of incomplete messages that are not task results."""
+        """Record the bytes of this connection's incomplete message, except a task result.
+
+        If the total of all connections exceeds its limit, cut one of the connections.
+        """
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
             too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
 
     def eof_received(self) -> None:
-        """Process the remaining data when the other side closes the connection."""
+        """Process the remaining data when the peer closes the connection."""
         self._take_last()
         super().eof_received()
 
@@ -379,18 +400,18 @@ class GuardedConnection(ServerConnection):
         super().connection_lost(exc)
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Allow messages up to the size of the awaited results, which `awaited` returns."""
+        """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
         self._frame_gate.awaited = awaited
 
     def admitted(self, least_bytes: int) -> None:
-        """Mark the hello as accepted; any message may now have `least_bytes` bytes."""
+        """Mark the hello as accepted. Every further message may have up to `least_bytes` bytes."""
         self._unadmitted = False
         self._frame_gate.least_bytes = least_bytes
         if self._pending_socket is not None:
             self._pending_socket.admitted()
 
     def cut(self, reason: str) -> None:
-        """Abort the connection without sending queued data, and log the reason."""
+        """Abort the connection, discard the data queued for sending, and log the reason."""
         if self.cut_because:
             return
         self.cut_because = reason
@@ -399,23 +420,23 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """Ignore further data and end soon, once the peer had time to read the reason."""
+        """Ignore further data, and end the connection once the peer had time to read the reason."""
         self._hear_no_more()
         self._end_soon()
 
     def refused(self, reason: str) -> None:
-        """Refuse the connection and log the reason."""
+        """Log the reason for a refusal, and close the connection after sending queued data."""
         if not self.cut_because:
             self._end_soon()
             self._log(reason)
 
     @property
     def inside(self) -> bool:
-        """Return whether the hello was accepted."""
+        """Return whether the server accepted the client's hello."""
         return not self._unadmitted
 
     async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
-        """Close the connection. If it was refused, ignore data received meanwhile."""
+        """Close the connection. If the connection was refused, ignore data that still arrives."""
         if not self._ending:
             await close_in_time(self.transport, super().close(code, reason))
             return
@@ -423,7 +444,7 @@ class GuardedConnection(ServerConnection):
             self._hear_no_more()
             self.protocol.fail(code, reason)
             self.send_data()
-            self.transport.resume_reading()  # to notice the end
+            self.transport.resume_reading()  # to notice that the peer closes
         await asyncio.shield(self.connection_lost_waiter)
 
     def _log(self, reason: str) -> None:
@@ -434,22 +455,25 @@ class GuardedConnection(ServerConnection):
             self._connection_gate.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
-        """Mark the connection as an answered HTTP request."""
+        """Mark the connection as successful, because its HTTP request got a response."""
         self._end_soon()
         if self._pending_socket is not None:
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """End the connection after a moment for queued data, without waiting for the other side."""
+        """End the connection after `_FAREWELL_S` seconds, in which queued data can be sent.
+
+        The connection ends even if the peer does not close it.
+        """
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Abort the connection, unless a page is still being sent to a slow peer.
+        """Abort the connection, unless queued data is still being sent before the deadline.
 
-        Such a peer has until its deadline, like any stranger.
+        A slow peer may need until `deadline_s` to receive a web page.
         """
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
@@ -458,22 +482,25 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left for the hello or, once admitted, for ending the connection."""
+        """Return the seconds left until the hello must be accepted.
+
+        Once the hello is accepted, return the seconds allowed for ending the connection.
+        """
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
 
 
 def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
-    """Bind all addresses of a host; return a listening socket for each.
+    """Bind one `Listener` to each IP address of a host, and return the listeners.
 
     Args:
-        host: name or address; empty for all addresses.
-        port: port for all addresses; 0 for any free one.
-        gate: gate that admits connections.
+        host: host name or IP address; empty for all addresses of this machine.
+        port: port to use on all addresses; 0 for any free port.
+        gate: gate that accepts or refuses connections.
 
     Raises:
-        OSError: when an address cannot be listened on.
+        OSError: when a listener cannot be bound to an address.
         OverflowError: when the port is out of range.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -485,7 +512,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
             except OSError:
                 if (family, address) == (found[-1][0], found[-1][4]) and not listeners:
                     raise
-                continue  # a name may have an address of an unsupported family
+                continue  # a host name may have an address whose family is unsupported
             listeners.append(listener)
             if hasattr(socket, "SO_REUSEADDR") and hasattr(socket, "AF_UNIX"):  # not on Windows
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -501,10 +528,13 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit on open files as far as the system allows; for commands."""
+    """Raise this process's limit on open files to the maximum that the system allows.
+
+    Only commands call this, because it changes the whole process.
+    """
     try:
         import resource
-    except ImportError:  # not on Windows, which has no such limit
+    except ImportError:  # Windows has no such module and no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -512,7 +542,7 @@ def allow_many_connections() -> None:
 
 
 def open_files_limit() -> int | None:
-    """Return how many files and connections this process may open; None for unlimited."""
+    """Return how many files and sockets this process may have open; None if unlimited."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""A limit per address on failures: rejected admissions or failed connections."""
+"""Limit the rate of failed attempts per address: rejected admissions or failed connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from cleave.transport.connection_limits import home_of
 
 BURST: Final = 10
-"""Failed attempts that an address may make at once."""
+"""Number of failed attempts that an address may make in quick succession."""
 
 REFILL_S: Final = 6.0
-"""Seconds until an address may fail once more."""
+"""Seconds after which an address may make one more failed attempt."""
 
 MAX_ADDRESSES: Final = 10_000
-"""Number of addresses remembered; those whose last failure is oldest are dropped first."""
+"""Maximum number of tracked addresses. The address with the oldest failure is dropped first."""
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each address: a failed attempt takes a token, and tokens return with time.
+    """A token bucket for each address. A failed attempt removes a token from the address's bucket.
 
     Args:
         clock: returns monotonic seconds.
-        burst: tokens of a full bucket.
-        refill_s: seconds until one token returns.
-        max_addresses: number of addresses remembered.
+        burst: number of tokens in a full bucket.
+        refill_s: seconds after which one token is added to a bucket.
+        max_addresses: maximum number of tracked addresses.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}  # oldest failure first
 
     def wait_s(self, address: str) -> float:
-        """Return the seconds until this address may try again; 0 if it may now."""
+        """Return the seconds until `address` may make another attempt; 0 if it may do so now."""
         bucket = self._buckets.get(home_of(address))
         if bucket is None:
             return 0.0
         return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
 
     def failed(self, address: str) -> None:
-        """Count a failed attempt from this address."""
+        """Count a failed attempt from `address`."""
         who = home_of(address)
         now_s = self._clock()
         bucket = self._buckets.pop(who, None)

@@ -1,4 +1,4 @@
-"""Log of refused connections: a few lines, regardless of the number of refusals."""
+"""Log refused connections in few lines, regardless of the number of refusals."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from typing import Any, Final
 _logger = logging.getLogger(__name__)
 
 LINES: Final = 10
-"""Maximum number of refusals logged one by one in `WINDOW_S` seconds."""
+"""Maximum number of refusals that get their own log line within `WINDOW_S` seconds."""
 
 WINDOW_S: Final = 10.0
-"""Length of a window in seconds; further refusals in it are counted and logged at its end."""
+"""Length of a log window in seconds.
+
+Refusals beyond the first `LINES` in a window are only counted. The log summarizes them at the end
+of the window.
+"""
 
 
 class RejectionLog:
-    """Log of refused connections. A line contains at most numbers from what strangers sent.
+    """Logs refused connections. Text from unknown clients never appears in the log, except numbers.
 
     Args:
-        now: returns the time of day.
-        call_later: calls a function after a delay in seconds, like an event loop's method.
-        lines: maximum number of refusals logged one by one in `WINDOW_S` seconds.
+        now: returns the current date and time.
+        call_later: calls a function after a delay in seconds, like `loop.call_later`.
+        lines: maximum number of refusals that get their own log line within `WINDOW_S` seconds.
     """
 
     def __init__(
@@ -42,13 +46,13 @@ class RejectionLog:
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
-        """Log or count a refused connection.
+        """Log a refused connection, or count it if the window has no log lines left.
 
         Args:
-            address: remote address.
-            reason: one of the server's own sentences. For a formerly admitted device it may name
-                the device and quote its fault. Reasons that differ only in numbers are counted
-                together.
+            address: IP address of the client.
+            reason: why the connection was refused, in the server's own words. For a device that
+                was admitted before, `reason` may contain the device's name and error message.
+                Reasons that differ only in numbers are counted together.
         """
         if not self._open:
             self._open, self._left = True, self._lines
@@ -60,7 +64,7 @@ class RejectionLog:
             self._untold[_without_numbers(reason.replace(address, "there"))] += 1
 
     def flush(self) -> None:
-        """Log the counted refusals and start a new window."""
+        """Log a summary of the counted refusals and end the current window."""
         self._open = False
         if self._untold:
             reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
@@ -72,6 +76,6 @@ class RejectionLog:
         _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)
 
 
-@lru_cache(maxsize=64)  # a flood mostly repeats one reason
+@lru_cache(maxsize=64)  # in a flood of refusals, most reasons are equal
 def _without_numbers(reason: str) -> str:
     return re.sub(r"\d+", "…", reason)

@@ -1,8 +1,8 @@
-"""TLS on both sides: the server's certificate, and how clients verify the server.
+"""TLS for servers and clients: the server's certificate, and how clients verify it.
 
-A join URL may name the SHA-256 fingerprint of the server's certificate. A client then accepts only
-that certificate, regardless of its issuer and dates, because a device's clock may be wrong. Without
-a fingerprint, ordinary verification applies.
+A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
+only the certificate with this fingerprint. It ignores the certificate's issuer and dates, because
+a device's clock may be wrong. Without a fingerprint, a client verifies the certificate as usual.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """Source of a server's certificate."""
+    """Whether a server uses TLS, and where its certificate comes from."""
 
     AUTO = "auto"
-    """The server creates its own certificate."""
+    """TLS with a self-signed certificate that the server creates."""
     OFF = "off"
-    """No certificate: plain WebSockets."""
+    """No TLS: plain WebSockets and HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Requested protection of a server.
+    """A server's settings for TLS and web origins.
 
     Attributes:
-        tls: TLS mode; by default `OFF` on loopback or with `insecure_lan`, and `AUTO` elsewhere.
-        certificate, key: PEM files of an external certificate and its key; both or none.
-        folder: folder for a self-made certificate; if None, every start creates a new one.
-        insecure_lan: whether to allow plain WebSockets on non-loopback addresses.
-        allow_origins: further origins whose pages may connect, besides the server's own.
+        tls: TLS mode. None means `OFF` on loopback or with `insecure_lan`, and `AUTO` otherwise.
+        certificate, key: PEM files with a user's certificate and its private key. Give both files
+            or neither.
+        folder: folder that stores a self-signed certificate. If None, every start of the server
+            creates a new certificate.
+        insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
+        allow_origins: origins of other servers' web pages that may connect to this server.
     """
 
     tls: TlsMode | None = None
@@ -56,13 +58,14 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How clients reach a server, and what they verify.
+    """The addresses under which clients reach a server, and the server's TLS context.
 
     Attributes:
-        context: TLS context; None for plain WebSockets.
-        host: host for URLs.
-        names: names and addresses that reach the server.
-        fingerprint: certificate fingerprint that clients pin; empty if they pin none.
+        context: the server's TLS context; None for plain WebSockets.
+        host: host name or IP address to put into the server's URLs.
+        names: host names and IP addresses under which clients can reach the server.
+        fingerprint: fingerprint of the only certificate that clients accept; empty if clients
+            verify the certificate as usual, or without TLS.
     """
 
     context: ssl.SSLContext | None
@@ -72,15 +75,15 @@ class Exposure:
 
 
 def fingerprint_of(der: bytes) -> str:
-    """Return the fingerprint of a DER certificate, in the format of join URLs."""
+    """Return the SHA-256 fingerprint of a DER-encoded certificate, in the format of join URLs."""
     return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
 
 def parse_fingerprint(text: str) -> str:
-    """Parse a fingerprint; return it in lower case.
+    """Check that `text` is a certificate fingerprint, and return it in lower case.
 
     Raises:
-        UsageError: when it is not a fingerprint.
+        UsageError: when `text` is not a fingerprint.
     """
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
@@ -97,7 +100,7 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
     """The server's certificate does not have the expected fingerprint.
 
     Attributes:
-        shown: fingerprint of the certificate that the server showed.
+        shown: fingerprint of the certificate that the server presented.
     """
 
     def __init__(self, shown: str) -> None:
@@ -106,7 +109,10 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
 
 
 class _PinningObject(ssl.SSLObject):
-    """A TLS object that rejects every certificate but one in the handshake, before data is sent."""
+    """A client's TLS object that checks the server certificate's fingerprint in the handshake.
+
+    The check comes before any application data is sent.
+    """
 
     def do_handshake(self) -> None:
         super().do_handshake()
@@ -118,7 +124,11 @@ class _PinningObject(ssl.SSLObject):
 
 
 class PinningContext(ssl.SSLContext):
-    """A client's TLS context that accepts only one certificate. Create it with `pinning`."""
+    """A client's TLS context that accepts a single certificate. Create the context with `pinning`.
+
+    Attributes:
+        fingerprint: fingerprint of the accepted certificate.
+    """
 
     fingerprint = ""
     sslobject_class = _PinningObject
@@ -137,15 +147,16 @@ def pinning(fingerprint: str) -> ssl.SSLContext:
 
 
 def expose(host: str, security: Security, now: datetime) -> Exposure:
-    """Choose how clients reach a server on a host, and get its certificate.
+    """Load or create a server's certificate, and return the addresses for clients.
 
     Args:
         host: host that the server listens on.
-        security: requested protection.
-        now: current time with its zone, for certificate dates.
+        security: settings for TLS.
+        now: current time, with its time zone, for the dates of a new certificate.
 
     Raises:
-        UsageError: when other machines could reach it without TLS, or TLS lacks something.
+        UsageError: when other machines could reach the server without TLS, when a certificate or
+            key is unusable, or when a package for creating a certificate is not installed.
     """
     given = security.certificate is not None or security.key is not None
     if given:
@@ -222,7 +233,10 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
 
 
 def _load(context: Any, pem: bytes) -> None:
-    """Load an unstored key through a temporary file, because OpenSSL only reads files."""
+    """Load a certificate and key from memory into a TLS context.
+
+    The key goes through a temporary file, because Python's `ssl` only loads keys from files.
+    """
     with private_file(pem, "cleave-tls-") as path:
         context.load_cert_chain(path)
 

@@ -1,4 +1,7 @@
-"""Join URLs in files: unlike a command line, a file can be hidden from other users."""
+"""Read and write files that contain a join URL.
+
+Other users of a machine can see command lines, but cannot read a private file.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,24 @@ _COMMAND: Final = re.compile(r"cleave join '([^']+)'")
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE` for a file with a join URL that only this account can read; delete it after."""
+    """Write a join URL to a temporary file that only this user can read, and yield `@FILE`.
+
+    The file is deleted when the `with` block ends.
+    """
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
 
 def read_url(text: str) -> str:
-    """Return a join URL: the text itself, or the content of the file named after an `@`.
+    """Return the join URL from a command-line argument.
 
-    The file may also hold the `cleave join` command that `cleave pair` prints.
+    Args:
+        text: a join URL, or `@FILE` for a file that contains a join URL. The file may also contain
+            the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: when the file cannot be read, or holds no URL. The message does not show the
-            content, which may be another secret.
+        UsageError: when the file is unreadable or contains no URL. The error message omits the
+            file's content, which may be a different secret.
     """
     if not text.startswith("@"):
         return text

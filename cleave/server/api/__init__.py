@@ -1,1 +1,1 @@
-"""Answers to requests of operators and the dashboard."""
+"""Handle requests from operators, viewers and the dashboard."""

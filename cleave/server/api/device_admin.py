@@ -1,4 +1,4 @@
-"""Operators' requests about devices, their permissions, join codes and past jobs."""
+"""Handle operators' requests about devices, device permissions, join codes and past jobs."""
 
 from __future__ import annotations
 
@@ -18,56 +18,58 @@ from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, St
 Answer = dict[str, Any]
 
 _MAX_REASON: Final = 200
-_FLUSH_S: Final = 2.0  # maximum wait of the server's loop for the store
+_FLUSH_S: Final = 2.0  # maximum seconds for which the server's loop waits for the store
 _ACTIONS: Final = (
     "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "own", "history",
 )  # fmt: skip
 
 
 class Sessions(Protocol):
-    """The sessions of a running server, or of several servers. `Server` implements it."""
+    """The sessions of one server or of all servers. `Server` and `Servers` implement it."""
 
     dashboard_url: str
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return the connected devices as plain values."""
+        """Return one JSON-compatible dictionary for each connected device."""
         ...
 
     def join_url(self, credential: str) -> str:
-        """Return the join URL for devices with this credential or join code."""
+        """Return the join URL that contains this credential or join code."""
         ...
 
     def join_page_url(self, credential: str) -> str:
-        """Return the join page's URL for browsers, with this credential or join code."""
+        """Return the URL of the join page for browsers, with this credential or join code."""
         ...
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and tell it why."""
+        """End a device's sessions, and send the device an error with this code and reason."""
         ...
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether a device belongs to the operator."""
+        """Set whether the operator owns a device."""
         ...
 
     def credit(self) -> None:
-        """Report the devices' work so far to the authenticator."""
+        """Report each device's contribution since the last call to the authenticator."""
         ...
 
     def progress(self) -> StepProgress | None:
-        """Return the current step's progress, if any."""
+        """Return the progress of the current training step; None if no step is running."""
         ...
 
 
 class DeviceAdmin:
-    """Handles operators' requests about devices. Called in the server's loop, or without a server.
+    """Handles operators' requests about devices, join codes and past jobs.
+
+    Call the methods in the server's loop. Commands use this class without a running server.
 
     Args:
-        access: admits devices and knows the stored ones.
-        jobs: returns the stored jobs.
+        access: admits devices, and provides access to the stored devices.
+        jobs: returns all stored jobs.
         clock: returns Unix time, in seconds.
 
     Attributes:
-        sessions: sessions of the running server; None if no server runs.
+        sessions: sessions of the running server; None if no server is running.
     """
 
     def __init__(
@@ -83,11 +85,18 @@ class DeviceAdmin:
         self._clock = clock
 
     def knows(self, action: str) -> bool:
-        """Return whether `answer` handles this action."""
+        """Return whether `answer` supports this action."""
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Carry out an action and return its reply.
+        """Carry out an operator's action.
+
+        Args:
+            action: name of the action.
+            arguments: arguments of the action, as defined by the protocol.
+
+        Returns:
+            The data for the reply to the operator.
 
         Raises:
             CleaveError: when the action fails.
@@ -156,10 +165,13 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Flush decisions to the store; return why that fails, or an empty string.
+        """Write pending decisions to the store.
+
+        Returns:
+            Why the writes failed; empty if the writes succeeded.
 
         Raises:
-            CleaveError: when it fails and no server runs that could retry.
+            CleaveError: when the writes failed and no running server can retry them.
         """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
@@ -175,7 +187,7 @@ class DeviceAdmin:
     def _devices(self) -> Answer:
         here = self._here()
         devices = [self._describe(device, here) for device in self._store.devices()]
-        # Devices with the fleet's credential are not stored.
+        # Devices that joined with the fleet credential are not stored.
         strangers = [
             {**session, "id": None}
             for session in (self.sessions.describe_devices() if self.sessions else [])
@@ -184,7 +196,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return the sessions of known devices, by identity."""
+        """Return a map from the identity of each connected device to its session."""
         if self.sessions is None:
             return {}
         self.sessions.credit()
@@ -269,7 +281,7 @@ class DeviceAdmin:
 
 
 def _state(code: CodeRecord, now_s: float) -> str:
-    """Return a code's state (open, void, used up or expired), as text for people."""
+    """Return a join code's state for users: open, void, used up or expired."""
     if code.is_open(now_s):
         return "open"
     if code.void:

@@ -1,4 +1,4 @@
-"""The latest events of a server, in order."""
+"""A log of the latest events of a server."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
 KEPT: Final = 2000
-"""Number of events remembered."""
+"""Number of latest events that the log retains."""
 
 MAX_TEXT: Final = 200
-"""Maximum characters of an event's text."""
+"""Maximum length of an event's text, in characters."""
 
 
 class Event(NamedTuple):
-    """An event.
+    """An event of the server, such as a device that joined.
 
     Attributes:
         id: number of the event, counted from 1.
-        time_s: Unix time in seconds.
-        device: session id of the device concerned; 0 for none.
-        text: description for people.
+        time_s: Unix time of the event, in seconds.
+        device: session number of the device that the event concerns; 0 if no device is concerned.
+        text: description of the event for users.
     """
 
     id: int
@@ -35,11 +35,11 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The latest events. Thread-safe.
+    """Retains the latest events of a server. Thread-safe.
 
     Args:
         clock: returns Unix time, in seconds.
-        kept: number of events remembered.
+        kept: maximum number of events to retain.
     """
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
@@ -49,16 +49,22 @@ class EventLog:
         self._last = 0
 
     def add(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event that happens now."""
+        """Add an event with the current time. `device` is a session number, or 0."""
         with self._lock:
             self._last += 1
             event = Event(self._last, self._clock(), kind, device, clean_text(text, MAX_TEXT))
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return up to `most` of the latest events with a greater id, and the latest event's id.
+        """Return the latest events after the event with this id.
 
-        Events are in order, oldest first. The second value is 0 before the first event.
+        Args:
+            id: only events with a greater id are returned.
+            most: maximum number of events to return.
+
+        Returns:
+            The events, oldest first, and the id of the latest event. The id is 0 if there was no
+            event yet.
         """
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))

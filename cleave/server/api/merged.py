@@ -1,4 +1,4 @@
-"""Merge the overviews of several servers. Pure; see `cleave.server.api.overview`."""
+"""Merge the overviews of several servers, which `cleave.server.api.overview` creates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, r
 
 
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
-    """Return one overview of several servers.
+    """Merge the overviews of several servers into one overview.
 
     Args:
-        own: overview of the queried server. The result takes job, events, facts and latest GEMMs
-            from it. Its energy already covers all servers.
-        others: overviews of the other servers, whose session numbers differ.
+        own: overview of the queried server. The result contains its job, events, server facts and
+            latest GEMMs. The energy in `own` must already cover all servers.
+        others: overviews of the other servers. No two servers use the same session number.
     """
     every = [own, *others]
     return {
@@ -37,7 +37,10 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 
 
 def ended(answer: Answer) -> Answer:
-    """Return the overview of a lost server: only its past work remains."""
+    """Return a lost server's last overview, without the data about its current state.
+
+    The totals of past work remain. Rates become 0, and devices and plans are removed.
+    """
     return {
         **answer,
         "card": dict.fromkeys(answer["card"], 0.0),
@@ -52,7 +55,7 @@ def _first(values: Any) -> Any:
 
 
 def _sum(maps: Sequence[Answer]) -> Answer:
-    """Add up the values of maps; a value that is unknown in any map is unknown in the sum."""
+    """Add up the maps key by key. If a key's value is None in any map, its sum is None."""
     return {
         name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
         for name in maps[0]

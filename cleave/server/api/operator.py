@@ -1,4 +1,4 @@
-"""Operators' sessions: submit, follow and stop jobs, and query the server's state."""
+"""Serve operators, who submit, follow and stop jobs, and who query the server's state."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
-"""Seconds before a viewer's next request is read."""
+"""Seconds to wait after a viewer's request before the server reads the viewer's next request."""
 
 _RECORDS: Final = 10_000
-"""Maximum number of a job's records in one answer."""
+"""Maximum number of training records in one reply."""
 
 _TASKS_EVERY_S: Final = 1.0
-"""Interval in seconds between progress messages to a job's followers."""
+"""Seconds between two progress messages to an operator who follows a job."""
 
 _ALL_MAY: Final = ("overview", "status")
-"""Actions that viewers may request, too."""
+"""Actions that viewers may request. Operators may request all actions."""
 
 
 class OperatorSessions:
     """Serves the connections of operators and viewers in the server's loop.
 
     Args:
-        device_admin: answers requests about devices; None for a server that stores no devices.
-        overview: answers `overview` requests; None to refuse them.
+        device_admin: handles requests about devices; None for a server that stores no devices.
+        overview: handles `overview` requests; None to refuse such requests.
 
     Attributes:
-        jobs: jobs of the server; None until their fleet exists.
-        server: sessions of the server; None until it listens.
+        jobs: jobs of the server; None until the fleet that trains the jobs exists.
+        server: sessions of the server; None until the server listens.
     """
 
     def __init__(
@@ -53,7 +53,13 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """Serve one operator or viewer until it leaves."""
+        """Serve one operator or viewer until the client disconnects.
+
+        Args:
+            connection: connection to the client.
+            hello: the client's hello, which the server has accepted.
+            access_level: whether the client is an operator or a viewer.
+        """
         await connection.send(encode(messages.Welcome(device=0)))
         try:
             async with asyncio.TaskGroup() as streams:
@@ -70,11 +76,11 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Answer requests, and stream job records at the same time.
+        """Reply to a client's requests, and start tasks that stream the records of followed jobs.
 
         Raises:
-            ConnectionLostError: when the operator leaves, which ends its streams.
-            ProtocolError: when the operator sends anything but requests.
+            ConnectionLostError: when the client disconnects, which ends the streaming tasks.
+            ProtocolError: when the client sends a message other than a request or a `bye`.
         """
         while True:
             message = decode(await connection.receive())
@@ -92,7 +98,12 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Return the reply, and the job whose records must be streamed from now on, if any."""
+        """Carry out a request.
+
+        Returns:
+            The reply, and the job whose records the server must now stream to the client; None
+            instead of a job if the request follows no job.
+        """
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -162,7 +173,7 @@ class OperatorSessions:
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
-        """Send every record of a job, from the oldest to the last."""
+        """Send all records of a job to a client, and wait for new records until the job ends."""
         assert self.jobs is not None
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -185,7 +196,7 @@ class OperatorSessions:
             self.jobs.unfollow(job, wake)
 
     async def _wait(self, connection: Connection, job: TrainingJob, news: asyncio.Event) -> None:
-        """Wait for new records of a job, and report the step's progress meanwhile."""
+        """Wait until a job has new records. Meanwhile, send the progress of the current step."""
         told: StepProgress | None = None
         while True:
             try:
@@ -201,7 +212,7 @@ class OperatorSessions:
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:
-    """Encode a reply; if that fails, encode a reply with the error."""
+    """Encode a reply. If the reply cannot be encoded, encode a reply that states the error."""
     try:
         return encode(reply)
     except ProtocolError as error:

@@ -1,8 +1,8 @@
-"""The server's activity, as the dashboard, `cleave status` and `/metrics` show it.
+"""Create overviews of the server's activity for the dashboard, `cleave status` and `/metrics`.
 
-An overview is computed per request, in the server's loop, from counters that the fleet keeps
-anyway. An unknown value is None, never a guess. A reply fits into the protocol's largest header,
-regardless of the number of devices and records.
+An overview is created for each request, in the server's loop, from the fleet's counters. Unknown
+values are None and never estimated. The size of an overview stays below the protocol's limit for
+headers, regardless of the number of devices and records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEVICE_COLUMNS: Final = (
 )  # fmt: skip
 EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 
-# Limits on the parts of a reply; together below the protocol's MAX_HEADER_BYTES.
+# Limits on the parts of an overview. Their sum is below the protocol's MAX_HEADER_BYTES.
 MAX_DEVICES_BYTES: Final = 400_000
 MAX_RECORDS_BYTES: Final = 350_000
 MAX_RECORDS: Final = 500
@@ -49,12 +49,12 @@ MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0
-"""Seconds covered by a stream of tasks."""
+"""Length in seconds of the device activity that a stream covers."""
 
 STEP_BYTES: Final = 900
-"""Maximum bytes of a step's record."""
+"""Maximum size of a training step's record, in bytes."""
 
-_ROW_BYTES: Final = 173  # bytes of a device's row without its texts
+_ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 
@@ -62,32 +62,32 @@ _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The live fleet, as implemented by `LiveRuntime`."""
+    """The interface that an overview needs from a fleet. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters."""
+        """Return a snapshot of the fleet's counters."""
         ...
 
     def progress(self) -> StepProgress | None:
-        """Return the current step's progress, if any."""
+        """Return the progress of the current training step; None if no step is running."""
         ...
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's last time spans, on a monotonic clock."""
+        """Return a device's latest time spans, in seconds on a monotonic clock."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server that are constant while it runs.
+    """Facts about a server that stay constant while the server runs.
 
     Attributes:
         version: version of Cleave.
-        name: name of the machine.
-        verify: which results are checked, as `--verify` takes it.
-        egress_bytes_per_s, ingress_bytes_per_s: rates of the network card; None if not stated.
+        name: name of the server's machine.
+        verify: which results are checked, in the format of `cleave serve --verify`.
+        egress_bytes_per_s, ingress_bytes_per_s: bandwidths of the network card; None if unknown.
     """
 
     version: str = ""
@@ -99,14 +99,15 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Selects the requested parts of an overview.
+    """Selects which parts of an overview a client requests.
 
     Attributes:
-        after_event: id of the last event that the client has.
-        job: id of the job whose records are wanted; empty for the running or latest job.
-        after_record: number of the job's records that the client has.
-        device: session id of the device whose timeline is wanted; 0 for none.
-        stream: whether to include all devices' activity in the last seconds.
+        after_event: id of the last event that the client already has.
+        job: id of the job whose records to include; empty for the running job or, if no job is
+            running, the latest job.
+        after_record: number of the job's records that the client already has.
+        device: session number of the device whose timeline to include; 0 for no timeline.
+        stream: whether to include the activity of all devices in the last `STREAM_S` seconds.
     """
 
     after_event: int = 0
@@ -117,7 +118,7 @@ class Question:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Read the arguments of a request.
+        """Create a question from the arguments of an `overview` request.
 
         Raises:
             UsageError: when an argument has the wrong type or is negative.
@@ -136,18 +137,19 @@ class Overview:
 
     Args:
         facts: constant facts about the server.
-        events: log of events; `happened` and `job_happened` add to it.
-        profiles: device profiles, by the name that devices state.
+        events: log to which `happened`, `job_happened` and `happened_elsewhere` add events.
+        profiles: maps the profile names that devices state to profiles.
         energy: adds up the energy that devices use.
-        clocks: the clocks; the fleet uses the same steady clock.
-        power: returns the energy that the server's machine used; None if unknown.
-        trouble: returns the store's current error; empty if there is none.
+        clocks: wall clock and steady clock. The fleet must use the same steady clock.
+        power: returns the energy that the server's machine has used; None if unknown.
+        trouble: returns the store's current error; empty if the store works.
 
     Attributes:
-        live: fleet of the server; None until it listens.
-        jobs: jobs of the server; None until the fleet listens.
-        combine: adds the other servers' data to an answer, if several servers train together.
-        energy_elsewhere: returns the energy used by the other servers' devices.
+        live: the server's fleet; None until the server listens.
+        jobs: the server's jobs; None until the server listens.
+        combine: if several servers train together, adds the data of the other servers to this
+            server's overview.
+        energy_elsewhere: returns the energy that the devices of other servers have used.
     """
 
     def __init__(
@@ -179,14 +181,14 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Count a device's event and log it; see `EventListener`."""
+        """Count an event of the fleet, and add it to the event log. This is an `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1
                 self._present.add(session.id)
                 text = f"{session.name}{f' ({text})' if text else ''}"
             case EventKind.LEAVE | EventKind.QUARANTINE if session is not None:
-                if session.id in self._present:  # else it was refused during its probe
+                if session.id in self._present:  # otherwise the device was refused during its probe
                     self._present.remove(session.id)
                     self._left += 1
                     self._energy.ended(session, self._clocks.steady())
@@ -199,18 +201,18 @@ class Overview:
         self._events.add(kind, session.id if session is not None else 0, text)
 
     def job_happened(self, kind: EventKind, text: str) -> None:
-        """Add a job's event. Any thread may call this."""
+        """Add an event about a job to the event log. Any thread may call this."""
         self._events.add(kind, 0, text)
 
     def happened_elsewhere(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event of another server, about one of its devices. Any thread may call this."""
+        """Add an event of another server to the event log. Any thread may call this."""
         self._events.add(kind, device, text)
 
     def answer(self, question: Question) -> Answer:
-        """Return the overview, as the map that the protocol defines.
+        """Create an overview with the requested parts, in the format that the protocol defines.
 
         Raises:
-            CleaveError: while the server starts.
+            CleaveError: when the server has not finished starting.
             UsageError: when the requested job does not exist.
         """
         live = self.live
@@ -236,7 +238,7 @@ class Overview:
             },
             "totals": {
                 "blocks": done.results,
-                "flops": float(done.flops),  # msgpack integers end at 2^64
+                "flops": float(done.flops),  # msgpack integers are below 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
                 "reissued": done.reissued + done.speculative + manager.stages.repeated,
@@ -266,7 +268,7 @@ class Overview:
         return self.combine(answer, question)
 
     def energy(self) -> EnergySums:
-        """Return the energy totals of this server's devices; without sessions before it listens."""
+        """Return the energy totals of this server's devices, including ended sessions."""
         now_s, sessions = self._clocks.steady(), _joined(self.live) if self.live else []
         return self._energy.sums(self._energy.used(session, now_s) for session in sessions)
 
@@ -310,7 +312,10 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id; without an id, the running or else the latest job."""
+        """Return the job with this id.
+
+        For an empty id, return the running job or, if no job is running, the latest job.
+        """
         if self.jobs is None:
             return None
         if id:
@@ -344,7 +349,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return the kind of a device: from its profile, else as it states."""
+        """Return the kind of a device from its profile or, without a profile, from its hello."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -361,13 +366,13 @@ class Overview:
         did = now.devices[session.id]
         earlier = before.devices.get(session.id, DeviceCounters())
         recent = did - earlier
-        # Since the earlier snapshot, or since the device joined.
+        # The window starts at the earlier snapshot or, for a newer device, when its session began.
         window_s = now.at_s - max(before.at_s, session.opened_s)
         down_per_s = up_per_s = None
         if window_s > 0:
             down_per_s = recent.downlink_bytes / window_s
             up_per_s = recent.uplink_bytes / window_s
-        worked = recent if recent.compute_s > 0 else did  # idle window: whole session
+        worked = recent if recent.compute_s > 0 else did  # if idle: the whole session
         flops_per_s = worked.flops / worked.compute_s if worked.compute_s > 0 else None
         stated = profile.flops_per_s if profile is not None else rates and rates.flops_per_s
         return [
@@ -420,12 +425,15 @@ class Overview:
 
 
 def row_bytes(row: Sequence[object]) -> int:
-    """Return the maximum bytes of a device's row, for `MAX_DEVICES_BYTES`."""
+    """Return the maximum size of a device's row in bytes, which counts to `MAX_DEVICES_BYTES`."""
     return _ROW_BYTES + len(f"{row[_NAME]}{row[_REASON]}".encode())
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return the devices' activity in the last seconds, in milliseconds to keep it short."""
+    """Return the activity of devices in the last `STREAM_S` seconds.
+
+    Times are integers in milliseconds, to keep the overview short.
+    """
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -441,7 +449,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _joined(live: Live) -> list[Session]:
-    """Return the sessions of devices past their hello."""
+    """Return the sessions of the devices whose hello the server has accepted."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
 
@@ -449,7 +457,7 @@ def _joined(live: Live) -> list[Session]:
 def _fleet_rates(before: Look, now: Look) -> Answer:
     window_s = now.at_s - before.at_s
     recent = now.fleet - before.fleet
-    # The tile scheduler does not count stages; devices count both.
+    # The tile scheduler's counters omit stages. The counters per device include stages.
     did = [d - before.devices.get(id, DeviceCounters()) for id, d in now.devices.items()]
     counts = {
         "blocks_per_s": sum(each.blocks for each in did),
@@ -472,7 +480,7 @@ def _reputation(session: Session, *, checked: bool) -> str:
 
 
 def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
-    """Return the plan of the oldest GEMM in flight."""
+    """Return the plan of the oldest GEMM in flight; None if no GEMM is in flight."""
     job, begun_s = scheduler.oldest or (None, 0.0)
     if not isinstance(job, GemmJob):
         return None

@@ -1,4 +1,4 @@
-"""Rates over the last seconds, from counters that are read at intervals. Pure."""
+"""Provide earlier snapshots of counters, from which rates over the last seconds are computed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Final
 from cleave.protocol.device_counters import DeviceCounters
 
 WINDOW_S: Final = 10.0
-"""Window of the rates in seconds, if counters are read often enough."""
+"""Length of the window over which rates are computed, in seconds.
 
-_APART_S: Final = 0.5  # closer snapshots are not kept
+The window is longer if the counters are read less often.
+"""
+
+_APART_S: Final = 0.5  # minimum seconds between two retained snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,8 @@ class Look:
 
     Attributes:
         at_s: time in seconds, on a monotonic clock.
-        fleet: counters of all sessions together, including ended ones.
-        devices: counters of each session, by session id.
+        fleet: summed counters of all sessions, including ended sessions.
+        devices: maps the number of each session to the counters of the session.
     """
 
     at_s: float
@@ -31,11 +34,11 @@ class Look:
 
 
 class Rates:
-    """Earlier snapshots, as far back as rates need them.
+    """Retains the snapshots of the last `window_s` seconds.
 
     Args:
         began_s: time at which all counters were 0.
-        window_s: how far back snapshots are kept, in seconds.
+        window_s: age in seconds after which a snapshot is discarded.
     """
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
@@ -43,9 +46,10 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the snapshot from which to compute rates up to `now`, and remember `now`.
+        """Return the snapshot from which to compute rates up to `now`, and retain `now`.
 
-        This is the oldest snapshot within the window, or else the latest one before the window.
+        The method returns the oldest snapshot within the window or, if the window contains no
+        snapshot, the latest snapshot before the window.
         """
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()

@@ -1,4 +1,4 @@
-"""The part of an overview about a step by stages."""
+"""Create the part of an overview that describes the current step by stages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 from cleave.scheduler.stages.view import StageView, StepView
 
 MAX_HOLDERS: Final = 2000
-"""Maximum number of devices in a reply, over all stages; see `Overview`."""
+"""Maximum number of stage holders that an overview lists, over all stages."""
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the map that the protocol defines; None without a step by stages."""
+    """Return the state of a step by stages in the protocol's format; None if `view` is None."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS

@@ -1,4 +1,4 @@
-"""Admission: devices exchange join codes for credentials; operators show tokens."""
+"""Admit devices by join codes and credentials, and operators by tokens."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from cleave.transport.rate_limit import RateLimit
 _logger = logging.getLogger(__name__)
 
 FAULTS_COUNT_S: Final = 86400.0
-"""Seconds for which a wrong result counts: bits flip now and then on every machine."""
+"""Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
 STORE_RETRY_S: Final = 10.0
-"""Seconds after which a device should retry while the store is unusable."""
+"""Seconds after which a device should retry to join if the store is unusable."""
 
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
@@ -60,11 +60,11 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Two clocks.
+    """The wall clock and the monotonic clock that a server uses.
 
     Attributes:
         wall: returns Unix time, in seconds.
-        steady: returns monotonic seconds.
+        steady: returns the time of a monotonic clock, in seconds.
     """
 
     wall: Callable[[], float] = time.time
@@ -73,41 +73,48 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code with its record. Only the code's hash is stored."""
+    """A new join code and its record. The store only contains a hash of the code.
+
+    Attributes:
+        text: the join code itself.
+        record: the stored data about the join code.
+    """
 
     text: str
     record: CodeRecord
 
 
 class Redeemed(Protocol):
-    """Callback after a device used a join code."""
+    """Callback that is called after a device has joined with a join code."""
 
     def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
 
 
 class Access:
-    """Admits devices and operators to a server that stores its devices; see `Authenticator`.
+    """The `Authenticator` of a server that stores its devices.
 
-    A device shows its own credential, or a join code that it exchanges for one. A correct
-    credential is accepted even after many failures from its address: others may share the address,
-    and nobody can guess a credential. Wrong credentials and all join codes are rate-limited by
-    address.
+    A device shows its own credential, or a join code that the server exchanges for a credential.
+    A correct credential is accepted even after many failed attempts from the device's address:
+    other clients may share the address, and a credential cannot be guessed. Attempts with wrong
+    credentials or with join codes are rate-limited per address.
 
     Args:
-        store: stored devices and codes.
-        operator_token, viewer_token: tokens of operators and viewers; an empty viewer token admits
-            no viewer.
-        fleet_credential: admits any number of devices, which are not stored; empty to disable.
-        clocks: the clocks to use.
-        random_bytes: returns a random credential with this many bytes, as text.
-        choose: picks a random character.
-        retry_s: seconds after which a failed write is retried.
+        store: database of devices and join codes.
+        operator_token: token that admits operators.
+        viewer_token: token that admits viewers; empty to admit no viewer.
+        fleet_credential: credential that admits any number of devices, which are not stored; empty
+            to disable.
+        clocks: clocks to use.
+        random_bytes: returns a text that encodes this number of random bytes, for credentials.
+        choose: picks a random character of a string, for join codes.
+        retry_s: seconds after which a failed write to the store is retried.
 
     Attributes:
         server: id of the server.
         writer: writes to the store in its own thread.
-        statuses: permissions of devices and void codes, written or not.
-        on_redeemed: called in the server's loop when a device used a code.
+        statuses: current permissions of devices, and void join codes, even if not yet written to
+            the store.
+        on_redeemed: called in the server's loop after a device has joined with a join code.
     """
 
     def __init__(
@@ -139,7 +146,7 @@ class Access:
     # --- devices ---
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit or refuse a device; ask it to retry later if the store is unusable."""
+        """Admit or refuse a device. If the store is unusable, ask the device to retry later."""
         try:
             return self._admit(hello, address)
         except StoreError as error:
@@ -148,7 +155,7 @@ class Access:
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
     def _admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Identify a device by its credential, or exchange its join code for one."""
+        """Identify a device by its credential, or exchange its join code for a credential."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -169,12 +176,12 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a code for a credential.
+        """Exchange a join code for a credential.
 
         Args:
             hello: the device's hello.
-            text: normalized code; empty if there is none.
-            device: the device whose credential was shown, if that is revoked.
+            text: normalized join code; empty if the device sent no join code.
+            device: the revoked device whose credential the hello contains, if any.
         """
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
@@ -185,7 +192,8 @@ class Access:
                 return Refusal(ErrorCode.CREDENTIAL, text)
             return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
         if hello.measure:
-            # Measuring uses up no code. The code's remaining uses limit simultaneous measurements.
+            # A link measurement does not use up the join code. The remaining uses of the code limit
+            # the number of simultaneous measurements.
             return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)
@@ -197,7 +205,7 @@ class Access:
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
-        """Return why the credential and join code of a hello do not admit the device."""
+        """Return why neither the credential nor the join code in a hello admits the device."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:
@@ -214,7 +222,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
-        """Return the admission of a known device, with its stored history."""
+        """Return the admission of a stored device, with its faults and its last behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
@@ -222,50 +230,59 @@ class Access:
         )
 
     def failed(self, address: str) -> bool:
-        """Count a failed attempt; return whether the address had an attempt left."""
+        """Count a failed attempt from `address`. Return whether the address had an attempt left."""
         had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a known device began a session, here or on another server of a cluster."""
+        """Record that a stored device began a session, here or on another server of the cluster."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended, and why."""
+        """Record that a device's session ended, with the reason.
+
+        Args:
+            identity: identity of the device.
+            reason: why the session ended.
+            lost: whether the connection to the device was lost, rather than closed.
+        """
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add a device's work since the last call."""
+        """Record what a device contributed since the last call."""
         self.writer.add(identity, done)
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Store how a device works, for its next session."""
+        """Store a device's behavior, such as its speed and failures, for its next session."""
         self.writer.soon(lambda: self.store.conducted(identity, conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and its penalty points."""
+        """Record a device's wrong result and the penalty points for it."""
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device. Effective immediately, before it is written."""
+        """Quarantine a device. The quarantine takes effect before it is written to the store."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
     def codes(self) -> list[CodeRecord]:
-        """Return all stored join codes, oldest first."""
+        """Return the current records of all stored join codes, oldest first."""
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void the join codes that a device used, so that it cannot rejoin as another device.
+        """Void the join codes that a device used or may have used.
+
+        Otherwise the device could rejoin as another device.
 
         Returns:
-            The voided codes: those that were still usable.
+            The join codes that were still usable and are now void.
         """
         now_s = self._clocks.wall()
-        # A device from before codes were stored may have used any used code of that time.
+        # For a device that joined with an older version of Cleave, the join code is unknown. It may
+        # be any used code of that time.
         its = [
             code
             for code in self.codes()
@@ -279,7 +296,7 @@ class Access:
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Return the access level of an operator or viewer, or a refusal."""
+        """Check a token, and return the client's access level (operator or viewer) or a refusal."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
@@ -299,15 +316,15 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Create a join code.
+        """Create and store a join code.
 
         Args:
-            uses: number of devices that may use it.
+            uses: number of devices that may join with the code.
             life_s: seconds until the code expires.
-            own: whether devices that join with it belong to the operator.
+            own: whether the operator owns the devices that join with the code.
 
         Raises:
-            UsageError: when a number is out of range.
+            UsageError: when `uses` or `life_s` is out of range.
         """
         if not 1 <= uses <= MAX_USES:
             raise UsageError(f"a join code for {uses} devices is none; give 1 to {MAX_USES}")

@@ -1,4 +1,4 @@
-"""Create, read and hash join codes and credentials."""
+"""Create and normalize join codes, and hash join codes and credentials."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-"""Crockford's base 32: without I, L, O and U, so that no two characters look alike."""
+"""Alphabet of Crockford's base 32. It omits I, L, O and U, which are easily confused."""
 
 CODE_LENGTH: Final = 12
-"""Characters of a join code: 60 bits, enough for a lifetime of minutes."""
+"""Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
 
 CODE_LIFE_S: Final = 600.0
 """Default lifetime of a join code, in seconds."""
@@ -23,17 +23,17 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """Create a join code, in groups: `7KQ4-MWX2-PDH9`.
+    """Create a join code in groups of four characters, such as `7KQ4-MWX2-PDH9`.
 
     Args:
-        choose: picks a random character of a string, as `secrets.choice` does.
+        choose: picks a random character of a string, like `secrets.choice`.
     """
     code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
     return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
 
 
 def read_code(text: str) -> str:
-    """Normalize a typed join code; return an empty string if it cannot be one."""
+    """Normalize a join code that a user typed. Return an empty string if it is malformed."""
     if len(text) > 4 * CODE_LENGTH:
         return ""
     code = text.upper().translate(_READ_AS)
@@ -41,9 +41,10 @@ def read_code(text: str) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return the SHA-256 hash under which a credential or code is stored.
+    """Return the SHA-256 hash of a credential or join code, under which the store finds it.
 
-    These random secrets need no salt or key stretching: codes expire before a search could find
-    them. The lookup's timing only reveals something about the hash, which a client cannot choose.
+    Credentials and join codes are random, so they need neither salt nor key stretching. A join code
+    expires before a search could find it. The timing of a lookup only reveals information about the
+    hash, which a client cannot choose.
     """
     return hashlib.sha256(secret.encode()).digest()

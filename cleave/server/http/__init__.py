@@ -1,1 +1,1 @@
-"""Plain HTTP answers of the server: pages and metrics."""
+"""Plain HTTP responses of the server: web pages and Prometheus metrics."""

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the figures of an overview, read at request time."""
+"""Serve `/metrics` for Prometheus. A request creates an overview and exports its values."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _ENERGY: Final = {
 }
 
 Admit = Callable[[str, str], AccessLevel | Refusal]
-"""Admits operators by token and address, as `Authenticator.admit_operator` does."""
+"""Checks a token from an IP address, like `Authenticator.admit_operator`."""
 
 
 class _OverviewCollector(Collector):
-    """A Prometheus collector that reads an overview and omits unknown values."""
+    """A Prometheus collector that exports the known values of an overview."""
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
+        """Create an overview and yield its values as Prometheus metrics."""
         seen = self._overview.answer(Question())
         server = seen["server"]
         facts = {name: str(server[name]) for name in ("version", "name", "verify")}
@@ -120,11 +120,13 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """Answers `/metrics` for this machine, and for other machines that show a viewer's token.
+    """Handles requests for `/metrics`.
+
+    Programs on this machine need no token. Other clients must show a viewer or operator token.
 
     Args:
-        overview: source of the figures.
-        admit: checks a token; see `Authenticator.admit_operator`.
+        overview: creates the overviews whose values are exported.
+        admit: checks a token, like `Authenticator.admit_operator`.
     """
 
     def __init__(self, overview: Overview, admit: Admit) -> None:
@@ -133,7 +135,10 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics as text; 401 without a valid token, 503 while the server starts."""
+        """Return the metrics in Prometheus's text format.
+
+        The response has status 401 for a missing or wrong token, and 503 while the server starts.
+        """
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
@@ -153,10 +158,10 @@ class Metrics:
 
 
 def _is_local(request: HttpRequest) -> bool:
-    """Return whether the request comes from a program on this machine.
+    """Return whether a request comes directly from a program on this machine.
 
-    Requests that a proxy forwards do not count. Requests for another host name do not count either:
-    a web page may have pointed its own name at this machine.
+    Requests that a proxy forwards do not count. Requests with a `Host` other than loopback do not
+    count either, because the domain of a malicious web page may resolve to this machine.
     """
     if request.forwarded:
         return False

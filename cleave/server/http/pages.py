@@ -1,7 +1,8 @@
 """The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
-They are built from `web_client/` into `cleave/server/web/`. All files are read once into a table by
-path. A request is only looked up in this table, so no path can lead to another file.
+The build compiles `web_client/` into `cleave/server/web/`. At startup, the server reads all built
+files into a table from URL path to file. Requests are looked up in this table, so no request can
+reach a file outside it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
 _PAGES: Final = {"index.html": "/", "join.html": "/join"}
-"""URL path of each page; other files are served under their own path."""
+"""Maps the file name of each page to its URL path. Other files use their file path as URL path."""
 
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -31,18 +32,18 @@ _TYPES: Final = {
     "wasm": "application/wasm",
     "webmanifest": "application/manifest+json",
 }
-_PACKED: Final = ("ico", "png")  # already compressed
+_PACKED: Final = ("ico", "png")  # file types that are already compressed
 _GZIP_LEAST_BYTES: Final = 512
 _ZIPPED: Final = ".gz"
-"""Suffix of files that the build compressed: they are too large to compress at every start."""
+"""Suffix of the files that the build has compressed, because compressing at startup takes long."""
 
-_FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new name
+_FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new file name
 _ASK_AGAIN: Final = "no-cache"
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
-# These two isolate a page cross-origin, which lets it share memory among workers. Over plain http
-# from another machine browsers ignore the first, and Chromium complains about it.
+# The opener and embedder policies isolate a page cross-origin, so its workers can share memory.
+# Over plain HTTP from another machine, browsers ignore the opener policy, and Chromium warns of it.
 _ISOLATED: Final = ("Cross-Origin-Opener-Policy", "same-origin")
 _SAME_SITE: Final = (
     ("Cross-Origin-Embedder-Policy", "require-corp"),
@@ -86,14 +87,14 @@ class _File:
 
 
 class Pages:
-    """Table of pages and their assets, by path.
+    """Serves the web pages and their assets from memory.
 
     Args:
-        built: built files by their path under `web/`, such as `assets/join-Ck3s.js`. If a page is
-            missing, `/` and `/join` explain how to get the pages.
+        built: maps the path of each built file under `web/`, such as `assets/join-Ck3s.js`, to its
+            content. If a page is missing, `/` and `/join` explain how to build the pages.
 
     Attributes:
-        complete: whether both pages were built.
+        complete: whether `built` contains both pages.
     """
 
     def __init__(self, built: Mapping[str, bytes]) -> None:
@@ -108,12 +109,12 @@ class Pages:
 
     @classmethod
     def of_package(cls) -> Pages:
-        """Read the pages of this installation."""
+        """Read the built pages of the installed package."""
         folder = files("cleave.server").joinpath("web")
         return cls(dict(_read(folder, "")) if folder.is_dir() else {})
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the file at a path; None if the path is unknown."""
+        """Return a response with the file at the request's path; None for an unknown path."""
         file = self._files.get(request.path)
         if file is None:
             return None
@@ -144,10 +145,10 @@ def takes_gzip(accept_encoding: str) -> bool:
 
 
 def _policy(request: HttpRequest) -> str:
-    """Return the Content-Security-Policy: load from and connect to this server only.
+    """Return a Content-Security-Policy that restricts a page to this server.
 
-    The WebSocket is named because some browsers do not apply `'self'` to it. Workers start from
-    `blob:` URLs, see web_client/src/kernels/browser.ts.
+    The policy names the WebSocket URL, because some browsers do not apply `'self'` to WebSockets.
+    It allows `blob:` URLs for workers; see web_client/src/kernels/browser.ts.
     """
     scheme = "wss" if request.secure else "ws"
     named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""

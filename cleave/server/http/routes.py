@@ -1,4 +1,4 @@
-"""Plain HTTP answers of a server, other than `/healthz`."""
+"""Route plain HTTP requests, except for `/healthz`, to the pages or the metrics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpRoutes:
-    """Routes requests to the pages and the metrics, by path."""
+    """Routes a request to the web pages or the metrics, depending on its path."""
 
     pages: Pages
     metrics: Metrics
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the answer at the request's path; None if the path is unknown."""
+        """Return the response for the request's path; None for an unknown path."""
         if request.path == metrics.PATH:
             return self.metrics.answer(request)
         return self.pages.answer(request)

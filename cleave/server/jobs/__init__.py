@@ -1,1 +1,1 @@
-"""Training jobs on the server, and the energy that they use."""
+"""Training jobs on the server, and the energy used for each job."""

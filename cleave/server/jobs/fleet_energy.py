@@ -1,4 +1,4 @@
-"""The energy used by a running server's devices, and the gaps in that knowledge."""
+"""Add up the energy that a server's devices use, and count the assumptions behind the sum."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Answer = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """Energy used by a session.
+    """The energy that a device used in one session.
 
     Attributes:
         energy_j: energy in joules; None if unknown.
-        basis: measured by the device, modelled, or unknown.
-        gaps: assumptions made, and stated values that were rejected.
+        basis: whether the energy was measured by the device, modelled, or is unknown.
+        gaps: assumptions behind `energy_j`, and values from the device that were rejected.
     """
 
     energy_j: float | None
@@ -33,12 +33,14 @@ class DeviceEnergy:
 
 @dataclass(frozen=True, slots=True)
 class EnergySums:
-    """Energy totals of all sessions, which can be added up over servers.
+    """Energy totals over sessions. Add the totals of several servers with `+`.
 
     Attributes:
-        energy_j: known energy, in joules.
-        here, here_gaps: number of connected devices by basis, and by gap.
-        ended, ended_gaps: number of ended sessions by basis, and by gap.
+        energy_j: sum of the known energies, in joules.
+        here: for each basis, the number of connected devices.
+        here_gaps: for each gap, the number of connected devices.
+        ended: for each basis, the number of ended sessions.
+        ended_gaps: for each gap, the number of ended sessions.
     """
 
     energy_j: float = 0.0
@@ -49,7 +51,7 @@ class EnergySums:
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return the totals of connected devices."""
+        """Return the totals over connected devices."""
         used = list(here)
         return cls(
             sum(each.energy_j or 0.0 for each in used),
@@ -58,7 +60,10 @@ class EnergySums:
         )
 
     def when_ended(self) -> EnergySums:
-        """Return the same totals with all sessions counted as ended, as for a lost server."""
+        """Return totals in which connected devices count as ended sessions.
+
+        This is used for a lost server.
+        """
         ended, gaps = self.ended + self.here, self.ended_gaps + self.here_gaps
         return EnergySums(self.energy_j, ended=ended, ended_gaps=gaps)
 
@@ -73,19 +78,23 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """The total energy of all sessions, ended and connected.
+    """Adds up the energy of all sessions, both ended and connected.
 
-    A device's own measurement (`energy_j` in its telemetry) counts unless its profile rules out
-    that much power. Otherwise the stated profile models it (`cleave.energy.meter`), or, if that
-    lacks power figures or only a kind is stated, a typical device (`cleave.energy.typical`).
+    The energy of a session comes from the first available source:
+
+    1. the device's own measurement (`energy_j` in its telemetry), unless the device's profile rules
+       out that much power;
+    2. a model with the power figures in the device's profile (`cleave.energy.meter`);
+    3. a model with the figures of a typical device (`cleave.energy.typical`), if the profile has no
+       power figures or the device states only its kind.
 
     Args:
-        profiles: profiles that devices may state; other names are unknown.
-        typical: typical power, used where a profile states none.
-        grid: electricity grid that powers the devices; None if not stated.
+        profiles: profiles that devices may name in their hello.
+        typical: power figures of typical devices.
+        grid: electricity grid that powers the devices; None if unknown.
 
     Attributes:
-        watchers: called with every session that ends, and the time of its end.
+        watchers: functions to call with each session that ends and the time of its end.
     """
 
     def __init__(
@@ -98,7 +107,7 @@ class EnergyMeter:
         self._past = EnergySums()
 
     def used(self, session: Session, now_s: float) -> DeviceEnergy:
-        """Return the energy that a session has used so far."""
+        """Return the energy that a device has used from the start of its session to `now_s`."""
         own_j = session.measured_j(now_s)
         if own_j is not None:
             return DeviceEnergy(own_j, Basis.MEASURED)
@@ -126,21 +135,21 @@ class EnergyMeter:
         return known
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add an ended session."""
+        """Add the energy of a session that just ended, and notify the watchers."""
         self._past += EnergySums.of([self.used(session, now_s)]).when_ended()
         for watcher in self.watchers:
             watcher(session, now_s)
 
     def sums(self, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return the totals of ended sessions plus these connected ones."""
+        """Return the totals over all ended sessions and the given connected devices."""
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview.
+        """Return the energy part of an overview, in the format that the protocol defines.
 
         Args:
-            sums: totals of this server, or of several.
-            ps: energy of the server's own machine; unknown if None.
+            sums: energy totals of the devices of one or several servers.
+            ps: energy that the server's own machine used; None if unknown.
         """
         ps = ps or Ps()
         everyone = sums.here + sums.ended

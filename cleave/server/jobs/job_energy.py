@@ -1,7 +1,7 @@
-"""A run's energy record: the devices' work for a job, and the server machine's energy.
+"""Create a run's energy record from the sessions' work for a job and the server's own energy.
 
-Totals are read in the server's loop when the job starts and when it ends. The difference belongs to
-the job, because a server runs one job at a time.
+The sessions' counters are read in the server's loop at the start and at the end of the job. The
+difference belongs to the job, because a server runs one job at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,21 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """The work of a session up to some time.
+    """The work that a device did in one session, up to some time.
 
     Attributes:
-        who: identifies a device across its sessions; without an identity, identifies this session.
-        goes_on: whether a device without identity moved to another server, as a new device there.
+        who: identifies the device across its sessions. For a device without an identity, it
+            identifies the session.
+        profile: name of the device's profile.
+        kind: kind of the device; None if unknown.
+        flops_per_s: measured speed of the device; 0 if unknown.
+        here: whether the device runs on the server's machine.
+        counters: counted tasks, bytes and compute time.
+        present_s: seconds for which the device was connected.
+        radio_s: estimated seconds for which the device sent or received data.
+        measured_j: energy in joules that the device measured; None if it measured none.
+        goes_on: whether the device has no identity and has moved to another server, which counts
+            it as a new device.
     """
 
     who: str
@@ -45,7 +55,11 @@ class SessionWork:
     goes_on: bool = False
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work done since an earlier reading."""
+        """Return the work since an earlier reading of the same session.
+
+        Args:
+            before: the earlier reading; None to return all work since the session's start.
+        """
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement
@@ -88,10 +102,10 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """Sessions' work since the log was created. Used in the server's loop only.
+    """Counts each session's work since the log was created. Use it only in the server's loop.
 
     Args:
-        sessions: connected sessions, by id.
+        sessions: maps session numbers to the connected sessions.
         now_s: time on the fleet's clock, in seconds.
     """
 
@@ -100,11 +114,11 @@ class JobLog:
         self._past: list[SessionWork] = []
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add the work of an ended session."""
+        """Add the work of a session that just ended."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
     def did(self, sessions: Mapping[int, Session], now_s: float) -> list[SessionWork]:
-        """Return the work of each session, including ended ones."""
+        """Return the work of each session since the log was created, including ended sessions."""
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
         ]
@@ -113,14 +127,17 @@ class JobLog:
     def usages(
         self, sessions: Mapping[int, Session], now_s: float
     ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """Return the usage of devices, and the number of devices on this machine."""
+        """Return the usage of each group of devices, and the number of devices on this machine."""
         return usages_of(self.did(sessions, now_s))
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Return the usage of devices, and the number of devices on their server's machine.
+    """Add up the work of sessions for each group of devices.
 
-    Devices are grouped by profile, kind and whether they measure their own energy.
+    Devices of a group have the same profile and kind, and all or none measure their own energy.
+
+    Returns:
+        The usage of each group, and the number of devices that run on their server's machine.
     """
     alike: defaultdict[tuple[str, DeviceKind | None, bool], list[SessionWork]] = defaultdict(list)
     for each in did:
@@ -155,40 +172,40 @@ def _works(session: Session) -> bool:
 
 
 class WorkLog(Protocol):
-    """Counts the sessions' work for a job, at one server or several."""
+    """The interface for counting each session's work for a job, at one or several servers."""
 
     def begin(self) -> None:
-        """Start counting."""
+        """Start to count each session's work."""
         ...
 
     def did(self) -> list[SessionWork]:
-        """Return the work done since `begin`."""
+        """Return the work of each session since `begin`."""
         ...
 
     def end(self) -> None:
-        """Stop counting."""
+        """Stop counting the sessions' work."""
         ...
 
 
 class Elsewhere(WorkLog, Protocol):
-    """Counts the work of sessions at other servers that train the same job.
+    """A `WorkLog` for the sessions at other servers that train the same job.
 
     Attributes:
-        on_one_machine: whether all these servers run on this machine.
+        on_one_machine: whether all servers that train the job run on this machine.
     """
 
     on_one_machine: bool
 
 
 class ServerLog:
-    """Counts the work of one server's sessions for a job; see `WorkLog`.
+    """A `WorkLog` for the sessions of one server.
 
-    Its methods may be called in any thread except the loop's. The loop must be running.
+    Call the methods from any thread except the thread of the server's loop.
 
     Args:
         live: the server's runtime.
-        energy: reports ended sessions.
-        steady: clock of the fleet, in seconds.
+        energy: energy meter that reports ended sessions.
+        steady: returns the time on the fleet's clock, in seconds.
     """
 
     def __init__(
@@ -201,7 +218,7 @@ class ServerLog:
         self._log: JobLog | None = None
 
     def begin(self) -> None:
-        """Start counting."""
+        """Start to count each session's work, from zero."""
         self.end()
 
         def opened() -> JobLog:
@@ -212,29 +229,30 @@ class ServerLog:
         self._log = self._live.in_loop(opened)
 
     def did(self) -> list[SessionWork]:
-        """Return the work done since `begin`; empty if this process never called `begin`."""
+        """Return the work of each session since `begin`; empty if `begin` was never called."""
         log, live = self._log, self._live
         if log is None:
             return []
         return live.in_loop(lambda: log.did(live.manager.sessions, self._steady()))
 
     def end(self) -> None:
-        """Stop counting."""
+        """Stop counting the sessions' work."""
         if (log := self._log) is not None:
             self._log = None
             self._live.in_loop(lambda: self._energy.watchers.remove(log.ended))
 
 
 class JobMeter:
-    """Measures a job's energy from construction until `close`.
+    """Measures the energy used for a job, from the meter's creation until `close`.
 
-    Its methods may be called in any thread except a server's loop.
+    Call the methods from any thread except the thread of a server's loop.
 
     Args:
-        logs: logs of the sessions' work, of all servers.
-        power: power of this machine.
-        steady: clock, in seconds.
-        alone: whether all servers run on this machine; the power of other machines is unknown.
+        logs: logs that count the sessions' work at all servers.
+        power: provides the energy that this machine has used.
+        steady: returns the time on a monotonic clock, in seconds.
+        alone: whether all servers run on this machine. If not, the record contains no energy of
+            the servers, because the power of the other machines is unknown.
     """
 
     def __init__(
@@ -251,7 +269,7 @@ class JobMeter:
             log.begin()
 
     def record(self) -> dict[str, Any]:
-        """Return the run's energy record up to now."""
+        """Return the run's energy record for the time from the meter's creation until now."""
         usages, here = usages_of([work for log in self._logs for work in log.did()])
         duration_s, drew = self._steady() - self._began_s, self._power.used()
         known = drew.energy_j is not None and self._ps.energy_j is not None and self._alone
@@ -267,6 +285,6 @@ class JobMeter:
         ).to_record()
 
     def close(self) -> None:
-        """Stop measuring."""
+        """Stop counting the sessions' work at all servers."""
         for log in self._logs:
             log.end()

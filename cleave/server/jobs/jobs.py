@@ -1,4 +1,4 @@
-"""Training jobs: run one at a time in a separate thread; clients can follow their records."""
+"""Run training jobs one at a time in a separate thread. Clients can follow a job's records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
-    """State of a job; users read the values."""
+    """State of a job. Users see the values of this enum."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,22 +37,30 @@ class JobState(Enum):
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
 _LAST_EVENTS = ("end", "stopped", "failed")
-"""Events that a job's last record can have."""
+"""Values of `event` that mark the last record of a job."""
 
 
 @dataclass
 class TrainingJob:
-    """A training run on this server, and its records.
+    """A training job of this server, and its records.
 
     Attributes:
-        steps: total optimizer steps at its end.
-        model: model that the job trains or uses, as submitted.
-        started_s: start, as Unix time in seconds; None before the start.
-        waits: what the job waits for, as a sentence; empty if it does not wait.
-        run_folder: folder of its results; empty until known.
-        pauses: whether it was asked to pause.
-        finished: whether its last step is done.
-        place: position in the queue: the lowest place runs first. Queuing again gives a higher one.
+        id: `job-` and the job's number.
+        number: number of the job, which no other job of the server has.
+        arguments: the submitted request, which the runner interprets.
+        steps: number of optimizer steps at the end of the job.
+        model: model that the job trains or uses, as the request names it.
+        started_s: Unix time at which the job started to run, in seconds; None before.
+        state: state of the job.
+        waits: a sentence about what the job waits for; empty if the job does not wait.
+        run_folder: run folder of the job; empty until known.
+        pauses: whether an operator asked the job to pause.
+        finished: whether the job has completed its last step.
+        place: position in the queue. The job with the lowest position runs first. A job that is
+            queued again gets a new position at the end.
+        records: all records of the job so far.
+        stop: set to ask the running job to stop after its current step.
+        followers: functions to call after each new record.
     """
 
     id: str
@@ -73,19 +81,20 @@ class TrainingJob:
 
     @property
     def is_due(self) -> bool:
-        """Return whether the job waits to run. It may be paused meanwhile, or be queued twice."""
+        """Return whether the job is queued. If not, the job's entries in the queue are outdated."""
         return self.state is JobState.QUEUED
 
     @property
     def is_running(self) -> bool:
-        """Return whether the job is training, or waits for devices during training."""
+        """Return whether the job is running. A running job may be waiting for devices."""
         return self.state is JobState.RUNNING
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether no more records will follow.
+        """Return whether the job's last record has been added.
 
-        Followers must not rely on the state: it becomes final shortly before the last record.
+        Followers must not check `state` instead, because it becomes final before the last record
+        is added.
         """
         return (
             self.state in FINAL_STATES
@@ -95,21 +104,24 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """Runs training for a server; injected, so that the server does not import training code."""
+    """The interface through which a server runs training jobs.
+
+    The server gets a runner from its caller, so that it need not import training code.
+    """
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Validate a job; return its model and its total number of steps.
+        """Validate a job's arguments. Return the job's model and its total number of steps.
 
         Raises:
-            CleaveError: when the job cannot run; one sentence with the reason.
+            CleaveError: when the job cannot run. The message is a sentence with the reason.
         """
         ...
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Raise an error if the job could not continue after a pause.
+        """Check that a job with these arguments could continue after a pause.
 
         Raises:
-            CleaveError: one sentence with the reason.
+            CleaveError: when the job could not continue. The message is a sentence with the reason.
         """
         ...
 
@@ -120,22 +132,28 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train until done or asked to stop, and report records.
+        """Run a job until it is done or asked to stop.
+
+        Args:
+            arguments: arguments of the job.
+            fleet: fleet to train on.
+            report: called with every record of the job.
+            stop: returns whether to stop after the current step.
 
         Raises:
-            CleaveError: when it fails for a reason that the user can act on.
+            CleaveError: when the job fails for a reason that the user can act on.
         """
         ...
 
 
 class Jobs:
-    """Trains a server's jobs in the order in which they were queued.
+    """Queues a server's jobs, and runs them one after another in a thread.
 
     Args:
         fleet: fleet to train on.
-        runner: runs the training.
-        history: stores this server's jobs and those of earlier servers; None to store nothing.
-        listener: called from any thread when a job changes state, waits or continues.
+        runner: validates and runs jobs.
+        history: stores jobs across restarts of the server; None to store nothing.
+        listener: called in any thread when a job changes its state, starts to wait or continues.
         clock: returns Unix time, in seconds.
     """
 
@@ -156,16 +174,19 @@ class Jobs:
         self._numbers = count(history.next_number if history is not None else 1)
         self._places = count(1)
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held while a job starts or is asked to stop or pause
+        self._turn = threading.Lock()  # held while a job starts, or is asked to stop or pause
         self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a job and return it.
+        """Create a job, queue it and return it.
+
+        Args:
+            arguments: arguments of the job, for the runner.
 
         Raises:
-            CleaveError: when its arguments are invalid, or a queued job has the same name.
+            CleaveError: when the arguments are invalid, or a queued job has the same name.
         """
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
@@ -190,7 +211,10 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the jobs that run before a queued one, in order; empty if it is not queued."""
+        """Return the jobs that will run before a queued job, in order.
+
+        The list also contains the running job. It is empty if `job` is not queued.
+        """
         if not job.is_due:
             return []
         others = [
@@ -201,10 +225,13 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop after a checkpoint of its last complete step; return it.
+        """Ask a job to stop, and return the job.
+
+        A running job completes its current step and writes a checkpoint. A queued or paused job
+        stops immediately.
 
         Raises:
-            UsageError: when there is no such job.
+            UsageError: when no job has this id.
         """
         job = self.find(id)
         with self._turn:
@@ -217,12 +244,13 @@ class Jobs:
         return job
 
     def pause(self, id: str) -> TrainingJob:
-        """Ask a job to pause until `resume`; return it.
+        """Ask a job to pause until `resume` is called, and return the job.
 
-        A running job finishes its step and writes a checkpoint; then the next queued job starts.
+        A running job completes its current step and writes a checkpoint. Then the next queued job
+        starts.
 
         Raises:
-            CleaveError: when there is no such job, or it cannot pause.
+            CleaveError: when no job has this id, or the job cannot pause.
         """
         job = self.find(id)
         with self._turn:
@@ -239,10 +267,12 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused or stopped job again; return it. Jobs of earlier servers can resume too.
+        """Queue a paused, stopped or failed job again, and return the job.
+
+        The job may stem from before the server was restarted.
 
         Raises:
-            CleaveError: when there is no such job, or it cannot continue.
+            CleaveError: when no job has this id, or the job cannot continue.
         """
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
@@ -256,22 +286,24 @@ class Jobs:
             raise UsageError(f"{id} is done; train further with `cleave train --resume`")
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
-            self._runner.check(job.arguments)  # the run folder may be gone
+            self._runner.check(job.arguments)  # the run folder may have been deleted
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         with self._lock:
             self._jobs[id] = job
             if job.records and job.records[-1].get("event") in _LAST_EVENTS:
-                # new followers must not take this record for the end
+                # New followers must not mistake this record for the job's last record.
                 job.records[-1] = {"event": "note", "text": f"was {job.state.value}; goes on"}
         self._enter(job, JobState.QUEUED)
         self._put(job)
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Return a job of an earlier server that can continue in its run folder, or never started.
+        """Recreate an unfinished job from before the server was restarted.
+
+        The job continues in its run folder or, if it never started, starts from its request.
 
         Raises:
-            UsageError: when there is no such job.
+            UsageError: when no stored job has this id, or the job cannot be resumed.
         """
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
@@ -283,21 +315,21 @@ class Jobs:
                 job = TrainingJob(id, past.number, arguments, steps, past.model)
                 job.run_folder = past.run_folder
                 return job
-        self.find(id)  # raises an error with the reason
+        self.find(id)  # raises an error that states the reason
         raise UsageError(f"{id} cannot be resumed")
 
     def _rest(self, job: TrainingJob) -> None:
-        """Mark a job as paused."""
+        """Mark a job as paused, and report how to resume it."""
         self._enter(job, JobState.PAUSED)
         text = f"paused; go on with: cleave jobs resume {job.id}"
         self._report(job, {"event": "note", "text": text})
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return the job with this id.
+        """Return the job with this id, such as `job-3` or `3`.
 
         Raises:
-            UsageError: when there is no such job.
+            UsageError: when this process has no job with this id.
         """
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
@@ -311,7 +343,7 @@ class Jobs:
         raise UsageError(f"this server has no job {id!r}; it has {known}")
 
     def all(self) -> list[TrainingJob]:
-        """Return every job, oldest first."""
+        """Return all jobs of this process, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
@@ -321,19 +353,22 @@ class Jobs:
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:
-        """Ask all jobs to stop, and wait up to `timeout_s` for the running job's checkpoint."""
+        """Ask all jobs to stop, and wait up to `timeout_s` seconds until the running job ends.
+
+        The running job completes its current step and writes a checkpoint.
+        """
         for job in self.all():
             job.stop.set()
         self._queue.put(None)
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        """Train queued jobs one after another, in the thread `cleave-training`."""
+        """Run queued jobs one after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
             with self._turn:
                 if not job.is_due:
                     continue
-                if job.stop.is_set():  # the server is ending; the store keeps the job as queued
+                if job.stop.is_set():  # the server is closing; the job stays queued in the store
                     text = (
                         f"the server ends, and the job has not begun; when it runs again, go on "
                         f"with: cleave jobs resume {job.id}"
@@ -347,7 +382,7 @@ class Jobs:
             _logger.log(level, "%s %s", job.id, job.state.value)
 
     def _train(self, job: TrainingJob) -> None:
-        """Train one job to its end and report the outcome."""
+        """Run a job until it ends, and report its last record."""
 
         def report(record: Record) -> None:
             self._report(job, record)
@@ -370,7 +405,7 @@ class Jobs:
         self._report(job, final)
 
     def _enter(self, job: TrainingJob, state: JobState, reason: str = "") -> None:
-        """Set a job's state, and notify the listener and the store."""
+        """Set a job's state, notify the listener, and store the new state."""
         if state is JobState.RUNNING:
             job.started_s = self._clock()
         job.state = state
@@ -380,7 +415,7 @@ class Jobs:
             self._history.changed(job.number, state.value, reason)
 
     def _report(self, job: TrainingJob, record: Record) -> None:
-        """Add a record to a job and wake its followers."""
+        """Add a record to a job, update the job's attributes, and wake the job's followers."""
         if self._history is not None:
             self._history.reported(job.number, record)
         if (waits := wait_said(record)) is not None:
@@ -405,16 +440,19 @@ class Jobs:
             wake()
 
     def follow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """Call `wake` for each new record of the job, from the thread that reports it."""
+        """Call `wake` after each new record of a job, in the thread that reports the record."""
         with self._lock:
             job.followers.append(wake)
 
     def unfollow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """Stop calling `wake`; the inverse of `follow`."""
+        """Stop calling `wake` after new records of a job."""
         with self._lock:
             job.followers.remove(wake)
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return the arguments that continue a job, or start it if it has no finished step."""
+    """Return arguments that resume the job in a run folder.
+
+    If the job has completed no step, it starts from the beginning.
+    """
     return {"job": {}, "resume": run_folder, "begin": True}

@@ -1,4 +1,4 @@
-"""Energy of the server's machine: measured, or modelled from the stated power."""
+"""Measure the energy of the server's machine, or compute it from a stated power."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cleave.energy.meter import Basis
 from cleave.machine.sensors import PowerMeter
 
 SAMPLE_S = 60.0
-"""Seconds between samples of the energy counters, so that none overflows twice in between."""
+"""Seconds between samples of the energy counters. No counter overflows twice in this time."""
 
 
 class OwnPower:
-    """The energy that this machine has used since this object was created. Thread-safe.
+    """Meters the energy that this machine has used since this object was created. Thread-safe.
 
     Args:
-        meter: measures this machine's processor and memory.
-        stated_w: power at the socket in watts, as the owner states it; None if not stated. It
-            replaces the measured power, which covers only processor and memory.
-        clock: returns seconds.
+        meter: measures the energy of this machine's processor and memory.
+        stated_w: power in watts that the machine draws from the wall socket, as the owner states;
+            None to use `meter`. `meter` covers only the processor and the memory.
+        clock: returns the time on a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """Return the source of the figures, as text for people."""
+        """Return a description of where the energy figures come from, for users."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the socket, as stated"
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy used so far."""
+        """Return the energy that the machine has used since this object was created."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:

@@ -1,1 +1,1 @@
-"""Stored data of the server, in its data folder and SQLite file."""
+"""Store a server's data in its data folder, which contains an SQLite database."""

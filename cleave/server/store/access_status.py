@@ -1,7 +1,8 @@
-"""Permissions of devices, own devices and void join codes: effective at once, written later.
+"""Decisions about devices and join codes, which take effect before they are stored.
 
-Even while the store is unwritable (a full disk, a locked file), a revoked or quarantined device
-must not be admitted. So a decision takes effect in memory and is owed to the store until written.
+A revoked or quarantined device must not be admitted even while the store is unwritable, as with a
+full disk or a locked file. So a decision takes effect in memory first. The writer retries to write
+it to the store until the write succeeds.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class _Decision:
 
 
 class AccessStatuses:
-    """Decisions about devices and join codes. Thread-safe.
+    """The current permissions and faults of devices, and the void join codes. Thread-safe.
 
     Args:
-        store: where decisions are stored.
-        writer: writes decisions in its thread.
+        store: database to which decisions are written.
+        writer: writes decisions to the store in its own thread.
         clock: returns Unix time, in seconds.
     """
 
@@ -41,18 +42,20 @@ class AccessStatuses:
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
-        # Decisions not written yet.
+        # Decisions and faults that are not yet written to the store.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
         self._own: dict[int, tuple[bool, float]] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission from now on.
+        """Set a device's permission, which takes effect immediately.
 
         Args:
-            device, name: identity of the device, and its name for people.
-            standing, reason: new permission and its reason.
+            device: identity of the device.
+            name: name of the device, for messages.
+            standing: new permission of the device.
+            reason: reason for the new permission.
         """
         with self._lock:
             decision = _Decision(standing, reason, self._now())
@@ -68,11 +71,12 @@ class AccessStatuses:
         self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
-        """Set whether a device belongs to the operator from now on.
+        """Set whether the operator owns a device, which takes effect immediately.
 
         Args:
-            device, name: identity of the device, and its name for people.
-            own: whether it belongs to the operator.
+            device: identity of the device.
+            name: name of the device, for messages.
+            own: whether the operator owns the device.
         """
         with self._lock:
             mark = self._own[device] = own, self._now()
@@ -87,7 +91,7 @@ class AccessStatuses:
         self._writer.owe(("own", device), write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code: from now on no device can join with it."""
+        """Void a join code. From now on, no device can join with the code."""
         with self._lock:
             self._void[code] = reason
 
@@ -99,7 +103,7 @@ class AccessStatuses:
         self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and its penalty points."""
+        """Record a device's wrong result and the penalty points for it."""
         with self._lock:
             at_s = self._now()
             self._faults[device].append((at_s, penalty))
@@ -114,8 +118,12 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Return count and points of a device's wrong results since that time and its release."""
-        with self._lock:  # before the store: a fault in both counts once
+        """Return the number of a device's recent wrong results, and the sum of the penalty points.
+
+        Only wrong results after `since_s` and after the device's last release from quarantine
+        count.
+        """
+        with self._lock:  # read before the store, to miss no fault; a fault in both counts once
             decision = self._decisions.get(device)
             if decision is not None and decision.standing is AccessStatus.ADMITTED:
                 since_s = max(since_s, math.nextafter(decision.at_s, math.inf))
@@ -125,12 +133,15 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the time, never twice the same: it identifies a fault and orders decisions."""
+        """Return the current Unix time, slightly increased if necessary to be unique.
+
+        The unique times identify faults and order decisions.
+        """
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
     def of(self, device: DeviceRecord) -> DeviceRecord:
-        """Return a device's record with its current status, written or not."""
+        """Return a device's stored record, updated with decisions that are not yet written."""
         with self._lock:
             decision = self._decisions.get(device.id)
             own, _ = self._own.get(device.id, (device.own, 0.0))
@@ -140,21 +151,26 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash, with its current status."""
+        """Return the current record of the device whose credential has this hash, if any."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """Return the join code with this hash, with its current status."""
+        """Return the current record of the join code with this hash, if any."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod
     def _settled(
         read: Callable[[], _Record | None], now: Callable[[_Record], _Record]
     ) -> _Record | None:
-        """Return a stored record, corrected by unwritten decisions.
+        """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be written after the store was read, and leave memory before it is looked
-        up there. To not miss it, read the store until it returns the same record twice.
+        A decision could be missed if it is written, and thus removed from memory, between the read
+        of the store and the lookup in memory. So this method reads the store until two consecutive
+        reads return the same record.
+
+        Args:
+            read: reads the record from the store.
+            now: updates a record with the decisions in memory.
         """
         record = read()
         while record is not None:
@@ -165,6 +181,6 @@ class AccessStatuses:
         return None
 
     def code(self, code: CodeRecord) -> CodeRecord:
-        """Return a join code's record with its current status, written or not."""
+        """Return a join code's stored record, updated with decisions that are not yet written."""
         with self._lock:
             return replace(code, void=self._void.get(code.id, code.void))

@@ -1,4 +1,4 @@
-"""The folder with a server's data. Only one server at a time may use it."""
+"""A server's data folder. Only one server at a time may use a data folder."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _URL: Final = "operator.url"
 
 
 class FolderInUseError(CleaveError):
-    """Another process uses the folder, most likely a server."""
+    """Another process, most likely a server, uses the data folder."""
 
 
 class DataFolder:
-    """A server's data folder, locked until its block ends.
+    """A server's data folder, which stays locked until the `with` block ends.
 
     Args:
-        path: path of the folder; if missing, it is created with owner-only access.
+        path: path of the folder. A missing folder is created, and only its owner can access it.
 
     Raises:
         FolderInUseError: when another server uses the folder.
-        CleaveError: when the folder cannot be used.
+        CleaveError: when the folder cannot be created or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,27 +60,27 @@ class DataFolder:
 
     @property
     def store_path(self) -> Path:
-        """Return the path of the database."""
+        """Return the path of the SQLite database in the folder."""
         return self.path / _STORE
 
     @property
     def url_path(self) -> Path:
-        """Return the path of the file that holds the operator's URL while the server runs."""
+        """Return the path of the file that contains the operator URL while the server runs."""
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token: created once, readable by the owner only.
+        """Return the operator token from its file in the folder. Create a missing token.
 
         Raises:
-            CleaveError: when it cannot be read or others can read it.
+            CleaveError: when the file cannot be read, or when other users can read it.
         """
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token: created once, readable by the owner only.
+        """Return the viewer token from its file in the folder. Create a missing token.
 
         Raises:
-            CleaveError: when it cannot be read or others can read it.
+            CleaveError: when the file cannot be read, or when other users can read it.
         """
         return self._token(_VIEWER_TOKEN, "viewer's")
 
@@ -104,22 +104,25 @@ class DataFolder:
         return token
 
     def write_url(self, url: str) -> None:
-        """Write the operator's URL to its file, for commands on this machine."""
+        """Write the operator URL to a file in the folder, for commands on this machine."""
         try:
             write_atomically(self.url_path, _line(url), 0o600)
         except OSError as error:
             raise _unusable(self.url_path, error) from None
 
     def remove_url(self) -> None:
-        """Remove the file with the operator's URL."""
+        """Remove the file that contains the operator URL."""
         self.url_path.unlink(missing_ok=True)
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator's URL of the server that uses a folder; empty if no server does.
+    """Return the operator URL of the server that uses a data folder; empty if no server uses it.
+
+    Args:
+        folder: path of the data folder.
 
     Raises:
-        CleaveError: when the file cannot be read.
+        CleaveError: when the file that contains the URL cannot be read.
     """
     path = folder / _URL
     try:
@@ -131,7 +134,7 @@ def read_operator_url(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """Return the default data folder: `cleave/server` in the system's folder for user data."""
+    """Return the path of the default data folder: `cleave/server` in the user's data folder."""
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"

@@ -1,4 +1,4 @@
-"""Past and present jobs of a server, written to the store as they change."""
+"""The past and present jobs of a server. Every change of a job is written to the store."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from cleave.server.store.store import Store, StoredJob
 from cleave.server.store.writer import StoreWriter
 
 STEPS_WRITTEN_S: Final = 5.0
-"""Seconds between writes of a running job's progress."""
+"""Minimum seconds between two writes of a running job's progress to the store."""
 
 _UNFINISHED: Final = ("queued", "running")
 _INTERRUPTED: Final = "interrupted"
 
 
 _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
-"""For each event, the state of a record whose job waits."""
+"""Maps the `event` of a record to the `state` with which the record says that its job waits."""
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for after this record; empty if it continues, None if not stated."""
+    """Return what a job waits for, according to one of its records.
+
+    Returns:
+        A sentence about what the job waits for; empty if the record says that the job continues;
+        None if the record does not concern waiting.
+    """
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +37,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job as seen without a server: an unfinished job is interrupted."""
+    """Return a stored job's status when no server runs: an unfinished job becomes `interrupted`."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -44,15 +49,15 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """History of a server's jobs. Thread-safe.
+    """The history of a server's jobs. Thread-safe.
 
     Args:
-        store: where jobs are stored.
-        writer: writes jobs in its thread.
+        store: database that contains the jobs.
+        writer: writes jobs to the store in its own thread.
         clock: returns Unix time, in seconds.
 
     Attributes:
-        interrupted: jobs that were running or queued when the previous server was killed.
+        interrupted: jobs that were running or queued when the previous server process ended.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
@@ -70,18 +75,25 @@ class JobHistory:
 
     @property
     def next_number(self) -> int:
-        """Return the number of the next job; numbers are never reused."""
+        """Return the number for the next job. Job numbers are never reused."""
         return max(self._jobs, default=0) + 1
 
     def all(self) -> list[StoredJob]:
-        """Return all jobs, oldest first."""
+        """Return all stored jobs, oldest first."""
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
 
     def submitted(
         self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int
     ) -> None:
-        """Record that a job was queued, with its request."""
+        """Record that a new job was queued.
+
+        Args:
+            number: number of the job.
+            model: model that the job trains or uses.
+            request: submitted request, with which the job can be started again.
+            steps_in_all: total number of optimizer steps.
+        """
         self._keep(
             StoredJob(
                 number,
@@ -100,14 +112,14 @@ class JobHistory:
         )
 
     def changed(self, number: int, state: str, reason: str = "") -> None:
-        """Record a job's new state."""
+        """Record a job's new state, and the reason for it."""
         job, now_s = self._jobs[number], self._clock()
         started_s = now_s if state == "running" else job.started_s
         ended_s = None if state in _UNFINISHED else now_s
         self._keep(replace(job, state=state, reason=reason, started_s=started_s, ended_s=ended_s))
 
     def reported(self, number: int, record: Mapping[str, Any]) -> None:
-        """Update a job from one of its records: run folder, last step, what it waits for."""
+        """Update a job's run folder, last step, loss and reason for waiting from a new record."""
         job = self._jobs[number]
         if (waits := wait_said(record)) is not None:
             job = replace(job, reason=waits)
@@ -127,7 +139,7 @@ class JobHistory:
             self._keep(job)
         else:
             with self._lock:
-                self._jobs[number] = job  # written with the next change
+                self._jobs[number] = job  # written to the store with a later change
 
     def _keep(self, job: StoredJob) -> None:
         with self._lock:

@@ -1,11 +1,11 @@
-"""Tables of the store, as a sequence of migrations."""
+"""The schema of the store's database, as a sequence of migrations."""
 
 from __future__ import annotations
 
 from typing import Final, TypeAlias
 
 Migration: TypeAlias = tuple[str, ...]
-"""SQL statements that run in one transaction."""
+"""The SQL statements of one migration, which run in one transaction."""
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (
     (
@@ -63,29 +63,33 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             run_folder TEXT NOT NULL DEFAULT ''
         ) STRICT""",
     ),
-    (  # For older devices the code is unknown, for older codes the creation time.
+    (  # Older rows lack the join code of a device and the creation time of a code.
         "ALTER TABLE devices ADD COLUMN code INTEGER",
         "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
         "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
     ),
     (
         "ALTER TABLE faults ADD COLUMN penalty REAL NOT NULL DEFAULT 1",
-        # `failures` counts runs that the device could not do; `failure` is the last reason.
-        # `setbacks` counts how often it was set aside since its last successful run. `slowness` and
-        # `late_s`: how much slower (a factor) and later (seconds) than expected it answers.
+        # `failures`: number of runs in which the device failed. `failure`: reason for the last
+        # failure. `setbacks`: how often the device was set aside since its last successful run.
+        # `slowness`: factor by which its tasks take longer than expected. `late_s`: delay of its
+        # responses, in seconds.
         "ALTER TABLE devices ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE devices ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN slowness REAL NOT NULL DEFAULT 1",
         "ALTER TABLE devices ADD COLUMN late_s REAL NOT NULL DEFAULT 0",
     ),
-    (  # `own`: whether a device, or one that joins with a code, belongs to the operator.
+    (  # `own`: whether the operator owns a device, or the devices that join with a code.
         "ALTER TABLE codes ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
     ),
-    (  # `request`: as submitted, in JSON; `steps_in_all`: its steps. Unknown for older jobs.
+    (  # `request`: submitted request in JSON. `steps_in_all`: total steps. Unknown in older rows.
         "ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE jobs ADD COLUMN steps_in_all INTEGER NOT NULL DEFAULT 0",
     ),
 )
-"""Migration N leads from version N - 1 to version N. Never change one; append new ones."""
+"""Migration N converts a database of version N - 1 to version N.
+
+Never change a migration. Append a new migration instead.
+"""

@@ -1,7 +1,7 @@
-"""Stored data of the server in SQLite: devices, credentials, join codes, faults, jobs.
+"""The server's SQLite database of devices, credentials, join codes, faults and jobs.
 
-Writes are short transactions that survive a kill of the process (WAL). A power failure may lose the
-last ones, but the file stays consistent.
+Writes are short transactions, which are not lost if the process is killed (WAL mode). A power
+failure may lose the latest transactions, but the database stays consistent.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0
-"""Seconds that a write waits for another process to finish writing."""
+"""Seconds for which a write waits while another process writes to the database."""
 
 CODES_KEPT_S: Final = 30 * 86400.0
-"""Seconds that an expired join code is kept, so that a late attempt gets the reason."""
+"""Seconds for which the store keeps an expired join code, to tell a late device that it expired."""
 
 _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """Permission of a device; users read the values."""
+    """Permission of a device to join. Users see the values of this enum."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -39,32 +39,36 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """Why a device is not connected; users read the values."""
+    """How a device's last session ended. Users see the values of this enum."""
 
     AWAY = "away"
     LOST = "lost"
 
 
 class StoreError(CleaveError):
-    """The store's file cannot be read or written."""
+    """The store's database cannot be read or written."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device known to the server, across all its sessions.
+    """What the store contains about a device, over all sessions of the device.
 
     Attributes:
         id: identity of the device.
-        name: unique name, for people.
-        standing, reason: permission of the device, and the reason for a restriction.
-        paired_s, seen_s: Unix time of its pairing, and of its last sign of life.
-        absence, absence_reason: how and why its last session ended.
-        sessions, losses: number of sessions it began, and of those that were lost.
-        faults: number of wrong results in all its sessions.
-        code: id of the join code that it used; None if unknown.
-        done: its work so far.
-        conduct: how it worked in its last session.
-        own: whether it belongs to the operator, and may train whole layers.
+        name: unique name of the device, for users.
+        standing: permission of the device to join.
+        reason: why the device is quarantined or revoked; empty if not stated.
+        paired_s: Unix time at which the device first joined, in seconds.
+        seen_s: Unix time at which the server last heard of the device, in seconds.
+        absence: how the device's last session ended.
+        absence_reason: why the device's last session ended.
+        sessions: number of sessions that the device began.
+        losses: number of sessions in which the connection to the device was lost.
+        faults: number of wrong results in all sessions.
+        code: id of the join code with which the device joined; None if unknown.
+        done: total contribution of the device.
+        conduct: behavior of the device in its last session.
+        own: whether the operator owns the device. Own devices may train whole layers.
     """
 
     id: int
@@ -86,15 +90,16 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """A join code's record, without the code itself.
+    """What the store contains about a join code. The store does not contain the code itself.
 
     Attributes:
-        expires_s: expiry, as Unix time in seconds.
-        uses: number of devices that may use it.
-        used: number of devices that have used it.
-        made_s: creation, as Unix time in seconds; 0 if unknown.
-        void: reason why it was voided; empty if it was not.
-        own: whether devices that join with it belong to the operator.
+        id: number of the join code.
+        expires_s: Unix time at which the code expires, in seconds.
+        uses: number of devices that may join with the code.
+        used: number of devices that have joined with the code.
+        made_s: Unix time at which the code was created, in seconds; 0 if unknown.
+        void: reason why the code was voided; empty if the code is not void.
+        own: whether the operator owns the devices that join with the code.
     """
 
     id: int
@@ -106,23 +111,27 @@ class CodeRecord:
     own: bool = False
 
     def is_open(self, now_s: float) -> bool:
-        """Return whether a device may use the code at this Unix time."""
+        """Return whether a device may join with the code at Unix time `now_s`."""
         return not self.void and self.used < self.uses and self.expires_s > now_s
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A stored training job.
+    """What the store contains about a training job.
 
     Attributes:
+        number: number of the job.
+        model: model that the job trains or uses.
         state: a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`.
-        reason: why the job failed or was interrupted, or what it waits for; empty if none applies.
-        submitted_s, started_s, ended_s: Unix time, in seconds.
-        steps: optimizer steps done; for a resumed job, including the earlier ones.
-        loss: loss of the last step; None if unknown or not finite.
-        run_folder: folder of its results; empty if unknown.
+        reason: why the job failed or was interrupted, or what the job waits for; empty otherwise.
+        submitted_s: Unix time at which the job was submitted, in seconds.
+        started_s: Unix time at which the job last started to run, in seconds; None before.
+        ended_s: Unix time at which the job ended or paused, in seconds; None before.
+        steps: number of completed optimizer steps, including steps before a resumption.
+        loss: loss of the last completed step; None if unknown or not finite.
+        run_folder: run folder of the job; empty if unknown.
         request: submitted request, as JSON; empty if unknown.
-        steps_in_all: total steps; 0 if unknown, or if the job trains nothing.
+        steps_in_all: total number of optimizer steps; 0 if unknown, or if the job does not train.
     """
 
     number: int
@@ -140,15 +149,17 @@ class StoredJob:
 
 
 class Store:
-    """The server's database. Any thread may call its methods; writes wait for one another.
+    """The server's database. Any thread may call the methods. Only one thread writes at a time.
+
+    Every method raises StoreError when the database cannot be read or written.
 
     Args:
-        path: path of the database; None to keep everything in memory.
-        migrations: migrations that lead to the current tables.
-        busy_s: see `BUSY_S`.
+        path: path of the database; None for a database in memory.
+        migrations: migrations that create the current schema.
+        busy_s: seconds for which a write waits while another process writes to the database.
 
     Raises:
-        StoreError: when the file cannot be used (any method), or a newer Cleave wrote it.
+        StoreError: when the database cannot be used, or a newer version of Cleave created it.
     """
 
     def __init__(
@@ -160,16 +171,16 @@ class Store:
         self._path = path
         self._lock = threading.Lock()
         try:
-            if path is not None:  # created here, so that only its owner can read it
+            if path is not None:  # create the file so that only its owner can read it
                 open_to_change(path, _SQLITE, 0o600).close()
             self._db = self._connect(busy_s)
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.execute("PRAGMA journal_mode = WAL")
-            # A kill loses nothing; a power failure may lose the last moments. A device that loses
-            # its credential this way asks for another code.
+            # Killing the process loses nothing. A power failure may lose the latest transactions. A
+            # device whose credential is lost this way needs another join code.
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._migrate(migrations)
-            # Reads use a second connection, so that they never wait for a slow write.
+            # Reads use a second connection, so that no read waits for a slow write.
             alone = path is None
             self._reader = self._db if alone else self._connect(busy_s)
             self._reading = self._lock if alone else threading.Lock()
@@ -191,7 +202,7 @@ class Store:
         )
 
     def close(self) -> None:
-        """Write everything to the file and close it."""
+        """Close the database."""
         with self._reading:
             self._reader.close()
         with self._lock:
@@ -213,7 +224,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction."""
+        """Run the `with` block as one write transaction; roll it back on an exception."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -237,7 +248,7 @@ class Store:
     # --- facts ---
 
     def fact(self, name: str, otherwise: str) -> str:
-        """Return the value stored under a name; if missing, store and return `otherwise`."""
+        """Return the value stored under `name`. If it is missing, store and return `otherwise`."""
         with self._writing() as db:
             db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, otherwise))
             (value,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -246,21 +257,21 @@ class Store:
     # --- devices ---
 
     def devices(self) -> list[DeviceRecord]:
-        """Return all devices, in the order of joining."""
+        """Return all stored devices, in the order in which the devices first joined."""
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
-        """Return the device with this id; None if there is none."""
+        """Return the device with this identity; None if no device has this identity."""
         found = self._rows(f"{_DEVICE} WHERE id = ?", id)
         return _device(found[0]) if found else None
 
     def find_device(self, name: str) -> DeviceRecord | None:
-        """Return the device with this name, or with this id as text; None if there is none."""
+        """Return the device whose name or identity (as text) is `name`; None for no such device."""
         found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
         return _device(found[0]) if found else None
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash; None if there is none."""
+        """Return the device whose credential has this hash; None for an unknown credential."""
         found = self._rows(
             f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
         )
@@ -275,7 +286,7 @@ class Store:
             )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record that a device's session ended."""
+        """Record that a device's session ended, with the way and the reason it ended."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
@@ -284,7 +295,7 @@ class Store:
             )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. Its faults before an admission no longer count."""
+        """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
@@ -297,12 +308,17 @@ class Store:
             )
 
     def mark_own(self, device: int, own: bool) -> None:
-        """Record whether a device belongs to the operator."""
+        """Record whether the operator owns a device."""
         with self._writing() as db:
             db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add the devices' work, by device id, in one transaction."""
+        """Add contributions to the totals of several devices, in one transaction.
+
+        Args:
+            done: maps the identity of each device to the contribution to add.
+            now_s: Unix time, in seconds.
+        """
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -314,7 +330,7 @@ class Store:
             )
 
     def conducted(self, device: int, conduct: Conduct) -> None:
-        """Record how a device works."""
+        """Record a device's behavior, such as its speed and failures."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
@@ -323,7 +339,7 @@ class Store:
             )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
-        """Record a device's wrong result and its penalty points."""
+        """Record a device's wrong result and the penalty points for it."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
@@ -331,7 +347,11 @@ class Store:
             )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
-        """Return (Unix time, points) of a device's wrong results since then and its release."""
+        """Return a (Unix time, penalty points) pair for each recent wrong result of a device.
+
+        Only wrong results after `since_s` and after the device's last release from quarantine
+        count.
+        """
         found = self._rows(
             "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
@@ -344,7 +364,15 @@ class Store:
     def add_code(
         self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
     ) -> CodeRecord:
-        """Store a new join code, and delete codes that expired long ago."""
+        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago.
+
+        Args:
+            hash: hash of the join code.
+            uses: number of devices that may join with the code.
+            expires_s: Unix time at which the code expires, in seconds.
+            now_s: current Unix time, in seconds.
+            own: whether the operator owns the devices that join with the code.
+        """
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
@@ -354,25 +382,32 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Return the join code with this hash; None if there is none."""
+        """Return the record of the join code with this hash; None for an unknown code."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 
     def codes(self) -> list[CodeRecord]:
-        """Return all stored join codes, oldest first."""
+        """Return the records of all stored join codes, oldest first."""
         return [_code(row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code: no device can use it any more."""
+        """Void a join code, with which no device can then join."""
         with self._writing() as db:
             db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Use a join code: add a device with this credential. Return None if the code is not open.
+        """Add a device that joins with a join code, and count the use of the code.
 
-        The device belongs to the operator if the code is for own devices.
+        Args:
+            code: id of the join code.
+            name: wanted name of the device. A number is appended if another device has the name.
+            credential_hash: hash of the device's new credential.
+            now_s: current Unix time, in seconds.
+
+        Returns:
+            The new device; None if the code is expired, void or used up.
         """
         with self._writing() as db:
             taken = db.execute(
@@ -394,12 +429,12 @@ class Store:
     # --- jobs ---
 
     def jobs(self) -> list[StoredJob]:
-        """Return all jobs, oldest first."""
+        """Return all stored jobs, oldest first."""
         found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Store a job's current state."""
+        """Store a job's current data. Replace the data of a job with the same number."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
         with self._writing() as db:
@@ -432,8 +467,8 @@ def _code(row: Sequence[Any]) -> CodeRecord:
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:
-    """Return this name, with a number appended if another device has it."""
-    # A name of only digits would be read as an id.
+    """Return a unique device name: `wanted`, with a number appended if another device has it."""
+    # A name of only digits could be mistaken for an identity.
     base = wanted if wanted and not wanted.isdigit() else f"device {wanted}".strip()
     # Numbered names sort between `base` and `base.`; counting them avoids trying each one.
     (number,) = db.execute(

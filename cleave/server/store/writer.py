@@ -1,4 +1,4 @@
-"""A thread that writes to the store: the server's loop never waits, and owed writes are retried."""
+"""Write to the store in a separate thread, so that the server's loop never waits for a write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.server.store.store import Store, StoreError
 _logger = logging.getLogger(__name__)
 
 WRITE_S: Final = 15.0
-"""Seconds between writes of the devices' work."""
+"""Seconds between two writes of the devices' contributions."""
 
 RETRY_S: Final = 2.0
 """Seconds between retries of failed writes."""
@@ -33,13 +33,14 @@ class _Owed:
 class StoreWriter:
     """Writes to the store in its own thread.
 
-    A write given to `soon` (such as the start of a session) is dropped if it fails. One given to
-    `owe` is retried until it succeeds. The devices' work is added up until it is written.
+    A write that is passed to `soon`, such as the start of a session, is dropped if it fails. A
+    write that is passed to `owe` is retried until it succeeds. The contributions of devices are
+    added up in memory, and written every `WRITE_S` seconds.
 
     Args:
         store: store to write to.
         clock: returns Unix time, in seconds.
-        retry_s: see `RETRY_S`.
+        retry_s: seconds after which a failed write is retried.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StoreWriter:
 
     @property
     def trouble(self) -> str:
-        """Return why the store is unwritable, with the pending writes; empty if it is writable."""
+        """Return why the store is unwritable, and which writes are pending; empty if writable."""
         with self._lock:
             owed = [owed.what for owed in self._owed.values() if owed.what]
             if not self._error:
@@ -71,21 +72,21 @@ class StoreWriter:
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
     def add(self, device: int, done: DeviceCounters) -> None:
-        """Add to a device's work, which is written with the next batch."""
+        """Add to a device's contribution, which is written with the next batch."""
         with self._lock:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
     def soon(self, write: Callable[[], None]) -> None:
-        """Do this write in the writer's thread, after earlier requests."""
+        """Run `write` once in the writer's thread, after all writes that were requested earlier."""
         self._orders.put(write)
 
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
-        """Do this write next, and retry it until it succeeds.
+        """Run `write` in the writer's thread, and retry it until it succeeds.
 
         Args:
-            key: identifies the write; it replaces a pending one with the same key.
-            write: raises StoreError when it fails.
-            what: description for messages when the write fails; empty for no message.
+            key: identifies the write. A new write replaces a pending write with the same key.
+            write: function that writes to the store. It raises StoreError on failure.
+            what: description of the write for messages about a failure; empty for no messages.
         """
         with self._lock:
             self._owed.pop(key, None)
@@ -93,7 +94,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every write so far was tried; return False on timeout."""
+        """Wait until each write requested so far was tried once. Return False on timeout."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
@@ -103,7 +104,7 @@ class StoreWriter:
         return True
 
     def close(self) -> None:
-        """Write all pending data and end the thread."""
+        """Try all pending writes once more, and end the writer's thread."""
         self._orders.put(self._write_batch)
         self._orders.put(self._write_owed)
         self._orders.put(None)
@@ -115,7 +116,7 @@ class StoreWriter:
     def _write_on(self) -> None:
         written_s = time.monotonic()
         while True:
-            # Requests may never pause, so due writes must not wait for an empty queue.
+            # Requests may arrive without a pause, so due writes must not wait for an empty queue.
             every_s = self._retry_s if self._owed else WRITE_S
             due_s = written_s + every_s - time.monotonic()
             order: Callable[[], None] | None = self._write_all
@@ -126,10 +127,10 @@ class StoreWriter:
                 return
             try:
                 order()
-            except StoreError as error:  # from a write that may be dropped
+            except StoreError as error:  # a failed write from `soon`, which is dropped
                 if not self._error:
                     _logger.error("%s", error)
-            if order == self._write_all:  # counted from the end, so that requests get a turn
+            if order == self._write_all:  # time of the end, so that requests get a turn
                 written_s = time.monotonic()
 
     def _write_all(self) -> None:
@@ -137,7 +138,7 @@ class StoreWriter:
         self._write_batch()
 
     def _write_owed(self) -> None:
-        with self._lock:  # writes with a message for people go first
+        with self._lock:  # writes with a description go first
             waiting = sorted(self._owed.items(), key=lambda item: not item[1].what)
         failure: StoreError | None = None
         for key, owed in waiting:
