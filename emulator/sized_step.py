@@ -48,7 +48,7 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return the seconds of attention in a step by tiles, which the server computes.
+    """Return the time in seconds of attention in a step by tiles, which the server computes.
 
     As in `cleave plan`, this is the time of a step without devices, minus the time of the GEMMs
     that run on devices.

@@ -114,7 +114,7 @@ class Outcome:
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the seconds that losing a device adds to a step; None if not modelled.
+        """Return the time in seconds that losing a device adds to a step; None if not modelled.
 
         The time to detect the loss is not included.
         """

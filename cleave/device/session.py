@@ -50,7 +50,7 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """The server closed the connection or sent nothing before it welcomed the device.
+    """The server closed the connection, or timed out, without sending a welcome message.
 
     Another connection attempt may succeed.
     """

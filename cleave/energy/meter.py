@@ -38,7 +38,7 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return the seconds of receiving plus the seconds of sending.
+        """Return the time in seconds of receiving plus the seconds of sending.
 
         Time in which the device receives and sends simultaneously counts twice.
         """

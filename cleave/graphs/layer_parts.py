@@ -146,9 +146,9 @@ class LayerPart:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Run the part on other tensors and return its output.
+        """Run this part of the layer on the given tensors and return its output.
 
-        Operations of the layer before the part also run, but do not affect the output.
+        The layer's operations that precede the part also run, but do not affect the output.
 
         Args:
             parameters: the layer's parameters and buffers, by name.

@@ -340,7 +340,7 @@ def choose(
 
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
-    """Return the seconds that one fp32 FLOP and one bf16 FLOP take together."""
+    """Return the time in seconds that one fp32 FLOP and one bf16 FLOP take together."""
     in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 

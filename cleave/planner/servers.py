@@ -78,7 +78,7 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the seconds that the exchange between servers takes without other traffic.
+    """Return the time in seconds that the exchange between servers takes without other traffic.
 
     Args:
         trained_parameters, servers, weights: see `exchanged_bytes`.

@@ -35,7 +35,7 @@ class Churn:
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the seconds of a step with device losses.
+        """Return the time in seconds of a step with device losses.
 
         None means that losses are not modelled for the method, or that the step never ends.
         """

@@ -211,7 +211,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
     """Return the profile with performance and thermal models fitted again to its stored samples.
 
     Raises:
-        ValueError: when the profile has no samples or too few of them, or scipy is missing.
+        ValueError: when the profile has too few samples, or SciPy is not installed.
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(

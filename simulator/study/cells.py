@@ -17,7 +17,7 @@ def between(values: Iterable[float]) -> str:
 
 
 def quantity(value: float) -> str:
-    """Format a number with three significant digits; round numbers from 100 on to an integer."""
+    """Format a number to three significant digits, or as an integer if it is 100 or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -80,7 +80,7 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Return the seconds of all steps of the set-up."""
+        """Return the time in seconds of all steps of the set-up."""
         return self.step_s * self.setup.steps
 
     @property

@@ -594,7 +594,7 @@ def _by_stage(values: Floats) -> Floats:
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return the seconds of a pass in chunks, if receiving, computing and sending overlap.
+    """Return the time in seconds of a pass in chunks, if receiving, computing and sending overlap.
 
     Args:
         parts_s: seconds of receiving, computing and sending for the whole pass.

@@ -171,7 +171,7 @@ class _Run:
         return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
 
     def seconds(self, model: StageModel, device: DeviceRates) -> float:
-        """Return the seconds in which a device trains the layers on a whole batch.
+        """Return the time in seconds in which a device trains the layers on a whole batch.
 
         Transfers and computation are assumed not to overlap.
         """

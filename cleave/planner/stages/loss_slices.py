@@ -117,7 +117,7 @@ def _fitting(
 
 
 def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
-    """Return the seconds in which a device alone computes a slice for all micro-batches."""
+    """Return the time in seconds in which a device alone computes a slice for all micro-batches."""
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
     return max(

@@ -37,7 +37,7 @@ _UNITS: Final = 1_200  # units that are simulated in total, for each device,
 _LEAST_UNITS: Final = 4_000  # but at least these
 _MOST_UNITS: Final = 80_000  # and at most these
 _PIECE_UNITS: Final = 0.3  # cost of simulating one piece of an activation, in units
-_AT_ONCE: Final = 8  # changes of an arrangement that are simulated in one turn
+_AT_ONCE: Final = 8  # changes to an arrangement that are simulated in one turn
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in units
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
@@ -276,7 +276,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
 
     def search(self) -> None:
-        """Simulate changes of the fastest simulated arrangements until the budget is used up."""
+        """Simulate changes to the fastest arrangements until the simulation budget is spent."""
         while self._next and self.units_left > 0:
             seconds, number, changes = heapq.heappop(self._next)
             some = list(islice(changes, _AT_ONCE))
@@ -287,7 +287,7 @@ class _Judge:
     def _changes(
         self, climb: StageClimb, one: Arrangements
     ) -> Iterator[tuple[StageClimb, Arrangements]]:
-        """Yield changes of an arrangement, in ascending order of estimated step time."""
+        """Yield changes to an arrangement, the fastest estimated step first."""
         self.units_left -= _UNITS_OF_CHANGES
         seconds = climb.seconds_of_changes(one)[0]
         worth = float(climb.estimate(one)[0]) * _WORTH

@@ -317,7 +317,7 @@ class _Slabs:
 
 
 def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
-    """Return the predicted seconds of each tile, without strip fill."""
+    """Return the predicted time in seconds of each tile, without strip fill."""
     of = rates.take(boxes.device)
     rows, columns, depth = (
         (span[:, 1] - span[:, 0]).astype(np.float64)

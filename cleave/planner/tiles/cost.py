@@ -28,7 +28,7 @@ The value corresponds to 2 GB/s (see `benchmarks.websocket_throughput`).
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
-    """Return the seconds of a tile in the limit of infinitely many strips, without latency.
+    """Return the time in seconds of a tile in the limit of infinitely many strips, without latency.
 
     When a share f of the download has arrived, a share f^2 of the blocks can be computed. With
     ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else

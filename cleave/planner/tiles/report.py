@@ -126,7 +126,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
 def _together_s(
     work: Sequence[tuple[Plan, HeldSide]], element: ElementBytes, fleet: _Fleet, ps: PsRates
 ) -> float:
-    """Return the seconds of GEMMs that are submitted together, with the actual strips."""
+    """Return the time in seconds of GEMMs that are submitted together, with the actual strips."""
     devices = dict.fromkeys(tile.device for plan, _ in work for tile in plan.tiles)
     used = np.array([fleet.places[device] for device in devices], np.intp)
     rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)

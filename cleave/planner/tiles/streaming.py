@@ -58,7 +58,7 @@ def finish_s(
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the predicted seconds of a plan with its actual strips.
+    """Return the predicted time in seconds of a plan with its actual strips.
 
     Args:
         plan, element, devices: see `finish_s`.

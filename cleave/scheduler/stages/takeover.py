@@ -131,7 +131,7 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return the seconds in which a device's uplink transfers the gradient sums."""
+        """Return the time in seconds in which a device's uplink transfers the gradient sums."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s

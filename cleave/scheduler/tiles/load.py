@@ -164,13 +164,13 @@ class DeviceLoad:
         return self._task_s(task, inputs)
 
     def task_s(self, task: Task) -> float:
-        """Return the predicted seconds of a task on this device if the device were idle."""
+        """Return the predicted time in seconds of a task on this device if the device were idle."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted seconds of a task on this device if the device were idle.
+        """Return the predicted time in seconds of a task on this device if the device were idle.
 
         Args:
             input_bytes: uncompressed bytes of the input arrays to send.

@@ -1,6 +1,6 @@
-"""Waiting for disk space: while the disk of a run folder is full, training waits.
+"""Pause training while the disk that holds the run folder is full.
 
-The data to write stays in memory, so a write is retried until it succeeds. A failed write leaves
+Pending data stays in memory, and each write is retried until it succeeds. A failed write leaves
 the previous contents of its file unchanged.
 """
 

@@ -44,10 +44,10 @@ class StateFiles:
         self._patience = patience
 
     def move(self, state: dict[str, Any]) -> None:
-        """Replace the large tensors of a parameter's optimizer state by memory-mapped copies.
+        """Replace the large tensors in a parameter's optimizer state with memory-mapped copies.
 
         Args:
-            state: the optimizer state of one parameter, which is changed in place.
+            state: one parameter's optimizer state, which is modified in place.
 
         Raises:
             CleaveError: when a file cannot be written. The tensor then stays in memory.

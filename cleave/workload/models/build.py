@@ -255,13 +255,13 @@ def load_folder(
 def load_model(
     source: ModelSource, *, seed: int, narrow: bool = False
 ) -> "tuple[PreTrainedModel, ModelSpec]":
-    """Load a model from its folder, or build a model of the registry.
+    """Load a model from a folder, or build one from the registry.
 
     See `load_folder` and `build_model`.
 
     Args:
         source: the folder, or the registry model.
-        seed: seed of random weights; not used when weights are loaded.
+        seed: seed for random weights; ignored when weights are loaded.
         narrow: whether the weights may have a narrower dtype than fp32.
     """
     if source.folder is not None:
