@@ -59,7 +59,7 @@ class PsPasses:
         """
         if run not in self.runs:
             return x
-        given = x.detach().requires_grad_()
+        given = x.detach().to(self._calls[self.runs[run][0]].x.dtype).requires_grad_()
         with torch.enable_grad(), self._autocast():
             y = given
             for number in self.runs[run]:
