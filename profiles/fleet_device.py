@@ -15,7 +15,6 @@ _POSITIVE = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memor
 _NOT_NEGATIVE = (
     "latency_s",
     "active_power_w",
-    "gco2e_per_kwh",
     "jitter_s",
     "drift_sigma",
 )
@@ -55,7 +54,6 @@ class FleetDevice:
         latency_s: one-way latency of the link.
         memory_bytes: memory that the device offers.
         active_power_w: watts that matrix multiplication adds to idle power; None if unknown.
-        gco2e_per_kwh: carbon intensity of the device's electricity; None if unknown.
         profile: name of the underlying device profile; empty if the device has none.
         compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.
         thermal: model of the slowdown under load; None means no slowdown.
@@ -82,7 +80,6 @@ class FleetDevice:
     latency_s: float
     memory_bytes: int
     active_power_w: float | None = None
-    gco2e_per_kwh: float | None = None
     profile: str = ""
     compute: ComputeModel | None = None
     thermal: ThermalModel | None = None

@@ -56,7 +56,6 @@ _BELIEVABLE: Final = {
     "drift_sigma": ("a standard deviation of logarithms", 0, 5),
     "drift_interval_s": ("seconds", 0.01, 1e6),
     "active_power_w": ("watts", 0, 1e5),
-    "gco2e_per_kwh": ("grams", 0, 1e4),
 }
 """Unit, minimum and maximum of each field. A value outside this range was probably given in another
 unit. `FleetDevice` rejects negative values."""

@@ -126,14 +126,13 @@ uplink_bytes_per_s = 5e6
 memory_bytes = 1e9
 latency_s = 0.02
 active_power_w = 4
-gco2e_per_kwh = 380.5
 """
     laptops_then_phone = find_fleet(write(tmp_path, GROUP + phone))
     laptop = FleetDevice("laptop-0", 5e12, 50e6, 8e6, 0.0, 2_000_000_000)
     assert laptops_then_phone == [
         laptop,
         replace(laptop, name="laptop-1"),
-        FleetDevice("group2-0", 1e12, 20e6, 5e6, 0.02, 1_000_000_000, 4, 380.5),
+        FleetDevice("group2-0", 1e12, 20e6, 5e6, 0.02, 1_000_000_000, 4),
     ]
     assert type(laptops_then_phone[2].memory_bytes) is int
 

@@ -93,6 +93,19 @@ def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float)
     assert mine == pytest.approx(expected, rel=most)
 
 
+@pytest.mark.parametrize("refused", [{0}, {1}, {3}], ids=str)
+def test_layers_that_stay_here_get_their_inputs_in_the_dtype_of_the_model(
+    refused: set[int],
+) -> None:
+    plain: Any = small_model("llama", num_hidden_layers=LAYERS).to(torch.bfloat16)
+    model: Any = with_hooks(copy.deepcopy(plain), refused)
+    (ids,) = batches(1)
+    with cleave.emulated(5, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        assert plain_gradients(model, ids) == pytest.approx(plain_gradients(plain, ids), rel=1e-2)
+    assert_close(model, plain, 0.05)
+
+
 @pytest.mark.parametrize("refused", [{1}, {0, 3}], ids=str)
 def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(
     refused: set[int], caplog: pytest.LogCaptureFixture
