@@ -19,6 +19,7 @@ from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import StepGemm
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
+from simulator.sweep import stated_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +133,4 @@ def rates_of(
 
     The devices are numbered from 0 in the given order.
     """
-    rates = (
-        DeviceRates(
-            number,
-            device.stated_downlink_bytes_per_s,
-            device.stated_uplink_bytes_per_s,
-            device.stated_flops_per_s,
-            device.latency_s,
-            device.memory_bytes,
-            graph_flops_per_s=device.stated_graph_flops_per_s,
-        )
-        for number, device in enumerate(devices)
-    )
-    return [policy.decided(one, card, len(devices)) for one in rates]
+    return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

@@ -12,6 +12,7 @@ from cleave.errors import UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
+from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
@@ -75,6 +76,11 @@ def fleet_rates(
         found = find_fleet(fleet, stragglers, devices=devices, dtype=dtype, seed=seed)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    return stated_rates(found)
+
+
+def stated_rates(devices: Sequence[FleetDevice]) -> list[DeviceRates]:
+    """Return the rates that devices state, for the planner. Devices are numbered from 0."""
     return [
         DeviceRates(
             number,
@@ -85,7 +91,7 @@ def fleet_rates(
             device.memory_bytes,
             graph_flops_per_s=device.stated_graph_flops_per_s,
         )
-        for number, device in enumerate(found)
+        for number, device in enumerate(devices)
     ]
 
 

@@ -106,7 +106,7 @@ class StepForecaster:
         return Forecast(
             Method.LOCAL,
             local_step_s(self.cut(1), self.ps),
-            bottleneck="the server's own arithmetic takes all of it",
+            bottleneck="the server's own computation takes the whole step",
             server_bytes=self._bytes_alone(),
         )
 
@@ -191,7 +191,7 @@ def _bottleneck_of_tiles(
     """
     many = sum(each.count for each in gemms)
     if not sent:
-        return f"the server does all {many} multiplications sooner itself"
+        return f"the server finishes all {many} multiplications faster than the fleet"
     by_limit: dict[str, float] = {}
     for n in sent:
         report = step.reports[n]
@@ -276,13 +276,13 @@ class MethodChoice:
         """Return a sentence that names the chosen method and the reason for the choice."""
         chosen = self.chosen
         if self.asked is not Method.AUTO:
-            return f"Chosen is {chosen.method.value}, which was asked for."
+            return f"Using {chosen.method.value}, as requested."
         possible = [e for e in self.forecasts if not e.refused and e is not chosen]
         name = _NAMES[chosen.method]
         if not possible:
-            return f"Chosen is {name}: nothing else is possible."
+            return f"Using {name}: no other method is possible."
         others = " and ".join(f"{in_seconds(e.step_s)} {_BY[e.method]}" for e in possible)
         least = min(each.step_s for each in possible)
-        tie = "; of equally fast ones, the one that sends least" if least <= chosen.step_s else ""
+        tie = "; of equally fast methods, this one sends least" if least <= chosen.step_s else ""
         takes = in_seconds(chosen.step_s)
-        return f"Chosen is {name}: a step takes {takes}, against {others}{tie}."
+        return f"Using {name}: a step takes {takes}, compared with {others}{tie}."

@@ -72,7 +72,7 @@ def test_methods_are_side_by_side_and_one_is_chosen() -> None:
     text = words(done.stdout)
     assert "opt-125m, 4 sequences of 128 tokens, bf16, paper-8: 8 devices" in text
     assert "the server computes 1 GFLOP/s, as --ps-gflops says" in text
-    assert "Chosen is stages: a step takes" in text
+    assert "Using stages: a step takes" in text
     assert "s by tiles and" in text
     assert "s on the server alone." in text
     assert "micro-batches of up to 128 tokens" in text
@@ -93,14 +93,14 @@ def test_what_sends_nothing_is_as_fast_as_the_server_alone() -> None:
     tiles, local = found["methods"][1:]
     assert tiles["step_s"] == local["step_s"]
     assert tiles["downlink_bytes"] == tiles["device_memory_bytes"] == 0
-    assert "the server does all 219 multiplications sooner itself" in tiles["bound_by"]
+    assert "the server finishes all 219 multiplications faster than the fleet" in tiles["bound_by"]
 
 
 @pytest.mark.parametrize("method", ["stages", "tiles", "local"])
 def test_a_method_that_is_asked_for_is_taken(method: str) -> None:
     found = document(*SMALL, "--method", method)
     assert found["chosen"] == method
-    assert found["why"] == f"Chosen is {method}, which was asked for."
+    assert found["why"] == f"Using {method}, as requested."
     weighed = {each["method"] for each in found["methods"]}
     assert weighed == {method, "local"}
     assert (found["stages"] is not None) == (method == "stages")

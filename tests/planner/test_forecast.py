@@ -122,18 +122,18 @@ def test_the_choice_says_against_what() -> None:
     found = MethodChoice(Method.AUTO, forecasts(3.0, 20.0, 5.0))
     assert found.chosen.method is Method.STAGES
     assert found.why == (
-        "Chosen is stages: a step takes 3 s, against 20 s by tiles and 5 s on the server alone."
+        "Using stages: a step takes 3 s, compared with 20 s by tiles and 5 s on the server alone."
     )
     tie = MethodChoice(Method.AUTO, forecasts(30.0, 5.0, 5.0))
     assert tie.chosen.method is Method.LOCAL
-    assert tie.why.endswith("by tiles; of equally fast ones, the one that sends least.")
+    assert tie.why.endswith("by tiles; of equally fast methods, this one sends least.")
 
 
 def test_what_is_refused_is_never_chosen() -> None:
     local = Forecast(Method.LOCAL, 1e9)
     found = MethodChoice(Method.AUTO, [refused(Method.STAGES, "no memory"), local])
     assert found.chosen is local
-    assert found.why == "Chosen is the server alone: nothing else is possible."
+    assert found.why == "Using the server alone: no other method is possible."
     asked = replace(found, asked=Method.STAGES)
     with pytest.raises(PlanError, match="--method stages is refused: no memory"):
         _ = asked.chosen

@@ -132,7 +132,7 @@ def test_slow_devices_leave_all_to_the_server(
 ) -> None:
     losses, said, (_, tiles) = on([SLOW] * 2, replace(job, memory=memory), tmp_path / "fleet")
     assert losses == pytest.approx(plain, rel=1e-4)
-    assert "no stages. Chosen is the server alone: a step takes" in said
+    assert "no stages. Using the server alone: a step takes" in said
     assert tiles == 0
 
 
