@@ -25,7 +25,7 @@ class Ending(Enum):
     """The run finished all steps."""
 
     FAILED = "failed"
-    """The run, or a part of it, ended too early."""
+    """The run or one of its parts ended too early."""
 
     LATE = "late"
     """The run exceeded its time limit."""

@@ -234,6 +234,7 @@ def test_a_run_without_warm_up_falls_from_its_first_step(tmp_path: Path, corpus_
         ({"optimizer": "sgd"}, "--optimizer sgd needs --learning-rate"),
         ({"beta2": 1.0}, "--beta2 is 1.0; give a number from 0 to below 1"),
         ({"data": "a\udcff.txt"}, "--data is 'a\\udcff.txt', which is not UTF-8; rename the file"),
+        ({"warmup_steps": -2}, "--warmup-steps is -2; give -1 or more"),
         ({"floor": 1.5}, "--floor is 1.5; give a number from 0 to 1"),
     ],
 )

@@ -202,13 +202,15 @@ class JobSpec:
         common=True,
         least=0,
     )
-    warmup_steps: int = _setting(-1, "Warm-up steps; -1 for a tenth of the run, at most 100.")
+    warmup_steps: int = _setting(
+        -1, "Warm-up steps; -1 for a tenth of the run, at most 100.", least=-1
+    )
     schedule: str = _setting(
         "cosine", "After the warm-up: cosine, linear, constant, or wsd.", choices=Decay
     )
     floor: float = _setting(0.1, "Final learning rate, as a share of the peak.", least=0, most=1)
     decay_steps: int = _setting(
-        -1, "Number of decay steps in the wsd schedule; -1 for a tenth of the run."
+        -1, "Number of decay steps in the wsd schedule; -1 for a tenth of the run.", least=-1
     )
     lora: str = _setting(
         "",
