@@ -17,7 +17,7 @@ With clipping `plan_stages` chooses the stages. Without it every device has its 
 last computes the loss. The relative difference of losses from plain PyTorch in fp32 may be 1e-4
 (fp32) or 2e-2 (bf16). Plain PyTorch with one sequence at a time is also shown, for the effect of
 rounding alone. c is the largest gradient error of the first step, relative to the largest gradient
-of its layer, in units of the dtype's rounding (2^-23 and 2^-7).
+of its layer, in requests of the dtype's rounding (2^-23 and 2^-7).
 
 With `--churn`, in virtual time: steps of the OPT on 20 emulated devices, five per layer. Each step
 loses two of them in its middle, which return before the next step; losses must be within 1e-3 of
@@ -68,7 +68,7 @@ from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
 from cleave.planner.stages.search import plan_stages
 from cleave.protocol import limits, messages
 from cleave.scheduler.instructions import ForSteps
-from cleave.scheduler.stages.work import StageOrder, UnitKind
+from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.server.fleet_server import Server
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows, StagedModel
@@ -316,18 +316,18 @@ class Disturber:
 
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
         """Return whether a device is at the moment that the armed disturbance needs."""
-        unit = order.unit
-        left = len(unit.rest) + len(unit.answers.keys() - {answer.id})
+        request = order.request
+        left = len(request.rest) + len(request.answers.keys() - {answer.id})
         if not left or self._armed is Disturbance.NONE:
             return False
         if self._armed is Disturbance.UPLOAD:
-            return unit.kind is UnitKind.SUMS and left <= len(unit.found) + 1
-        if unit.kind is UnitKind.LAST:  # its backward pass follows the loss
-            return names.LOSS in unit.found
-        return unit.kind is UnitKind.BACKWARD
+            return request.kind is RequestKind.SUMS and left <= len(request.found) + 1
+        if request.kind is RequestKind.LAST:  # its backward pass follows the loss
+            return names.LOSS in request.found
+        return request.kind is RequestKind.BACKWARD
 
     def _strike(self, disturbance: Disturbance, order: StageOrder) -> None:
-        name = self._server.live.manager.sessions[order.unit.device].name
+        name = self._server.live.manager.sessions[order.request.device].name
         pid = int(name.removeprefix("process "))
         match disturbance:
             case Disturbance.BACKWARD | Disturbance.UPLOAD:

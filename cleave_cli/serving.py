@@ -42,8 +42,8 @@ def serving(
             app.open(server)
             yield server, JobRunner(runs, lambda: app.meter(server))
         return
-    from cleave.cluster.door_logs import DoorLogs
-    from cleave.cluster.roster import Members
+    from cleave.cluster.endpoint_logs import EndpointLogs
+    from cleave.cluster.membership import Members
     from cleave.cluster.serving import serving_together
     from cleave.cluster.shared_runner import SharedRunner
     from cleave.server.runtime import Numbering
@@ -56,8 +56,8 @@ def serving(
             ray, server, config, members, app.overview, cluster.servers, grid
         )
         serving = opened.enter_context(together)
-        doors = serving.doors
-        elsewhere = DoorLogs(doors.calls[1:], doors.on_one_machine)
+        endpoints = serving.endpoints
+        elsewhere = EndpointLogs(endpoints.calls[1:], endpoints.on_one_machine)
         app.overview.combine = serving.servers.combine
         app.overview.energy_elsewhere = serving.servers.energy
         app.open(server, serving.servers)
@@ -68,6 +68,6 @@ def serving(
                 lambda: app.meter(server, elsewhere),
                 ray=ray,
                 servers=cluster.servers,
-                fleet_of=doors,
+                fleet_of=endpoints,
             ),
         )

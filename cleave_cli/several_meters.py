@@ -11,7 +11,7 @@ from cleave.energy.run_energy import RunEnergy, side_by_side
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from cleave.cluster.doors import Doors
+    from cleave.cluster.endpoints import Endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class RunMeasured:
     record: Callable[[Sequence[RunEnergy]], dict[str, Any]]
 
 
-def of_joined_devices(doors: Doors, open_here: ExitStack) -> RunMeasured:
+def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
     """Measure the energy of this machine and of joined devices, until `open_here` closes."""
-    from cleave.cluster.door_logs import DoorLogs
+    from cleave.cluster.endpoint_logs import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter
     from cleave.server.jobs.own_power import OwnPower
 
-    power, alone = OwnPower(PowerMeter(Sensors())), doors.on_one_machine
-    meter = JobMeter([DoorLogs(doors.calls, alone)], power, alone=alone)
+    power, alone = OwnPower(PowerMeter(Sensors())), endpoints.on_one_machine
+    meter = JobMeter([EndpointLogs(endpoints.calls, alone)], power, alone=alone)
     open_here.callback(meter.close)
     return RunMeasured(power.used, lambda servers: meter.record())
 

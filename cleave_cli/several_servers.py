@@ -17,7 +17,7 @@ from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
-    from cleave.cluster.doors import Doors
+    from cleave.cluster.endpoints import Endpoints
     from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
     from cleave.training.servers.ranks import Ranks
@@ -77,7 +77,7 @@ def train_on_several(
     """
     need_train_extra("cleave train")
     need_ray("--servers")
-    from cleave.cluster.doors import machines_of
+    from cleave.cluster.endpoints import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
     from cleave.cluster.room import check_cores, cores_of_nodes
     from cleave.energy.grid import electricity
@@ -111,8 +111,8 @@ def train_on_several(
         fleets = EmulatedFleets(members, spec.seed, options.coding)
         fleet_of: FleetOf = fleets
         if at is not None:
-            fleet_of = doors = _opened(ray, servers, at, display, open_here)
-            measured = of_joined_devices(doors, open_here)
+            fleet_of = endpoints = _opened(ray, servers, at, display, open_here)
+            measured = of_joined_devices(endpoints, open_here)
         else:
             measured = of_emulated_devices(on_one_machine=len(machines_of(ray)) == 1)
         if asked.resume:
@@ -163,7 +163,7 @@ def train_on_several(
 
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
-) -> Doors:
+) -> Endpoints:
     """Open the listeners of all servers, and show the join URL of each server.
 
     Args:
@@ -176,8 +176,8 @@ def _opened(
     Raises:
         UsageError: when a node cannot listen at the address.
     """
-    from cleave.cluster.doors import open_doors
-    from cleave.cluster.own_door import DoorSetup
+    from cleave.cluster.endpoints import open_endpoints
+    from cleave.cluster.own_endpoint import EndpointSetup
     from cleave.cluster.spreading import Spreading, everybody
     from cleave.server.fleet_server import ServerConfig
     from cleave.server.runtime import Numbering
@@ -185,15 +185,15 @@ def _opened(
     host, port = at
     config = ServerConfig(host=host, port=port)  # all servers share one credential
     numbered = [replace(config, numbering=Numbering(n + 1, servers)) for n in range(servers)]
-    doors = open_doors(ray, [DoorSetup(each) for each in numbered], display.note)
-    open_here.callback(doors.close)
-    open_here.callback(Spreading(doors.calls, everybody(servers)).close)
-    for number, door in enumerate(doors.calls):
-        url, page = door.call("urls")
+    endpoints = open_endpoints(ray, [EndpointSetup(each) for each in numbered], display.note)
+    open_here.callback(endpoints.close)
+    open_here.callback(Spreading(endpoints.calls, everybody(servers)).close)
+    for number, endpoint in enumerate(endpoints.calls):
+        url, page = endpoint.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})
         display.note(f"server {number + 1}: cleave join '{page}'")
     display.note("computers may join any of them: they are sent to where devices are few")
-    return doors
+    return endpoints
 
 
 def _listen_address(text: str) -> tuple[str, int]:

@@ -19,8 +19,8 @@ from typing import Final
 
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice
 from cleave.device.host.policy import Cause, Permission
+from cleave.device.server_selection import ServerSelection
 from cleave.device.session import DeviceSession, RefusedError
-from cleave.device.whereabouts import Whereabouts
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
 from cleave.protocol.device_counters import DeviceCounters
@@ -184,7 +184,7 @@ class RealTimeFleet:
                 self.notes[notice.reason] += 1
 
         agent = Agent(
-            partial(self._connect, number, device, Whereabouts()),
+            partial(self._connect, number, device, ServerSelection()),
             say,
             look=self._presence(number, device, stays) if stays is not None else None,
             stays=False,
@@ -224,7 +224,7 @@ class RealTimeFleet:
         self,
         number: int,
         device: FleetDevice,
-        whereabouts: Whereabouts,
+        server_selection: ServerSelection,
         ready: Callable[[int], None],
     ) -> DeviceSession:
         """Open a session, once fewer than `_JOINING_AT_ONCE` devices are joining."""
@@ -236,7 +236,7 @@ class RealTimeFleet:
             # The join code is used up, and a server blocks clients that retry a refused credential.
             if self._refusal is not None and number not in self._credentials:
                 raise self._refusal
-            real = await whereabouts.open(self._target, open_connection)
+            real = await server_selection.open(self._target, open_connection)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
             down, up = links_of(device, rng, self._lines, now_s)
@@ -273,7 +273,7 @@ class RealTimeFleet:
             asked = asking.pop_all()
             joining.push(asked)
             session.over = joining.pop_all()
-            whereabouts.at(session)
+            server_selection.at(session)
         return session
 
     def _finish(self, number: int, session: DeviceSession, device: FleetDevice) -> None:

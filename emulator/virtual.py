@@ -45,6 +45,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
+from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.handshake import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
@@ -52,7 +53,6 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.scheduler.stages.work import StepWork
-from cleave.scheduler.story import Story
 from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
@@ -69,7 +69,7 @@ from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
-STORY_LENGTH: Final = 1_000
+LOG_LENGTH: Final = 1_000
 """Maximum number of events and instructions in the scheduler's history. A longer history would
 trigger garbage collections of 0.1 s each. It is not needed, because runs can be repeated."""
 
@@ -170,7 +170,7 @@ class VirtualRuntime(Runtime):
                 coding=coding,
                 card=ps,
                 expected_devices=max(1, len(profiles)),
-                story=Story(STORY_LENGTH),
+                log=SchedulerLog(LOG_LENGTH),
             ),
             np.random.default_rng(random.Random(f"{seed} secrets").getrandbits(128)),
         )

@@ -303,8 +303,8 @@ def test_ray_is_loaded_by_what_asks_for_it_alone() -> None:
         ]
         assert not at_once, module
         allowed = (
-            "cleave.cluster.door_calls",
-            "cleave.cluster.doors",
+            "cleave.cluster.endpoint_calls",
+            "cleave.cluster.endpoints",
             "cleave.cluster.ray_train",
             "cleave.ray_cluster",
         )

@@ -57,10 +57,10 @@ class Balance:
         sent_s, wanted = self.sent[move.target]
         self.sent[move.target] = sent_s, wanted - missing
 
-    def forget(self, door: int) -> None:
-        """Discard what is known about endpoint number `door`, because it was lost or restarted."""
-        self.sent.pop(door, None)
-        self.shunned_until_s.pop(door, None)
+    def forget(self, endpoint: int) -> None:
+        """Discard the state of endpoint number `endpoint`, because it was lost or restarted."""
+        self.sent.pop(endpoint, None)
+        self.shunned_until_s.pop(endpoint, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
         """Return the moves to start now. The list is empty while a previous move is pending.
@@ -69,22 +69,22 @@ class Balance:
             loads: number of devices at each endpoint; None for an endpoint that does not respond.
             now_s: current time, in seconds.
         """
-        left = {door: load for door, load in enumerate(loads) if load is not None}
-        for door in set(range(len(loads))) - left.keys():
-            self.forget(door)
-        for door, (sent_s, wanted) in list(self.sent.items()):
-            if left[door] >= wanted:
-                del self.sent[door]
+        left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
+        for endpoint in set(range(len(loads))) - left.keys():
+            self.forget(endpoint)
+        for endpoint, (sent_s, wanted) in list(self.sent.items()):
+            if left[endpoint] >= wanted:
+                del self.sent[endpoint]
             elif now_s - sent_s >= ARRIVES_S:
-                del self.sent[door]
-                self.shunned_until_s[door] = now_s + SHUNNED_S
+                del self.sent[endpoint]
+                self.shunned_until_s[endpoint] = now_s + SHUNNED_S
         if self.sent:
             return []
-        doors = [n for n in left if self.shunned_until_s.get(n, now_s) <= now_s]
+        endpoints = [n for n in left if self.shunned_until_s.get(n, now_s) <= now_s]
         # An unreachable endpoint may still send devices to other endpoints.
         found: dict[tuple[int, int], int] = {}
-        while doors:
-            source, target = max(left, key=lambda n: left[n]), min(doors, key=lambda n: left[n])
+        while endpoints:
+            source, target = max(left, key=lambda n: left[n]), min(endpoints, key=lambda n: left[n])
             if left[source] - left[target] <= 1:
                 break
             left[source] -= 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.cluster.board import Board
-from cleave.cluster.door_calls import DoorLostError
+from cleave.cluster.endpoint_calls import EndpointLostError
 from cleave.cluster.ray_errors import Ending, ending, lost_servers
 from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitted, no_room
 from cleave.energy.run_energy import RunEnergy
@@ -335,7 +335,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
     except CleaveError:
         raise
     except Exception as error:
-        kind = "" if isinstance(error, DoorLostError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, EndpointLostError) else f"{type(error).__name__}: "
         ray.get(board.lost.remote(rank, Ending(f"{kind}{error}")))
         raise
 

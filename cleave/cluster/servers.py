@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cleave.cluster.door_calls import DoorCalls, DoorLostError
-from cleave.cluster.doors import ANSWERS_S, Doors
-from cleave.cluster.own_door import Seen
-from cleave.cluster.roster import Members, Roll
+from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError
+from cleave.cluster.endpoints import ANSWERS_S, Endpoints
+from cleave.cluster.membership import Members, Roll
+from cleave.cluster.own_endpoint import Seen
 from cleave.cluster.spreading import Spreading
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
@@ -65,7 +65,7 @@ class _Other:
         wake: set this event to poll the server immediately.
     """
 
-    calls: DoorCalls
+    calls: EndpointCalls
     start: str = ""
     seen: Seen | None = None
     before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)
@@ -97,16 +97,18 @@ class Servers:
         first: server that operators connect to and devices join.
         members: authenticator of the first server.
         overview: overview of the first server.
-        doors: endpoints of all servers. The first entry belongs to the first server.
+        endpoints: endpoints of all servers. The first entry belongs to the first server.
 
     Attributes:
         dashboard_url: dashboard URL of the first server.
     """
 
-    def __init__(self, first: Server, members: Members, overview: Overview, doors: Doors) -> None:
+    def __init__(
+        self, first: Server, members: Members, overview: Overview, endpoints: Endpoints
+    ) -> None:
         self.dashboard_url = first.dashboard_url
         self._first, self._members, self._overview = first, members, overview
-        self._others = [_Other(calls) for calls in doors.calls[1:]]
+        self._others = [_Other(calls) for calls in endpoints.calls[1:]]
         self._question, self._asked_s = Question(), 0.0
         self._closed = threading.Event()
         self._threads = [
@@ -115,7 +117,7 @@ class Servers:
         ]
         for thread in self._threads:
             thread.start()
-        self._spreading = Spreading(doors.calls, self._knowing)
+        self._spreading = Spreading(endpoints.calls, self._knowing)
 
     # --- operators' requests, see `Server` ---
 
@@ -236,7 +238,7 @@ class Servers:
             other.wake.clear()
         try:
             other.calls.call("close", timeout_s=ANSWERS_S)
-        except DoorLostError as lost:
+        except EndpointLostError as lost:
             _logger.debug("%s", lost)
         else:
             self._look_at(other)
@@ -264,7 +266,7 @@ class Servers:
             if seen.start != other.start and roll is None:  # a new process has no device list
                 roll = live.in_loop(self._members.roll)
                 seen = self._asked(other, question, roll)
-        except DoorLostError as lost:
+        except EndpointLostError as lost:
             _logger.debug("%s", lost)
         except Exception as error:  # noqa: BLE001 - the next poll may succeed
             _logger.error("another server: %s: %s", type(error).__name__, error)

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cleave.cluster.door import Door
-from cleave.cluster.door_calls import ServedDoor
-from cleave.cluster.doors import Doors, open_doors
-from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint_calls import ServedEndpoint
+from cleave.cluster.endpoints import Endpoints, open_endpoints
+from cleave.cluster.membership import Members
+from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.room import check_cores, cores_of_nodes
-from cleave.cluster.roster import Members
 from cleave.cluster.servers import Servers
 from cleave.energy.grid import Grid
 from cleave.errors import UsageError
@@ -31,11 +31,12 @@ class Serving:
 
     Attributes:
         servers: the operator interface to all servers.
-        doors: the endpoints of all servers. A training worker calls `doors` to get its fleet.
+        endpoints: the endpoints of all servers. A training worker calls `endpoints` to get its
+            fleet.
     """
 
     servers: Servers
-    doors: Doors
+    endpoints: Endpoints
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def serving_together(
     check_cores(cores_of_nodes(ray), count)
     with ExitStack() as opened:
         own = ray.get_runtime_context().get_node_id()
-        here = ServedDoor(Door(first), ray.util.get_node_ip_address())
+        here = ServedEndpoint(Endpoint(first), ray.util.get_node_ip_address())
         opened.callback(here.close)
         alike = replace(
             config,
@@ -81,18 +82,18 @@ def serving_together(
             security=replace(config.security, folder=None),
         )
         setups = [
-            DoorSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
+            EndpointSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
             for number in range(2, count + 1)
         ]
-        others = open_doors(ray, setups, _logger.info, [own])
+        others = open_endpoints(ray, setups, _logger.info, [own])
         nodes = [own, *others.nodes]
-        doors = Doors([here.calls(), *others.calls], nodes, others.on_one_machine)
-        if not doors.on_one_machine and is_loopback(config.host):
+        endpoints = Endpoints([here.calls(), *others.calls], nodes, others.on_one_machine)
+        if not endpoints.on_one_machine and is_loopback(config.host):
             others.close()
             raise UsageError(
                 f"--host is {config.host}, where devices reach none but their own machine, and the "
                 f"cluster has several; give --host 0.0.0.0"
             )
-        servers = Servers(first, members, overview, doors)
+        servers = Servers(first, members, overview, endpoints)
         opened.callback(servers.close)  # this also closes the other servers' endpoints
-        yield Serving(servers, doors)
+        yield Serving(servers, endpoints)

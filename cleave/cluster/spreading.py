@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cleave.cluster.balance import Balance
-from cleave.cluster.door_calls import DoorCalls, DoorLostError, ask_all
+from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ask_all
 
 _logger = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ class Spreading:
     """Balances the number of devices per endpoint in a thread, until `close` is called.
 
     Args:
-        doors: endpoints of all servers. The first entry belongs to the first server.
+        endpoints: endpoints of all servers. The first entry belongs to the first server.
         knowing: returns how recent each endpoint's list of admitted devices is.
     """
 
-    def __init__(self, doors: Sequence[DoorCalls], knowing: Knowing) -> None:
-        self._doors, self._knowing = doors, knowing
+    def __init__(self, endpoints: Sequence[EndpointCalls], knowing: Knowing) -> None:
+        self._endpoints, self._knowing = endpoints, knowing
         self._balance = Balance()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._spread_often, daemon=True)
@@ -52,22 +52,22 @@ class Spreading:
     def _spread_often(self) -> None:
         while not self._closed.wait(LOOK_S):
             try:
-                spread(self._doors, self._balance, self._knowing(), time.monotonic())
+                spread(self._endpoints, self._balance, self._knowing(), time.monotonic())
             except Exception as error:  # noqa: BLE001 - the next check may succeed
                 _logger.error("devices are not spread: %s: %s", type(error).__name__, error)
 
 
-def everybody(doors: int) -> Knowing:
+def everybody(endpoints: int) -> Knowing:
     """Return a `Knowing` for endpoints that admit all devices, because devices share a credential.
 
     Args:
-        doors: number of endpoints.
+        endpoints: number of endpoints.
     """
-    return lambda: [math.inf] * doors
+    return lambda: [math.inf] * endpoints
 
 
 def spread(
-    doors: Sequence[DoorCalls],
+    endpoints: Sequence[EndpointCalls],
     balance: Balance,
     known_before_s: Sequence[float | None],
     now_s: float,
@@ -75,12 +75,12 @@ def spread(
     """Move idle devices from endpoints with many devices to endpoints with few devices.
 
     Args:
-        doors: endpoints of all servers. The first entry belongs to the first server.
+        endpoints: endpoints of all servers. The first entry belongs to the first server.
         balance: decides how many devices move between which endpoints.
         known_before_s: result of a `Knowing`.
         now_s: current time, in seconds.
     """
-    answers = ask_all(doors, "load", timeout_s=_ANSWERS_S)
+    answers = ask_all(endpoints, "load", timeout_s=_ANSWERS_S)
     pairs = zip(answers, known_before_s, strict=True)
     loads = [load if known_s is not None else None for load, known_s in pairs]
     for move in balance.next(loads, now_s):
@@ -90,9 +90,9 @@ def spread(
         before_s = known_s if not move.source and known_s is not None else math.inf
         sent = 0
         try:
-            address = doors[move.target].call("address", timeout_s=_ANSWERS_S)
+            address = endpoints[move.target].call("address", timeout_s=_ANSWERS_S)
             wanted = move.devices, address, before_s
-            sent = doors[move.source].call("send", *wanted, timeout_s=_ANSWERS_S)
-        except DoorLostError as lost:
+            sent = endpoints[move.source].call("send", *wanted, timeout_s=_ANSWERS_S)
+        except EndpointLostError as lost:
             _logger.debug("%s", lost)  # an endpoint is lost; the next check retries
         balance.sent_fewer(move, move.devices - sent)

@@ -1,8 +1,8 @@
 """The interface between a fleet and the runtime, which provides the clock and the connections.
 
 There are two kinds of runtimes. `cleave.fleet.runtime.Runtime` runs in this process.
-`cleave.cluster.door_runtime.DoorRuntime` delegates to another process, to which the devices are
-connected. So the devices stay connected when this process ends.
+`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
+are connected. So the devices stay connected when this process ends.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class DeviceRates:
         """
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
-    def unit_s(self, activation_bytes: float, flops: float) -> float:
+    def request_s(self, activation_bytes: float, flops: float) -> float:
         """Return the seconds of one micro-batch pass, from sending the input to having the output.
 
         Args:

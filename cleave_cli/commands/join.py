@@ -132,8 +132,8 @@ def join(
     )
     from cleave.device.host.data_cap import DataMeter
     from cleave.device.host.policy import Gate, Permission, require_visible
+    from cleave.device.server_selection import ServerSelection
     from cleave.device.session import DeviceSession, device_hello
-    from cleave.device.whereabouts import Whereabouts
     from cleave.errors import CleaveError
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
@@ -202,7 +202,7 @@ def join(
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
-    whereabouts = Whereabouts()
+    server_selection = ServerSelection()
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
@@ -238,13 +238,13 @@ def join(
             graphs=graph_session.available(),
         )
         connect = partial(open_connection, memory_bytes=memory_bytes)
-        connection = await whereabouts.open(home, connect)
+        connection = await server_selection.open(home, connect)
         computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
         session = DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry
         )
-        whereabouts.at(session)
+        server_selection.at(session)
         if data is not None:
             data.follow(session)
         return session

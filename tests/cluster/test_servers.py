@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from cleave.cluster.door import Door
-from cleave.cluster.door_calls import DoorCalls, DoorLostError, ServedDoor
-from cleave.cluster.door_logs import DoorLogs
-from cleave.cluster.door_runtime import DoorRuntime
-from cleave.cluster.doors import Doors
-from cleave.cluster.own_door import DoorSetup
-from cleave.cluster.roster import Members
+from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
+from cleave.cluster.endpoint_logs import EndpointLogs
+from cleave.cluster.endpoint_runtime import EndpointRuntime
+from cleave.cluster.endpoints import Endpoints
+from cleave.cluster.membership import Members
+from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.servers import Servers
 from cleave.fleet.fleet import Fleet
 from cleave.server.api.overview import Question
@@ -33,17 +33,17 @@ from tests.integration.test_emulate import DEVICE, check, emulation, submit
 
 
 class Other:
-    """Calls the door of another process, which may be killed and start again."""
+    """Calls the endpoint of another process, which may be killed and start again."""
 
-    def __init__(self, setup: DoorSetup) -> None:
+    def __init__(self, setup: EndpointSetup) -> None:
         self._setup = pickle.dumps(setup).hex()
         self._process = ExitStack()
-        self._calls: DoorCalls | None = None
+        self._calls: EndpointCalls | None = None
         self._in_reach = True
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.cluster.door_process", self._setup]
+        command = [sys.executable, "-m", "tests.cluster.endpoint_process", self._setup]
         _, lines = self._process.enter_context(printing(command))
         self._calls = pickle.loads(bytes.fromhex(wait_for_event(lines, "listening")["calls"]))
 
@@ -60,7 +60,7 @@ class Other:
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         assert self._calls is not None
         if not self._in_reach:
-            raise DoorLostError("it is out of reach")
+            raise EndpointLostError("it is out of reach")
         return self._calls.call(name, *arguments, timeout_s=timeout_s)
 
     def tell(self, name: str, *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class Other:
 
     def fleet(self) -> Fleet:
         """Its fleet, as a worker has it."""
-        return Fleet(DoorRuntime(self.call, self.tell))
+        return Fleet(EndpointRuntime(self.call, self.tell))
 
 
 class Cluster:
@@ -99,33 +99,35 @@ class Cluster:
 
 
 class Frozen:
-    """A door of which nothing is heard until it is lost; it is waited for as long as one may."""
+    """An endpoint that is silent until it is lost."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         self.lost.wait(timeout_s)
-        raise DoorLostError("it is frozen")
+        raise EndpointLostError("it is frozen")
 
     def tell(self, name: str, *arguments: Any) -> None:
         self.call(name, *arguments)
 
 
 @contextmanager
-def clustered(folder: Path, *between: DoorCalls) -> Iterator[Cluster]:
-    """Servers, with other doors in the order between the first and the last."""
+def clustered(folder: Path, *between: EndpointCalls) -> Iterator[Cluster]:
+    """Servers, with other endpoints in the order between the first and the last."""
     with open_app(str(folder), "", "") as app:
         members = Members(app.access)
         config = ServerConfig(
             viewer_credential=app.viewer_token, auth=members, numbering=Numbering(1, 2)
         )
-        setup = DoorSetup(ServerConfig(credential="", numbering=Numbering(2, 2)), members.server)
+        setup = EndpointSetup(
+            ServerConfig(credential="", numbering=Numbering(2, 2)), members.server
+        )
         with serve(config, events=app.overview.happened) as first:
-            here, other = ServedDoor(Door(first), "127.0.0.1"), Other(setup)
+            here, other = ServedEndpoint(Endpoint(first), "127.0.0.1"), Other(setup)
             calls = [here.calls(), *between, other]
-            doors = Doors(calls, [str(number) for number in range(len(calls))], True)
-            servers = Servers(first, members, app.overview, doors)
+            endpoints = Endpoints(calls, [str(number) for number in range(len(calls))], True)
+            servers = Servers(first, members, app.overview, endpoints)
             app.overview.combine = servers.combine
             app.overview.energy_elsewhere = servers.energy
             app.open(first, servers)
@@ -205,7 +207,7 @@ def test_a_server_that_starts_again_gets_devices_again(cluster: Cluster) -> None
 
 @pytest.mark.slow
 def test_the_energy_of_a_job_counts_what_all_devices_did(cluster: Cluster) -> None:
-    meter = cluster.app.meter(cluster.first, DoorLogs([cluster.other], True))
+    meter = cluster.app.meter(cluster.first, EndpointLogs([cluster.other], True))
     with emulation(cluster.url(2), [DEVICE] * 2):
         until(lambda: cluster.counts() == [1, 1])
         for fleet in (cluster.first.fleet, cluster.other.fleet()):

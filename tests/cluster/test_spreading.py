@@ -1,4 +1,4 @@
-"""Devices are sent to doors with few, if these know them; a door that is lost delays no other."""
+"""Devices move to endpoints with few devices; a lost endpoint delays no other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from typing import Any
 
 from cleave.cluster.balance import ARRIVES_S, Balance
-from cleave.cluster.door_calls import DoorLostError, ask_all
+from cleave.cluster.endpoint_calls import EndpointLostError, ask_all
 from cleave.cluster.spreading import spread
 
 
 class Fake:
-    """A door with so many devices, which may be lost."""
+    """An endpoint with so many devices, which may be lost."""
 
     def __init__(self, load: int, *, lost_at: str = "") -> None:
         self.load, self.lost_at = load, lost_at
@@ -20,7 +20,7 @@ class Fake:
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         if name == self.lost_at:
-            raise DoorLostError("it is lost")
+            raise EndpointLostError("it is lost")
         if name == "load":
             return self.load
         if name == "address":
@@ -35,38 +35,38 @@ class Fake:
 
 
 def test_the_first_sends_only_devices_that_the_other_knows() -> None:
-    doors = [Fake(4), Fake(0)]
-    spread(doors, Balance(), [math.inf, 30.0], 0.0)
-    assert doors[0].sent == [(2, "there", 30.0)]
+    endpoints = [Fake(4), Fake(0)]
+    spread(endpoints, Balance(), [math.inf, 30.0], 0.0)
+    assert endpoints[0].sent == [(2, "there", 30.0)]
 
 
 def test_others_send_any_of_their_devices() -> None:
-    doors = [Fake(0), Fake(4)]
-    spread(doors, Balance(), [math.inf, 30.0], 0.0)
-    assert doors[1].sent == [(2, "there", math.inf)]
+    endpoints = [Fake(0), Fake(4)]
+    spread(endpoints, Balance(), [math.inf, 30.0], 0.0)
+    assert endpoints[1].sent == [(2, "there", math.inf)]
 
 
-def test_nobody_is_sent_to_a_door_that_is_new_or_was_not_looked_at_lately() -> None:
-    doors = [Fake(4), Fake(0), Fake(0)]
-    spread(doors, Balance(), [math.inf, None, 30.0], 0.0)
-    assert doors[0].sent == [(2, "there", 30.0)]
+def test_nobody_is_sent_to_a_endpoint_that_is_new_or_was_not_looked_at_lately() -> None:
+    endpoints = [Fake(4), Fake(0), Fake(0)]
+    spread(endpoints, Balance(), [math.inf, None, 30.0], 0.0)
+    assert endpoints[0].sent == [(2, "there", 30.0)]
 
 
-def test_a_door_that_is_lost_delays_no_other() -> None:
-    doors = [Fake(4), Fake(0, lost_at="load"), Fake(0)]
-    spread(doors, Balance(), [math.inf] * 3, 0.0)
-    assert doors[0].sent == [(2, "there", math.inf)]
+def test_a_endpoint_that_is_lost_delays_no_other() -> None:
+    endpoints = [Fake(4), Fake(0, lost_at="load"), Fake(0)]
+    spread(endpoints, Balance(), [math.inf] * 3, 0.0)
+    assert endpoints[0].sent == [(2, "there", math.inf)]
 
 
-def test_a_door_is_not_left_alone_since_the_sender_was_lost() -> None:
-    doors, balance = [Fake(4, lost_at="send"), Fake(0)], Balance()
-    spread(doors, balance, [math.inf] * 2, 0.0)
-    doors[0].lost_at = ""
-    spread(doors, balance, [math.inf] * 2, ARRIVES_S)
-    assert len(doors[0].sent) == 1
+def test_a_endpoint_is_not_left_alone_since_the_sender_was_lost() -> None:
+    endpoints, balance = [Fake(4, lost_at="send"), Fake(0)], Balance()
+    spread(endpoints, balance, [math.inf] * 2, 0.0)
+    endpoints[0].lost_at = ""
+    spread(endpoints, balance, [math.inf] * 2, ARRIVES_S)
+    assert len(endpoints[0].sent) == 1
 
 
-def test_doors_are_asked_at_the_same_time() -> None:
+def test_endpoints_are_asked_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=60)
 
     class Meets(Fake):

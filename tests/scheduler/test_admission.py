@@ -24,7 +24,7 @@ from cleave.scheduler.sessions.admission import (
     Refusal,
     SharedSecretAuth,
 )
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.scheduler.sessions.reputation import QUARANTINE, Wrong
 from cleave.scheduler.sessions.session import DeviceState
@@ -58,7 +58,7 @@ class FakeAuth:
         self.faults: dict[int, list[str]] = {}
         self.quarantine: dict[int, str] = {}
         self.points: dict[int, float] = {}
-        self.conduct: dict[int, Conduct] = {}
+        self.behavior: dict[int, Behavior] = {}
         self.faults_before = 0
         self.failures: list[str] = []
         self.measured_by = ""
@@ -81,7 +81,7 @@ class FakeAuth:
             "new",
             before,
             float(before),
-            self.conduct.get(identity, Conduct()),
+            self.behavior.get(identity, Behavior()),
         )
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
@@ -97,8 +97,8 @@ class FakeAuth:
     def contributed(self, identity: int, done: DeviceCounters) -> None:
         self.done[identity] = self.done.get(identity, DeviceCounters()) + done
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
-        self.conduct[identity] = conduct
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
+        self.behavior[identity] = behavior
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.faults.setdefault(identity, []).append(fault)

@@ -31,7 +31,7 @@ from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
 from cleave.scheduler.sessions.admission import SharedSecretAuth
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.device_history import MAX_STRANGERS
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.session import DeviceState
@@ -335,7 +335,7 @@ def test_it_is_remembered_by_identity() -> None:
     home.join(1, credential="7")
     home.failing.add(1)
     home.submit()
-    assert auth.conduct[7] == Conduct(1, "the kernel[2J is broken")
+    assert auth.behavior[7] == Behavior(1, "the kernel[2J is broken")
     failed = home.manager.sessions[1].counters.failures
     home.leave(1)
     assert auth.done[7].failures == failed
@@ -343,11 +343,11 @@ def test_it_is_remembered_by_identity() -> None:
     home.join(2, credential="7")
     assert home.asked[2] == 1  # the work that waited: one run, and it is set aside again
     assert home.state(2) is DeviceState.ASIDE
-    assert auth.conduct[7].setbacks == 2
+    assert auth.behavior[7].setbacks == 2
     home.leave(2)
     home.join(3, credential="7")
     home.submit()
-    assert auth.conduct[7] == Conduct(0, "the kernel[2J is broken")
+    assert auth.behavior[7] == Behavior(0, "the kernel[2J is broken")
 
 
 def test_without_an_identity_it_is_remembered_by_address_and_name() -> None:

@@ -29,7 +29,7 @@ from cleave.scheduler.stages.outcomes import (
     Suspect,
 )
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
-from cleave.scheduler.stages.work import StepWork, UnitKind, slice_layer
+from cleave.scheduler.stages.work import RequestKind, StepWork, slice_layer
 from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
@@ -477,7 +477,7 @@ def test_a_device_is_asked_for_few_sums_at_once() -> None:
         awaited = sum(
             found.nbytes
             for order, _, found in device.orders
-            if order.unit.kind is UnitKind.SUMS and found is not None
+            if order.request.kind is RequestKind.SUMS and found is not None
         )
         most_awaited = max(most_awaited, awaited)
         most_held = max(most_held, sum(device.sizes.values()) + awaited)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.view import HolderView, StepView
-from cleave.scheduler.stages.work import StageOrder, UnitKind
+from cleave.scheduler.stages.work import RequestKind, StageOrder
 from tests.examples import examples
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import come, server
@@ -23,13 +23,13 @@ BATCHES = 3
 
 def in_flight(trial: Trial) -> dict[tuple[int, int], int]:
     """Micro-batches that devices were asked for, by stage and device, from their own queues."""
-    found: dict[tuple[int, int], set[tuple[UnitKind, int]]] = {}
+    found: dict[tuple[int, int], set[tuple[RequestKind, int]]] = {}
     for device, held in trial.fleet.devices.items():
         for order, _, _ in held.orders:
             assert isinstance(order, StageOrder)
-            if order.unit.kind is not UnitKind.SUMS:
-                asked = found.setdefault((order.unit.stage, device), set())
-                asked.add((order.unit.kind, order.unit.batch))
+            if order.request.kind is not RequestKind.SUMS:
+                asked = found.setdefault((order.request.stage, device), set())
+                asked.add((order.request.kind, order.request.batch))
     return {place: len(asked) for place, asked in found.items()}
 
 

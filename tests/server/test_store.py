@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,
@@ -189,7 +189,7 @@ def test_devices_and_faults_of_the_first_version_are_kept(path: Path) -> None:
     store = Store(path)
     assert store.faults_since(1, 0.0) == [(5.0, 1.0)]
     (found,) = store.devices()
-    assert (found.name, found.faults, found.conduct) == ("a", 1, Conduct())
+    assert (found.name, found.faults, found.behavior) == ("a", 1, Behavior())
     store.close()
 
 
@@ -204,7 +204,7 @@ def test_devices_and_codes_of_the_third_version_are_not_the_operators_own(path: 
     store = Store(path)
     (device,) = store.devices()
     (code,) = store.codes()
-    assert (device.name, device.own, device.code, device.conduct.setbacks) == ("a", False, 1, 3)
+    assert (device.name, device.own, device.code, device.behavior.setbacks) == ("a", False, 1, 3)
     assert (code.uses, code.used, code.own) == (2, 1, False)
     joined = store.redeem(code.id, "b", b"c", 5.0)
     assert joined is not None
@@ -217,13 +217,13 @@ def test_devices_and_codes_of_the_third_version_are_not_the_operators_own(path: 
 def test_how_a_device_works_is_kept(path: Path) -> None:
     store = Store(path)
     device = add_device(store)
-    conduct = Conduct(3, "no memory", 2.5, 5.0)
-    store.conducted(device.id, conduct)
+    behavior = Behavior(3, "no memory", 2.5, 5.0)
+    store.record_behavior(device.id, behavior)
     store.credit({device.id: DeviceCounters(failures=7)}, NOW_S)
     store.close()
     store = Store(path)
     (found,) = store.devices()
-    assert (found.conduct, found.done.failures) == (conduct, 7)
+    assert (found.behavior, found.done.failures) == (behavior, 7)
     store.close()
 
 

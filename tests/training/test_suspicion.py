@@ -20,7 +20,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
-from cleave.scheduler.stages.work import StageOrder, UnitKind
+from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import NotByStages, StagedModel
 from emulator.deferred import default_backend
@@ -50,7 +50,7 @@ def cache() -> GraphCache:
 
 
 def output(order: StageOrder) -> bool:
-    return order.unit.kind is UnitKind.FORWARD
+    return order.request.kind is RequestKind.FORWARD
 
 
 def loss(order: StageOrder) -> bool:
@@ -58,11 +58,13 @@ def loss(order: StageOrder) -> bool:
 
 
 def dx(order: StageOrder) -> bool:
-    return order.unit.kind in (UnitKind.BACKWARD, UnitKind.LAST) and order.name != names.LOSS
+    return (
+        order.request.kind in (RequestKind.BACKWARD, RequestKind.LAST) and order.name != names.LOSS
+    )
 
 
 def sums(order: StageOrder) -> bool:
-    return order.unit.kind is UnitKind.SUMS
+    return order.request.kind is RequestKind.SUMS
 
 
 Place = Callable[[StageOrder], bool]

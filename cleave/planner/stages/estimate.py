@@ -33,7 +33,7 @@ from cleave.planner.stages.prediction import (
     widened_bytes,
     working_bytes,
 )
-from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 from cleave.planner.tiles.shape import Floats
 
 Integers = npt.NDArray[np.intp]
@@ -296,7 +296,7 @@ class Estimator:
         chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
             spread = _Spread(place[chosen], first.shape[1])
-            under_way = UNITS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
+            under_way = REQUESTS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
             stages = Stages(cells[chosen], cell[chosen], count[chosen])
             times, moved = self.times(stages, spread, under_way)
             found[chosen] = self.end_s(times.by_stage(), moved, cells[chosen])
@@ -311,12 +311,12 @@ class Estimator:
             under_way: number of micro-batches whose layer inputs each device retains at once.
         """
         tables = self.tables
-        in_unit = tables.forwards[cell] == 0  # forward and backward are one run
-        batches = np.where(in_unit, 1.0, under_way)
-        inputs = np.where(in_unit, 0.0, batches * np.where(in_unit, 0.0, tables.kept[cell]))
+        in_request = tables.forwards[cell] == 0  # forward and backward are one run
+        batches = np.where(in_request, 1.0, under_way)
+        inputs = np.where(in_request, 0.0, batches * np.where(in_request, 0.0, tables.kept[cell]))
         room = np.maximum(0.0, spare - inputs) // np.maximum(1.0, tables.kept_whole[cell])
         share = np.minimum(1.0, room / np.maximum(1.0, batches)) * (batches > 0)
-        found: Floats = tables.spared[cell] * np.where(in_unit, np.floor(share), share)
+        found: Floats = tables.spared[cell] * np.where(in_request, np.floor(share), share)
         return found
 
     def times(
@@ -356,9 +356,9 @@ class Estimator:
         one_ahead_s = _in_pieces(ahead_s, pieces) + 2 * columns.latency_s * forwards
         one_back_s = _in_pieces(back_s, pieces) + 2 * columns.latency_s
         both_s = [a + b for a, b in zip(ahead_s, back_s, strict=True)]
-        each_ahead_s = _most(*ahead_s, one_ahead_s / UNITS_AT_ONCE)
-        each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
-        each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
+        each_ahead_s = _most(*ahead_s, one_ahead_s / REQUESTS_AT_ONCE)
+        each_back_s = _most(*back_s, one_back_s / REQUESTS_AT_ONCE)
+        each_s = _most(*both_s, (one_ahead_s + one_back_s) / REQUESTS_AT_ONCE)
 
         # Each device gets the next micro-batch as soon as the device is free.
         speed = 1 / np.maximum(each_s, _LEAST_S)

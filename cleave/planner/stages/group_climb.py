@@ -25,7 +25,7 @@ from cleave.planner.stages.estimate import (
     Truths,
 )
 from cleave.planner.stages.model import PsCompute
-from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 from cleave.planner.tiles.shape import Floats
 
 _BEGUN: Final = 4  # initial arrangements that are improved for a few rounds
@@ -85,7 +85,7 @@ class _Pairs:
         fits: Truths = (tables.memory <= columns.memory[:, None]) & some
         group, cell = np.nonzero(fits)
         stages = Stages(cell, cell, columns.count[group])
-        under_way = np.array(UNITS_AT_ONCE * (1 + len(columns.memory)))
+        under_way = np.array(REQUESTS_AT_ONCE * (1 + len(columns.memory)))
         of_pairs = Estimator(tables, columns.take(group), ps)
         self._times, self._moved = of_pairs.times(stages, Alone(), under_way)
         self._number = np.zeros(fits.shape, np.intp)

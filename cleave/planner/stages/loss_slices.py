@@ -22,7 +22,7 @@ from cleave.planner.stages.model import (
     StagePlan,
 )
 from cleave.planner.stages.prediction import held_bytes, predict
-from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 
 _MOST_WAYS: Final = 5
 _WORTH: Final = 0.95  # slices are tried if a step without the loss takes less than this share
@@ -99,7 +99,7 @@ def _needed_bytes(model: StageModel, count: int) -> int:
     """Return the memory requirement of each of `count` slices, in bytes."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
-    return held_bytes(model, part, KeptBatches(UNITS_AT_ONCE))
+    return held_bytes(model, part, KeptBatches(REQUESTS_AT_ONCE))
 
 
 def _fitting(

@@ -357,7 +357,7 @@ def _span(numbers: Sequence[int], one: str, many: str) -> str:
     """Return the range of `numbers` as text, such as "2 to 4 layers".
 
     Args:
-        one, many: the unit in singular and in plural.
+        one, many: the request in singular and in plural.
     """
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"

@@ -20,7 +20,7 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 from cleave.planner.stages.simulated import SimulatedDevice
 from cleave.planner.stages.simulation import StageSimulation, costs_of
 
@@ -168,7 +168,7 @@ def input_bytes(model: StageModel) -> int:
 
     They are input x, output y, and the gradients dy and dx of the two largest micro-batches.
     """
-    rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
+    rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
@@ -212,7 +212,7 @@ def predict(
                 )
     best: StagePlan | None = None
     tried: list[dict[int, KeptBatches]] = []
-    for batches in (len(model.tokens), UNITS_AT_ONCE * (len(stages) + 1)):
+    for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1)):
         kept = {
             device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
             for stage in (*stages, *slices)
@@ -306,7 +306,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Return a time as text with a unit, for the user."""
+    """Return a time as text with a request, for the user."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

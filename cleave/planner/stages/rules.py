@@ -1,9 +1,9 @@
-"""The rules by which the PS assigns units to devices in a step by stages.
+"""The rules by which the PS assigns requests to devices in a step by stages.
 
-A unit is the forward or the backward pass of one micro-batch through one stage. Each device has at
-most `UNITS_AT_ONCE` units in flight. Both the scheduler (`cleave.scheduler.stages.step`) and the
-simulation for forecasts (`cleave.planner.stages.simulation`) call these functions. So a change of a
-rule applies to training and to forecasts.
+A request is the forward or the backward pass of one micro-batch through one stage. Each device has
+at most `REQUESTS_AT_ONCE` requests in flight. Both the scheduler (`cleave.scheduler.stages.step`)
+and the simulation for forecasts (`cleave.planner.stages.simulation`) call these functions. So a
+change of a rule applies to training and to forecasts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 
 from cleave.planner.stages.model import Keep, KeptBatches
 
-UNITS_AT_ONCE: Final = 2
-"""Maximum number of units in flight on a device.
+REQUESTS_AT_ONCE: Final = 2
+"""Maximum number of requests in flight on a device.
 
-With two units, a device computes one unit while the other unit is in transfer.
+With two requests, a device computes one request while the other request is in transfer.
 """
 
 
@@ -27,35 +27,35 @@ class Pass(Enum):
     BACKWARD = "backward"
 
 
-def turn(in_flight: int, unit_s: float, device: int) -> tuple[int, float, int]:
-    """Return the key by which eligible devices are sorted. The first device gets the next unit.
+def turn(in_flight: int, request_s: float, device: int) -> tuple[int, float, int]:
+    """Return the key by which eligible devices are sorted. The first device gets the next request.
 
-    Devices with fewer units in flight come first, so that no device gets a second unit while
+    Devices with fewer requests in flight come first, so that no device gets a second request while
     another device of the stage is idle. Among equally busy devices, the fastest device comes first.
 
     Args:
-        in_flight: number of units in flight on the device.
-        unit_s: seconds that the device needs for one unit.
+        in_flight: number of requests in flight on the device.
+        request_s: seconds that the device needs for one request.
         device: ID of the device.
     """
-    return in_flight, unit_s, device
+    return in_flight, request_s, device
 
 
 def may_have_another(in_flight: int) -> bool:
-    """Return True if a device with `in_flight` units in flight may get another unit."""
-    return in_flight < UNITS_AT_ONCE
+    """Return True if a device with `in_flight` requests in flight may get another request."""
+    return in_flight < REQUESTS_AT_ONCE
 
 
 def next_pass(*, forward: bool, backward: bool, last_was_backward: bool) -> Pass | None:
-    """Return the direction of a device's next unit; None if no unit is ready.
+    """Return the direction of a device's next request; None if no request is ready.
 
     If both directions are possible, the device alternates between them. If backward passes always
     came first, later stages would run out of micro-batches. If forward passes always came first,
     earlier stages would run out of gradients.
 
     Args:
-        forward, backward: whether a unit in this direction is ready.
-        last_was_backward: whether the device's previous unit was a backward pass.
+        forward, backward: whether a request in this direction is ready.
+        last_was_backward: whether the device's previous request was a backward pass.
     """
     if forward and (last_was_backward or not backward):
         return Pass.FORWARD

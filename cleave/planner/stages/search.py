@@ -33,13 +33,13 @@ _FEW: Final = 16  # devices that are placed one by one; of a larger fleet, the f
 _GROUPINGS: Final = 4  # ways to group the devices of a larger fleet that are improved
 _SIMULATED: Final = 12  # best estimates that are simulated before their changes
 _LEAST_SIMULATED: Final = 3
-_UNITS: Final = 1_200  # units that are simulated in total, for each device,
-_LEAST_UNITS: Final = 4_000  # but at least these
-_MOST_UNITS: Final = 80_000  # and at most these
-_PIECE_UNITS: Final = 0.3  # cost of simulating one piece of an activation, in units
+_REQUESTS: Final = 1_200  # requests that are simulated in total, for each device,
+_LEAST_REQUESTS: Final = 4_000  # but at least these
+_MOST_REQUESTS: Final = 80_000  # and at most these
+_PIECE_REQUESTS: Final = 0.3  # cost of simulating one piece of an activation, in requests
 _AT_ONCE: Final = 8  # changes to an arrangement that are simulated in one turn
 _PATIENCE: Final = 1.01
-_UNITS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in units
+_REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
 _GAIN: Final = 1e-6  # smaller relative gains do not count
 
@@ -101,7 +101,7 @@ def _search(
     # The closed form treats the slices of the loss as a PS of the same throughput.
     climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
     those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
-    units = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
+    requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, _REQUESTS * len(able)))
     found = sorted(
         (seconds, number, row)
         for number, climb in enumerate(climbs)
@@ -113,7 +113,7 @@ def _search(
         (seconds, climbs[number], climbs[number].found.take(np.array([row])))
         for seconds, number, row in found[:_SIMULATED]
     ]
-    judge = _Judge(model, those, ps, slices, units)
+    judge = _Judge(model, those, ps, slices, requests)
     judge.simulate_first(first)
     judge.search()
     assert judge.best is not None
@@ -214,7 +214,7 @@ class _Judge:
         ps: throughput of the parameter server.
         slices: slices of the loss, on devices without layers; None if the loss is not
             vocabulary-parallel.
-        units_left: number of micro-batch passes that may still be simulated.
+        requests_left: number of micro-batch passes that may still be simulated.
         best: the fastest plan so far; None before the first simulation.
     """
 
@@ -222,7 +222,7 @@ class _Judge:
     devices: dict[int, DeviceRates]
     ps: PsCompute
     slices: LossSlices | None
-    units_left: int
+    requests_left: int
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
     _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
@@ -246,10 +246,12 @@ class _Judge:
         sliced = () if self.slices is None else self.slices.stages
         if sliced:
             planned = (*planned[:-1], replace(planned[-1], loss=False))
-        if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
+        if planned in self._seen or (
+            self.requests_left <= 0 and len(self._seen) >= _LEAST_SIMULATED
+        ):
             return False
         self._seen.add(planned)
-        self.units_left -= self.units(planned)
+        self.requests_left -= self.requests(planned)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
@@ -258,7 +260,7 @@ class _Judge:
         self.best = plan
         return True
 
-    def units(self, planned: Sequence[PlannedStage]) -> int:
+    def requests(self, planned: Sequence[PlannedStage]) -> int:
         """Return the cost of simulating the given stages, in micro-batch passes."""
         sliced = () if self.slices is None else self.slices.stages
         return round(2 * (len(planned) + len(sliced)) * self._weight)
@@ -273,11 +275,11 @@ class _Judge:
         if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
             return len(model.tokens)
         activations = sum(model.tokens) * model.width * model.element_bytes
-        return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
+        return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
     def search(self) -> None:
         """Simulate changes to the fastest arrangements until the simulation budget is spent."""
-        while self._next and self.units_left > 0:
+        while self._next and self.requests_left > 0:
             seconds, number, changes = heapq.heappop(self._next)
             some = list(islice(changes, _AT_ONCE))
             any(self.simulate(climb, one) for climb, one in some)
@@ -288,7 +290,7 @@ class _Judge:
         self, climb: StageClimb, one: Arrangements
     ) -> Iterator[tuple[StageClimb, Arrangements]]:
         """Yield changes to an arrangement, the fastest estimated step first."""
-        self.units_left -= _UNITS_OF_CHANGES
+        self.requests_left -= _REQUESTS_OF_CHANGES
         seconds = climb.seconds_of_changes(one)[0]
         worth = float(climb.estimate(one)[0]) * _WORTH
         ranked = np.argsort(seconds, kind="stable")

@@ -58,7 +58,7 @@ class SimulatedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class PassMessages:
     """The messages of one micro-batch pass between the PS and a device.
 
     Attributes:
@@ -112,36 +112,36 @@ class SimulatedCard:
 class SimulatedDevice:
     """The state of one device.
 
-    A unit is one micro-batch pass, forward or backward, through one stage.
+    A request is one micro-batch pass, forward or backward, through one stage.
 
     Attributes:
         rates: rates and memory of the device.
-        coming: messages in transit to the device, each with its unit; None for weights.
+        coming: messages in transit to the device, each with its request; None for weights.
         left_bytes: unsent bytes of the first message in `coming`.
-        going: units whose results are being returned or wait for the uplink, each with the sizes
+        going: requests whose results are being returned or wait for the uplink, each with the sizes
             of the unsent results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             will be free. `received_s` is used only if the PS's card limits no transfer.
-        under_way: number of units in flight.
+        under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches that the device retains.
-        went_back: whether the device's last unit was a backward pass.
+        went_back: whether the device's last request was a backward pass.
         weights_s, x_s: total seconds of weights and of activations on the device's downlink.
         computes_s: total seconds of computing.
         y_s, gradients_s: total seconds of activations and of gradients on the device's uplink.
-        errands: cached messages of units. The key consists of stage, tokens, whether the unit is a
-            forward pass, and what the device retains.
+        pass_messages: cached messages of requests. The key consists of stage, tokens, whether the
+            request is a forward pass, and what the device retains.
         allowed: how many micro-batches the device may retain.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.
-        unit_s: seconds of one micro-batch pass if the device has nothing else to do.
+        request_s: seconds of one micro-batch pass if the device has nothing else to do.
         number: ID of the device.
         piece_up_s: seconds of `PIECE_BYTES` on the device's uplink.
     """
 
     rates: DeviceRates
-    coming: deque[tuple[SimulatedMessage, SimulatedUnit | None]] = field(default_factory=deque)
+    coming: deque[tuple[SimulatedMessage, SimulatedRequest | None]] = field(default_factory=deque)
     left_bytes: float = 0.0
-    going: deque[tuple[SimulatedUnit, list[float]]] = field(default_factory=deque)
+    going: deque[tuple[SimulatedRequest, list[float]]] = field(default_factory=deque)
     received_s: float = 0.0
     computed_s: float = 0.0
     sent_s: float = 0.0
@@ -153,10 +153,10 @@ class SimulatedDevice:
     x_s: float = 0.0
     y_s: float = 0.0
     gradients_s: float = 0.0
-    errands: dict[tuple[int, int, bool, Keep], Errand] = field(default_factory=dict)
+    pass_messages: dict[tuple[int, int, bool, Keep], PassMessages] = field(default_factory=dict)
     allowed: KeptBatches = NOTHING_KEPT
     stages: list[tuple[SimulatedStage, list[int]]] = field(default_factory=list)
-    unit_s: float = 0.0
+    request_s: float = 0.0
     number: int = field(init=False)
     latency_s: float = field(init=False)
     downlink_bytes_per_s: float = field(init=False)
@@ -214,12 +214,12 @@ class SimulatedStage:
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
     ) -> list[SimulatedMessage]:
-        """Return the messages to a device for one unit, in sending order.
+        """Return the messages to a device for one request, in sending order.
 
         Args:
             model: costs of the model.
             tokens: tokens of the micro-batch.
-            forward: whether the unit is only a forward pass.
+            forward: whether the request is only a forward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
             coded: whether the messages are compressed.
@@ -251,7 +251,7 @@ class SimulatedStage:
 
 
 @dataclass(slots=True, eq=False)
-class SimulatedUnit:
+class SimulatedRequest:
     """One micro-batch pass in flight on a device, or the transfer of accumulated gradients.
 
     Attributes:
@@ -259,7 +259,7 @@ class SimulatedUnit:
         batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
         device: the device.
         forward: whether the pass is a forward pass.
-        sends: see `Errand`.
+        sends: see `PassMessages`.
         pieces: number of chunks whose results have not been returned completely.
     """
 

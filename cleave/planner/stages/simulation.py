@@ -1,6 +1,6 @@
 """Event-driven simulation of a training step by stages.
 
-The simulated PS assigns units to devices by the rules in `rules.py`, like the real scheduler. At
+The simulated PS assigns requests to devices by the rules in `rules.py`, like the real scheduler. At
 the beginning of the step, the PS sends the trained weights to all devices, layer by layer. Devices
 already hold the frozen weights.
 
@@ -35,15 +35,15 @@ from cleave.planner.stages.model import (
     PsCompute,
     StageModel,
 )
-from cleave.planner.stages.rules import UNITS_AT_ONCE, Pass
+from cleave.planner.stages.rules import REQUESTS_AT_ONCE, Pass
 from cleave.planner.stages.simulated import (
     PIECE_BYTES,
-    Errand,
+    PassMessages,
     SimulatedCard,
     SimulatedDevice,
     SimulatedMessage,
+    SimulatedRequest,
     SimulatedStage,
-    SimulatedUnit,
 )
 
 _SUMMARY_BYTES: Final = 8
@@ -58,7 +58,7 @@ def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
 
 
 def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
-    return rules.turn(device.under_way, device.unit_s, device.number)
+    return rules.turn(device.under_way, device.request_s, device.number)
 
 
 class StageSimulation:
@@ -102,12 +102,13 @@ class StageSimulation:
             flops = math.fsum(cost.flops for cost in stage.costs) * tokens
             for number in stage.plan.devices:
                 device = self.devices[number]
-                device.unit_s = device.rates.unit_s(activation, flops)
+                device.request_s = device.rates.request_s(activation, flops)
                 own = stage.own[number] = []
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # If the card limits no transfer, the end of a unit is known when the unit is assigned.
+        # If the card limits no transfer, the end of a request is known when the request is
+        # assigned.
         self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
         # For each stage, seconds per token of the PS layers before the stage: forward pass, and
         # both passes. `loss_s` includes the PS layers after the last stage.
@@ -175,35 +176,35 @@ class StageSimulation:
 
     # --- the PS ---
 
-    # After each event, no device with a free slot has a unit ready. So the next event asks only the
-    # devices for which it may have made a unit ready.
+    # After each event, no device with a free slot has a request ready. So the next event asks only
+    # the devices for which it may have made a request ready.
 
     def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
-        """Assign units to the given devices in turn, until none of these devices gets a unit."""
-        turn = [device for device in devices if device.under_way < UNITS_AT_ONCE]
+        """Assign requests to the given devices in turn, until none of them gets a request."""
+        turn = [device for device in devices if device.under_way < REQUESTS_AT_ONCE]
         while turn:
             if len(turn) > 1:
                 turn.sort(key=_turn)
             turn = [
                 device
                 for device in turn
-                if self._ask_one(now_s, device) and device.under_way < UNITS_AT_ONCE
+                if self._ask_one(now_s, device) and device.under_way < REQUESTS_AT_ONCE
             ]
 
     def _ask_first(self, now_s: float, devices: Sequence[SimulatedDevice]) -> None:
         """Assign an arrived micro-batch to the first eligible device."""
-        free = [device for device in devices if device.under_way < UNITS_AT_ONCE]
+        free = [device for device in devices if device.under_way < REQUESTS_AT_ONCE]
         if free:
             self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
 
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
     ) -> None:
-        """Assign an arrived micro-batch to one of `others`, and a unit to `device`.
+        """Assign an arrived micro-batch to one of `others`, and a request to `device`.
 
-        `device` has just finished a unit, so it may get another unit.
+        `device` has just finished a request, so it may get another request.
         """
-        free = [other for other in others if other.under_way < UNITS_AT_ONCE]
+        free = [other for other in others if other.under_way < REQUESTS_AT_ONCE]
         if not free:
             self._ask_one(now_s, device)
         elif device in free:
@@ -215,7 +216,7 @@ class StageSimulation:
             self._ask_one(now_s, last)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
-        """Assign a unit to a device if a unit is ready; return True if a unit was assigned."""
+        """Assign a ready request to a device; return False if none is ready."""
         ahead = back = None
         for stage, own in device.stages:
             if ahead is None and stage.forward:
@@ -268,26 +269,28 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> None:
-        errand = self.errand(stage, device, self.model.tokens[batch], forward=forward, keep=keep)
-        unit = SimulatedUnit(stage, batch, device, forward, errand.sends, stage.plan.pieces)
+        messages = self.messages(
+            stage, device, self.model.tokens[batch], forward=forward, keep=keep
+        )
+        request = SimulatedRequest(stage, batch, device, forward, messages.sends, stage.plan.pieces)
         device.under_way += 1
-        device.x_s += errand.x_s
-        device.y_s += errand.y_s
+        device.x_s += messages.x_s
+        device.y_s += messages.y_s
         if self._unlimited:
-            self._at(self._back_s(now_s, device, errand), self._passed, unit)
+            self._at(self._back_s(now_s, device, messages), self._passed, request)
         else:
-            self._send_down(now_s, device, errand.sent, unit)
+            self._send_down(now_s, device, messages.sent, request)
 
-    def _back_s(self, now_s: float, device: SimulatedDevice, errand: Errand) -> float:
-        """Return when the PS will have received all results of a unit.
+    def _back_s(self, now_s: float, device: SimulatedDevice, messages: PassMessages) -> float:
+        """Return when the PS will have received all results of a request.
 
         The PS's card must limit no transfer. This function does the work of `_send_down`,
-        `_compute` and `_answer` for all messages of the unit at once.
+        `_compute` and `_answer` for all messages of the request at once.
         """
         latency_s = device.latency_s
         received_s = device.received_s if device.received_s > now_s else now_s
         computed_s, sent_s, made_s = device.computed_s, device.sent_s, now_s
-        for message in errand.sent:
+        for message in messages.sent:
             received_s += message.passes_s
             if message.flops or message.answered:
                 begin_s = received_s + latency_s
@@ -297,16 +300,16 @@ class StageSimulation:
                 computed_s = begin_s + message.computes_s
             if message.answered:
                 made_s = computed_s
-                for each_s in errand.sends_s:
+                for each_s in messages.sends_s:
                     if sent_s > made_s:
                         made_s = sent_s
                     sent_s = made_s = made_s + each_s
         device.received_s, device.computed_s, device.sent_s = received_s, computed_s, sent_s
-        self.egress.passed_bytes += errand.sent_bytes
-        self.ingress.passed_bytes += errand.returned_bytes
+        self.egress.passed_bytes += messages.sent_bytes
+        self.ingress.passed_bytes += messages.returned_bytes
         return made_s + latency_s
 
-    def errand(
+    def messages(
         self,
         stage: SimulatedStage,
         device: SimulatedDevice,
@@ -314,22 +317,24 @@ class StageSimulation:
         *,
         forward: bool,
         keep: Keep,
-    ) -> Errand:
-        """Return the messages of a unit between the PS and a device.
+    ) -> PassMessages:
+        """Return the messages of a request between the PS and a device.
 
         Args:
             tokens: tokens of the micro-batch.
-            forward: whether the unit is only a forward pass.
+            forward: whether the request is only a forward pass.
             keep: what the device retains, or has retained, of the micro-batch.
         """
         key = stage.number, tokens, forward, keep
-        if (errand := device.errands.get(key)) is None:
-            errand = device.errands[key] = self._errand(stage, device.rates, tokens, forward, keep)
-        return errand
+        if (messages := device.pass_messages.get(key)) is None:
+            messages = device.pass_messages[key] = self._pass_messages(
+                stage, device.rates, tokens, forward, keep
+            )
+        return messages
 
-    def _errand(
+    def _pass_messages(
         self, stage: SimulatedStage, rates: DeviceRates, tokens: int, forward: bool, keep: Keep
-    ) -> Errand:
+    ) -> PassMessages:
         model, pieces = self.model, stage.plan.pieces
         coded = rates.codes_downlink
         messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
@@ -337,7 +342,7 @@ class StageSimulation:
         sent_bytes = sum(message.nbytes for message in sent)
         x_s = sent_bytes / rates.downlink_bytes_per_s
         if not (forward or stage.number > 0 or model.embeds):
-            return Errand(sent, (), x_s, 0.0, (), sent_bytes, 0.0)
+            return PassMessages(sent, (), x_s, 0.0, (), sent_bytes, 0.0)
         activation = tokens * model.width * model.element_bytes
         returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
         if forward and stage.plan.slice is not None:
@@ -345,20 +350,20 @@ class StageSimulation:
         returned_s = returned / rates.uplink_bytes_per_s
         returned_bytes = pieces * returned
         y_s = returned_bytes / rates.uplink_bytes_per_s
-        return Errand(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
+        return PassMessages(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
 
-    def _passed(self, now_s: float, unit: SimulatedUnit) -> None:
-        """Record that the PS has received all results of a unit, and assign the next units."""
+    def _passed(self, now_s: float, request: SimulatedRequest) -> None:
+        """Record the arrival of all results of a request, and assign the next requests."""
         self._end_s = now_s
-        device, stage, batch = unit.device, unit.stage, unit.batch
+        device, stage, batch = request.device, request.stage, request.batch
         device.under_way -= 1
         others: Sequence[SimulatedDevice] = ()
         if batch >= 0:
             if stage.plan.slice is not None:
-                stage.went += unit.forward
-                stage.passed += not unit.forward
-                self._answered(now_s, batch, forward=unit.forward)
-            elif unit.forward:
+                stage.went += request.forward
+                stage.passed += not request.forward
+                self._answered(now_s, batch, forward=request.forward)
+            elif request.forward:
                 others = self._passed_forward(now_s, stage, batch)
             else:
                 stage.passed += 1
@@ -366,7 +371,7 @@ class StageSimulation:
                     others = self._passed_backward(now_s, self.stages[stage.number - 1], batch)
         if others is self._of_slices:
             self._ask(now_s, dict.fromkeys((device, *others)))
-        elif device.under_way == UNITS_AT_ONCE - 1:
+        elif device.under_way == REQUESTS_AT_ONCE - 1:
             self._ask_both(now_s, device, others)
         elif others:
             self._ask_first(now_s, others)
@@ -440,7 +445,7 @@ class StageSimulation:
         """
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
-            # The training thread is notified first. Meanwhile, devices get units that are ready.
+            # The training thread is notified first. Meanwhile, devices get requests that are ready.
             self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
 
     def _loss_summarized(self, now_s: float, batch: int) -> None:
@@ -467,9 +472,9 @@ class StageSimulation:
                 continue
             device.under_way += 1
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
-            unit = SimulatedUnit(stage, -1, device, False, sizes[::-1])
+            request = SimulatedRequest(stage, -1, device, False, sizes[::-1])
             begin_s = max(now_s + device.rates.latency_s, device.computed_s)
-            self._answer(begin_s, unit, sizes[::-1])
+            self._answer(begin_s, request, sizes[::-1])
 
     # --- devices ---
 
@@ -499,23 +504,23 @@ class StageSimulation:
         now_s: float,
         device: SimulatedDevice,
         messages: Sequence[SimulatedMessage],
-        unit: SimulatedUnit | None,
+        request: SimulatedRequest | None,
     ) -> None:
         """Queue messages to a device behind the messages in transit.
 
         Args:
-            unit: the unit of the messages; None for weights.
+            request: the request of the messages; None for weights.
         """
         if not self.egress.byte_s:  # the card limits no transfer: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
                 received_s += message.passes_s
                 self.egress.passed_bytes += message.nbytes
-                self._compute(received_s, device, message, unit)
+                self._compute(received_s, device, message, request)
             device.received_s = received_s
             return
         idle = not device.coming
-        device.coming.extend((message, unit) for message in messages)
+        device.coming.extend((message, request) for message in messages)
         if idle:
             self._send_message(now_s, device)
 
@@ -529,8 +534,8 @@ class StageSimulation:
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
         """Start the graph run for a message that has arrived, and send the next message."""
-        message, unit = device.coming.popleft()
-        self._compute(now_s, device, message, unit)
+        message, request = device.coming.popleft()
+        self._compute(now_s, device, message, request)
         if device.coming:
             self._send_message(now_s, device)
 
@@ -539,7 +544,7 @@ class StageSimulation:
         received_s: float,
         device: SimulatedDevice,
         message: SimulatedMessage,
-        unit: SimulatedUnit | None,
+        request: SimulatedRequest | None,
     ) -> None:
         """Queue the graph run for a message on the device's processor."""
         if message.flops or message.answered:
@@ -548,40 +553,40 @@ class StageSimulation:
                 begin_s = device.computed_s
             device.computes_s += message.computes_s
             device.computed_s = begin_s + message.computes_s
-        if unit is not None and message.answered:
-            self._answer(device.computed_s, unit, unit.sends)
+        if request is not None and message.answered:
+            self._answer(device.computed_s, request, request.sends)
 
-    def _answer(self, made_s: float, unit: SimulatedUnit, sends: Sequence[float]) -> None:
-        """Return the results of a unit, or of one chunk of a unit, once they are computed.
+    def _answer(self, made_s: float, request: SimulatedRequest, sends: Sequence[float]) -> None:
+        """Return the results of a request, or of one chunk of a request, once they are computed.
 
         Args:
             made_s: time at which the results are computed.
             sends: sizes of the results in bytes, in reverse order.
         """
         if self.ingress.byte_s:
-            self._at(made_s, self._made, (unit, list(sends)))
+            self._at(made_s, self._made, (request, list(sends)))
             return
-        device = unit.device
+        device = request.device
         for nbytes in reversed(sends):  # the card limits no transfer: arrival times are known now
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s
             device.sent_s = made_s
             self.ingress.passed_bytes += nbytes
-        self._pass(made_s, unit)
+        self._pass(made_s, request)
 
-    def _pass(self, sent_s: float, unit: SimulatedUnit) -> None:
-        """Record that the results of a chunk have arrived. After the last chunk, end the unit."""
-        unit.pieces -= 1
-        if not unit.pieces:
-            self._at(sent_s + unit.device.rates.latency_s, self._passed, unit)
+    def _pass(self, sent_s: float, request: SimulatedRequest) -> None:
+        """Record the arrival of a chunk's results. After the last chunk, end the request."""
+        request.pieces -= 1
+        if not request.pieces:
+            self._at(sent_s + request.device.rates.latency_s, self._passed, request)
 
-    def _made(self, now_s: float, what: tuple[SimulatedUnit, list[float]]) -> None:
+    def _made(self, now_s: float, what: tuple[SimulatedRequest, list[float]]) -> None:
         """Queue computed results on the uplink behind other results of the device."""
-        unit, sends = what
-        device = unit.device
+        request, sends = what
+        device = request.device
         if not sends:
-            self._pass(now_s, unit)
+            self._pass(now_s, request)
             return
         idle = not device.going
         device.going.append(what)
@@ -592,7 +597,7 @@ class StageSimulation:
 
     def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
         """Send the next piece of the first result in the device's queue."""
-        unit, sends = device.going[0]
+        request, sends = device.going[0]
         nbytes = sends[-1]
         if nbytes > PIECE_BYTES:
             sends[-1] -= PIECE_BYTES
@@ -603,6 +608,6 @@ class StageSimulation:
         device.sent_s = sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
         if not sends:
             device.going.popleft()
-            self._pass(sent_s, unit)
+            self._pass(sent_s, request)
         if device.going:
             self._at(sent_s, self._send_up_event, device)

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.protocol.texts import clean
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 
 MAX_NAME: Final = 60
 """Maximum length of a device's name, in characters."""
@@ -29,7 +29,7 @@ class Admission:
         faults: number of wrong results that still count against the device.
         penalty: sum of the penalty points for these wrong results
             (`cleave.scheduler.sessions.reputation`).
-        conduct: the device's behavior in its last session.
+        behavior: the device's behavior in its last session.
         measured_by: the credential or join code of a device that joins only for a link measurement;
             empty if any number of devices may use the credential at the same time.
         at_once: maximum number of devices that may use `measured_by` at the same time.
@@ -43,7 +43,7 @@ class Admission:
     credential: str = ""
     faults: int = 0
     penalty: float = 0.0
-    conduct: Conduct = field(default_factory=Conduct)
+    behavior: Behavior = field(default_factory=Behavior)
     measured_by: str = ""
     at_once: int = 1
     measures: int | None = None
@@ -128,7 +128,7 @@ class Authenticator(Protocol):
         """Add the tasks, bytes and energy that a device contributed since the previous call."""
         ...
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior for its next session."""
         ...
 
@@ -187,7 +187,7 @@ class SharedSecretAuth:
     def contributed(self, identity: int, done: DeviceCounters) -> None:
         """Do nothing because this authenticator keeps no device records."""
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Do nothing because this authenticator keeps no device records."""
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:

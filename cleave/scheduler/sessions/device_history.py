@@ -12,7 +12,7 @@ from typing import Final
 
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.sessions.admission import Authenticator
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
@@ -70,7 +70,7 @@ class DeviceHistory:
         self._auth = auth
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
-        self._strangers: dict[tuple[str, str], Conduct] = {}  # key: (address, name)
+        self._strangers: dict[tuple[str, str], Behavior] = {}  # key: (address, name)
         self._rounding: dict[int, Rounding] = {}  # key: identity, across sessions
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
@@ -107,16 +107,16 @@ class DeviceHistory:
     def remember(self, session: Session) -> None:
         """Store a device's current behavior for its next session."""
         if session.identity is not None:
-            self._auth.conducted(session.identity, session.conduct)
+            self._auth.record_behavior(session.identity, session.behavior)
             return
         who = (session.address, session.name)
         self._strangers.pop(who, None)
-        if session.conduct != Conduct():
-            self._strangers[who] = session.conduct
+        if session.behavior != Behavior():
+            self._strangers[who] = session.behavior
             if len(self._strangers) > MAX_STRANGERS:
                 del self._strangers[next(iter(self._strangers))]
 
-    def conduct_before(self, session: Session, known: Conduct) -> Conduct:
+    def behavior_before(self, session: Session, known: Behavior) -> Behavior:
         """Return a device's behavior in its previous session.
 
         Args:

@@ -189,10 +189,10 @@ class Joining:
         session.own = admission.own
         session.rounding = self._history.rounding_before(session)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
-        conduct = self._history.conduct_before(session, admission.conduct)
-        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
+        behavior = self._history.behavior_before(session, admission.behavior)
+        session.setbacks = Setbacks.remembered(behavior.setbacks, behavior.failure)
         if self._observe:
-            session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
+            session.pace = Pace(Estimate(behavior.slowness, behavior.late_s))
         session.measure = hello.measure
         session.features = features.agreed(hello)
         if self._coding is CodingPolicy.OFF:

@@ -14,7 +14,7 @@ from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.pace import Pace
 from cleave.scheduler.sessions.probe import FIRST_ID, Probe
 from cleave.scheduler.sessions.reputation import Reputation, Rounding, Suspects
@@ -104,10 +104,10 @@ class Session:
         return self.rates is not None and self.rates.codes_downlink
 
     @property
-    def conduct(self) -> Conduct:
+    def behavior(self) -> Behavior:
         """Return the device's behavior, for storage until its next session."""
         estimate = self.pace.estimate
-        return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
+        return Behavior(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
     def restriction(self) -> str:

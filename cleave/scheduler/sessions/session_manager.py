@@ -43,6 +43,7 @@ from cleave.scheduler.instructions import (
     Stuck,
     TellStep,
 )
+from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.handshake import bounded
@@ -56,7 +57,6 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
-from cleave.scheduler.story import Story
 from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.tiles.scheduler import Scheduler
@@ -94,7 +94,7 @@ class SessionManager:
         card: rates of the server's network card, which all devices share; None for no limit.
         expected_devices: minimum number of devices that share the network card, counting devices
             that have not joined yet.
-        story: the log of the scheduler's events and instructions.
+        log: the log of the scheduler's events and instructions.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class SessionManager:
         coding: CodingPolicy | str = CodingPolicy.OFF,
         card: PsRates | None = None,
         expected_devices: int = 1,
-        story: Story | None = None,
+        log: SchedulerLog | None = None,
     ) -> None:
-        self.scheduler = Scheduler(story)
+        self.scheduler = Scheduler(log)
         self.sessions: dict[int, Session] = {}
         any_device = StagesOn.of(stages_on) is StagesOn.ANY
         self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)

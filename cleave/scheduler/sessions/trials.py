@@ -56,7 +56,7 @@ class Trials:
             session.pace.answered(run, session.rates, now_s, failed=True)
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
-            self._conduct_changed(session)
+            self._behavior_changed(session)
             # Set the device aside before its task is reassigned, or it could get the task again.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
@@ -117,7 +117,7 @@ class Trials:
         was_aside = session.setbacks.aside
         if was_aside:
             session.setbacks.back()
-        self._conduct_changed(session)
+        self._behavior_changed(session)
         said = [_aside(session)] if was_aside else []
         return [*sent, *said, _back(session)]
 
@@ -143,10 +143,10 @@ class Trials:
             session.setbacks.put_off(now_s)
         else:
             decisions.append(_back(session))
-        self._conduct_changed(session)
+        self._behavior_changed(session)
         return decisions
 
-    def _conduct_changed(self, session: Session) -> None:
+    def _behavior_changed(self, session: Session) -> None:
         session.reason = session.restriction
         self._history.remember(session)
 

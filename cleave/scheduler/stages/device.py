@@ -28,15 +28,15 @@ from cleave.scheduler.stages.work import (
     KeptLayer,
     LayerWork,
     LossWork,
+    RequestKind,
     SliceWork,
     StageGraph,
     StageOrder,
+    StageRequest,
     StepWork,
     SumName,
     SumPiece,
     SumShape,
-    Unit,
-    UnitKind,
     slice_layer,
     slice_of_layer,
 )
@@ -53,7 +53,7 @@ STEADY_AFTER: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class GradientAccumulator:
     """Gradient sums on one device, and the micro-batches whose gradients the sums contain.
 
     Attributes:
@@ -61,7 +61,7 @@ class Generation:
         sums: maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros.
         batches: micro-batches whose gradients are confirmed to be in the sums.
         asked: micro-batches whose backward pass is in flight.
-        taken: whether the PS has requested the sums. Later gradients go to another generation.
+        taken: whether the PS has requested the sums. Later gradients go to another accumulator.
         landed: whether all sums have arrived at the PS.
         found: maps (layer number, parameter, first row) to received rows of a sum.
     """
@@ -99,29 +99,31 @@ class StageDevice:
 
     # --- micro-batch passes ---
 
-    def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
+    def forward(
+        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
+    ) -> None:
         """Request a stage's forward pass for a micro-batch, and the stage's output."""
         layers, pieces = range(stage.first, stage.stop), stage.pieces
-        tokens = work.tokens[unit.batch] // pieces
+        tokens = work.tokens[request.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
-            y, kept = self._forward(work, layers, unit, self._put(piece), tokens)
+            y, kept = self._forward(work, layers, request, self._put(piece), tokens)
             name = (names.Y, number) if pieces > 1 else names.Y
-            self._fetch(unit, name, y, 0, tokens, work.width, work.dtype)
+            self._fetch(request, name, y, 0, tokens, work.width, work.dtype)
             self._rename(piece)
-            if unit.keep is Keep.NOTHING:
+            if request.keep is Keep.NOTHING:
                 self._drop(id for layer in kept for id in layer)
             else:
-                unit.kept = [*unit.kept, *kept]
+                request.kept = [*request.kept, *kept]
             self._drop([y])
-        if unit.keep is Keep.NOTHING:
-            self._forget_masks(work, layers, unit.batch)
+        if request.keep is Keep.NOTHING:
+            self._forget_masks(work, layers, request.batch)
 
     def backward(
         self,
         work: StepWork,
         stage: PlannedStage,
-        unit: Unit,
-        generation: Generation,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
         given: StageArray | Sequence[KeptLayer],
         dy: StageArray,
         *,
@@ -135,15 +137,15 @@ class StageDevice:
         Args:
             work: the step.
             stage: the stage to run.
-            unit: the record of this pass.
-            generation: the gradient sums to add to.
+            request: the record of this pass.
+            accumulator: the gradient sums to add to.
             given: the stage's input, or the wire IDs of retained arrays for each layer or sequence
                 chunk.
             dy: the gradient of the stage's output.
             dx_wanted: whether the device must return the gradient of the stage's input.
         """
         layers, pieces = range(stage.first, stage.stop), stage.pieces
-        tokens = work.tokens[unit.batch] // pieces
+        tokens = work.tokens[request.batch] // pieces
         inputs: Sequence[StageArray | Sequence[KeptLayer]]
         if isinstance(given, StageArray):
             inputs = given.pieces(pieces)
@@ -151,24 +153,24 @@ class StageDevice:
             inputs = [given] if pieces == 1 else [[layer] for layer in given]
         for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
             if isinstance(x, StageArray):
-                last, kept = self._forward(work, layers[:-1], unit, self._put(x), tokens)
+                last, kept = self._forward(work, layers[:-1], request, self._put(x), tokens)
                 kept = [*kept, (last,)]
                 self._rename(x)
             else:
                 kept = list(x)
             put = self._put(piece)
             self._rename(piece)
-            dx = self._backward(work, layers, unit, generation, kept, put, tokens)
+            dx = self._backward(work, layers, request, accumulator, kept, put, tokens)
             name = (names.DX, number) if pieces > 1 else names.DX
-            self._end_backward(work, stage, unit, dx, name, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, unit.batch)
+            self._end_backward(work, stage, request, dx, name, tokens, dx_wanted=dx_wanted)
+        self._forget_masks(work, layers, request.batch)
 
     def last(
         self,
         work: StepWork,
         stage: PlannedStage,
-        unit: Unit,
-        generation: Generation,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
         x: StageArray,
         *,
         dx_wanted: bool = True,
@@ -176,44 +178,46 @@ class StageDevice:
         """Request forward pass, loss and backward pass of the last stage for a micro-batch.
 
         Args:
-            work, stage, unit, generation, dx_wanted: see `backward`.
+            work, stage, request, accumulator, dx_wanted: see `backward`.
             x: the stage's input.
         """
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
-        tokens = work.tokens[unit.batch]
-        y, kept = self._forward(work, layers, unit, self._put(x), tokens)
+        tokens = work.tokens[request.batch]
+        y, kept = self._forward(work, layers, request, self._put(x), tokens)
         self._rename(x)
-        loss, dy = self._loss(work, work.loss, unit, generation, y)
-        self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
+        loss, dy = self._loss(work, work.loss, request, accumulator, y)
+        self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self._drop([y, loss])
-        dx = self._backward(work, layers, unit, generation, kept, dy, tokens)
-        self._end_backward(work, stage, unit, dx, names.DX, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, unit.batch)
+        dx = self._backward(work, layers, request, accumulator, kept, dy, tokens)
+        self._end_backward(work, stage, request, dx, names.DX, tokens, dx_wanted=dx_wanted)
+        self._forget_masks(work, layers, request.batch)
 
-    def slice_forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
+    def slice_forward(
+        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
+    ) -> None:
         """Request the forward pass of one vocabulary-parallel loss slice for a micro-batch."""
-        part, held = self._slice(work, stage, unit.batch)
-        tokens = work.tokens[unit.batch]
+        part, held = self._slice(work, stage, request.batch)
+        tokens = work.tokens[request.batch]
         x_array = self._put(x)
         made = {names.Y: _FP32 * names.SLICE_COLUMNS * tokens}
         flops = round(part.forward_flops * tokens)
-        found = self._run(unit, part.forward, {names.X: x_array} | held, made, flops)
-        self._fetch(unit, names.Y, found[names.Y], 0, tokens, names.SLICE_COLUMNS, "fp32")
+        found = self._run(request, part.forward, {names.X: x_array} | held, made, flops)
+        self._fetch(request, names.Y, found[names.Y], 0, tokens, names.SLICE_COLUMNS, "fp32")
         self._rename(x)
-        self._forget(part.targets[unit.batch])
-        if unit.keep is Keep.NOTHING:
+        self._forget(part.targets[request.batch])
+        if request.keep is Keep.NOTHING:
             self._drop([x_array])
         else:
-            unit.kept = [(x_array,)]
+            request.kept = [(x_array,)]
         self._drop([found[names.Y]])
 
     def slice_backward(
         self,
         work: StepWork,
         stage: PlannedStage,
-        unit: Unit,
-        generation: Generation,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
         given: StageArray | Sequence[KeptLayer],
         total: StageArray,
         *,
@@ -225,63 +229,69 @@ class StageDevice:
         the gradient of the last layer's output.
 
         Args:
-            work, stage, unit, generation, dx_wanted: see `backward`.
+            work, stage, request, accumulator, dx_wanted: see `backward`.
             given: the slice's input, or the wire ID of the retained input.
             total: the log-sum-exp over the whole vocabulary.
         """
         assert stage.slice is not None
-        part, held = self._slice(work, stage, unit.batch)
-        tokens = work.tokens[unit.batch]
+        part, held = self._slice(work, stage, request.batch)
+        tokens = work.tokens[request.batch]
         if isinstance(given, StageArray):
             x = self._put(given)
             self._rename(given)
         else:
             ((x, *_),) = given
         feed = {names.X: x, names.DY: self._put(total)} | held
-        made = {names.DX: self._activation_bytes(work, unit.batch)}
+        made = {names.DX: self._activation_bytes(work, request.batch)}
         flops = round(part.backward_flops * tokens)
         layer = slice_layer(stage.slice.number)
-        found = self._added(unit, part.backward, feed, made, flops, generation, layer, part)
+        found = self._added(request, part.backward, feed, made, flops, accumulator, layer, part)
         self._forget(total)
-        self._forget(part.targets[unit.batch])
+        self._forget(part.targets[request.batch])
         if dx_wanted:
-            self._fetch(unit, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
+            self._fetch(request, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
         self._drop([x, found[names.DX]])
 
     def sums(
-        self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
+        self,
+        work: StepWork,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
+        wanted: Container[SumName],
     ) -> None:
-        """Request the wanted gradient sums of a generation, and drop the other sums.
+        """Request the wanted gradient sums of an accumulator, and drop the other sums.
 
         Args:
             wanted: names of the sums to request. Later calls of `more_sums` request the sums that
                 exceed the limit on bytes in flight.
         """
-        self._drop(array for what, array in generation.sums.items() if what not in wanted)
-        generation.sums = {what: array for what, array in generation.sums.items() if what in wanted}
-        for (layer, name), array in generation.sums.items():
+        self._drop(array for what, array in accumulator.sums.items() if what not in wanted)
+        accumulator.sums = {
+            what: array for what, array in accumulator.sums.items() if what in wanted
+        }
+        for (layer, name), array in accumulator.sums.items():
             shape = sums_of(work, layer)[name]
             step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
                 rows = min(step, shape.rows - first)
-                unit.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
-        generation.taken = True
-        self.more_sums(work, unit)
+                request.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
+        accumulator.taken = True
+        self.more_sums(work, request)
 
-    def more_sums(self, work: StepWork, unit: Unit) -> None:
+    def more_sums(self, work: StepWork, request: StageRequest) -> None:
         """Request further gradient sums, up to a limit on bytes in flight.
 
         A device needs extra memory for each requested sum until the sum has been sent.
         """
-        while unit.rest:
-            piece = unit.rest[0]
+        while request.rest:
+            piece = request.rest[0]
             nbytes = piece.rows * piece.columns * _item_bytes(work.gradients)
-            if unit.answers and sum(unit.answers.values()) + nbytes > _AWAITED_BYTES:
+            if request.answers and sum(request.answers.values()) + nbytes > _AWAITED_BYTES:
                 return
-            unit.rest.popleft()
+            request.rest.popleft()
             first = piece.name[2]
             self._fetch(
-                unit, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
+                request, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
             )
 
     # --- memory ---
@@ -344,7 +354,7 @@ class StageDevice:
             if self._done >= STEADY_AFTER:
                 self._careful_bytes = None
 
-    def ask_again(self, run: int, unit: Unit) -> bool:
+    def ask_again(self, run: int, request: StageRequest) -> bool:
         """Repeat a failed order, if that is safe.
 
         Returns:
@@ -353,7 +363,7 @@ class StageDevice:
         """
         failed = self._asked.pop(run, None)
         self._done = 0
-        if failed is None or not (self._careful or unit.kind is UnitKind.SUMS):
+        if failed is None or not (self._careful or request.kind is RequestKind.SUMS):
             return False
         message = failed.message
         again: list[SendStage] = []
@@ -365,7 +375,7 @@ class StageDevice:
         else:
             assert isinstance(message, messages.Fetch)
         self._ids.runs += 1
-        unit.answers[self._ids.runs] = unit.answers.pop(run)
+        request.answers[self._ids.runs] = request.answers.pop(run)
         again.append(replace(failed, message=replace(message, id=self._ids.runs)))
         self._out.extendleft(reversed(again))
         return True
@@ -385,7 +395,7 @@ class StageDevice:
     # --- parts of passes ---
 
     def _forward(
-        self, work: StepWork, layers: range, unit: Unit, x: int, tokens: int
+        self, work: StepWork, layers: range, request: StageRequest, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
         """Request the forward pass of layers.
 
@@ -396,12 +406,12 @@ class StageDevice:
         kept: list[KeptLayer] = []
         for number in layers:
             layer = work.layers[number]
-            feed = {names.X: x} | self._held(layer, unit.batch)
+            feed = {names.X: x} | self._held(layer, request.batch)
             made = {names.Y: _FP32 * tokens * work.width}
-            if unit.keep is Keep.ACTIVATIONS:
+            if request.keep is Keep.ACTIVATIONS:
                 samples = tokens // layer.sample_tokens
                 made |= {name: each * samples for name, each in layer.activations.items()}
-            found = self._run(unit, layer.forward, feed, made, layer.forward_flops * tokens)
+            found = self._run(request, layer.forward, feed, made, layer.forward_flops * tokens)
             kept.append((x, *(found[name] for name in made if name != names.Y)))
             x = found[names.Y]
         return x, kept
@@ -410,8 +420,8 @@ class StageDevice:
         self,
         work: StepWork,
         layers: range,
-        unit: Unit,
-        generation: Generation,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
         kept: Sequence[KeptLayer],
         dy: int,
         tokens: int,
@@ -424,12 +434,14 @@ class StageDevice:
         made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
-            feed = {names.X: x, names.DY: dy} | self._held(layer, unit.batch)
+            feed = {names.X: x, names.DY: dy} | self._held(layer, request.batch)
             graph, flops = layer.backward, layer.backward_flops
             if activations and layer.from_activations is not None:
                 graph, flops = layer.from_activations, layer.from_activations_flops
                 feed |= zip(layer.activations, activations, strict=True)
-            found = self._added(unit, graph, feed, made, flops * tokens, generation, number, layer)
+            found = self._added(
+                request, graph, feed, made, flops * tokens, accumulator, number, layer
+            )
             self._drop([x, *activations, dy])
             dy = found[names.DX]
         return dy
@@ -438,7 +450,7 @@ class StageDevice:
         self,
         work: StepWork,
         stage: PlannedStage,
-        unit: Unit,
+        request: StageRequest,
         dx: int,
         name: Any,
         tokens: int,
@@ -450,7 +462,7 @@ class StageDevice:
         Then drop the gradient on the device.
         """
         if dx_wanted and (stage.first > 0 or work.embeds):
-            self._fetch(unit, name, dx, 0, tokens, work.width, work.dtype)
+            self._fetch(request, name, dx, 0, tokens, work.width, work.dtype)
         self._drop([dx])
 
     def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
@@ -459,28 +471,33 @@ class StageDevice:
             self._forget(mask)
 
     def _loss(
-        self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
+        self,
+        work: StepWork,
+        loss: LossWork,
+        request: StageRequest,
+        accumulator: GradientAccumulator,
+        y: int,
     ) -> tuple[int, int]:
         """Request the loss computation.
 
         Return the wire IDs of the loss and of its input gradient.
         """
-        feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
+        feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
-        made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
-        flops = loss.flops * work.tokens[unit.batch]
-        found = self._added(unit, loss.graph, feed, made, flops, generation, LOSS_LAYER, loss)
-        self._forget(loss.targets[unit.batch])
+        made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, request.batch)}
+        flops = loss.flops * work.tokens[request.batch]
+        found = self._added(request, loss.graph, feed, made, flops, accumulator, LOSS_LAYER, loss)
+        self._forget(loss.targets[request.batch])
         return found[names.LOSS], found[names.DX]
 
     def _added(
         self,
-        unit: Unit,
+        request: StageRequest,
         graph: StageGraph,
         feed: dict[str, int],
         made: dict[str, int],
         flops: int,
-        generation: Generation,
+        accumulator: GradientAccumulator,
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
@@ -490,15 +507,15 @@ class StageDevice:
 
         A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
-        before = {name: generation.sums.get((number, name), 0) for name in of.sums}
+        before = {name: accumulator.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
         held = {names.new_total(name): array for name, array in before.items() if array}
         room = (self._careful_bytes or 0) - self.occupied_bytes
         beside = self._careful and sum(made.values()) + sum(sizes.values()) <= room
-        found = self._run(unit, graph, feed, made | sizes, flops, {} if beside else held)
+        found = self._run(request, graph, feed, made | sizes, flops, {} if beside else held)
         for name in of.sums:
-            generation.sums[number, name] = found[names.new_total(name)]
+            accumulator.sums[number, name] = found[names.new_total(name)]
         if beside:
             self._drop(held.values())
         return found
@@ -543,11 +560,13 @@ class StageDevice:
         self.occupied_bytes += nbytes
         return self._ids.arrays
 
-    def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
+    def _next_run(
+        self, request: StageRequest, name: Any, output_bytes: int, flops: int, form: Any
+    ) -> Task:
         self._ids.runs += 1
-        unit.answers[self._ids.runs] = output_bytes
-        unit.flops += flops
-        return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
+        request.answers[self._ids.runs] = output_bytes
+        request.flops += flops
+        return Task(0, (), flops, output_bytes, StageOrder(request, name, *form))
 
     def _put(self, array: StageArray) -> int:
         """Return an array's wire ID. Send the array first if it is not on the device."""
@@ -590,7 +609,7 @@ class StageDevice:
 
     def _run(
         self,
-        unit: Unit,
+        request: StageRequest,
         graph: StageGraph,
         feed: Mapping[str, int],
         made: Mapping[str, int],
@@ -604,7 +623,7 @@ class StageDevice:
         id = self._put_graph(graph)
         new = {n: self._next_array(nbytes) for n, nbytes in made.items() if n not in (held or {})}
         found = {**new, **(held or {})}
-        task = self._next_run(unit, None, 0, flops, ())
+        task = self._next_run(request, None, 0, flops, ())
         self._send(
             messages.RunGraph(
                 self._ids.runs,
@@ -619,11 +638,18 @@ class StageDevice:
         return found
 
     def _fetch(
-        self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
+        self,
+        request: StageRequest,
+        name: Any,
+        array: int,
+        first: int,
+        rows: int,
+        columns: int,
+        out: str,
     ) -> None:
-        """Request rows of an array. The answer is stored in `unit.found[name]`."""
+        """Request rows of an array. The answer is stored in `request.found[name]`."""
         nbytes = rows * columns * _item_bytes(out)
-        task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
+        task = self._next_run(request, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def _drop(self, arrays: Iterable[int]) -> None:

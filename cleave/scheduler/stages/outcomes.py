@@ -150,7 +150,7 @@ class StepResult:
         losses: maps a micro-batch to its loss, if devices computed the loss.
         dx: maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted.
         gradients: maps (layer number, parameter) to a list of gradient sums, one for each
-            generation, in a fixed order. Each sum is a list of blocks of consecutive rows.
+            accumulator, in a fixed order. Each sum is a list of blocks of consecutive rows.
         records: one record for each stage.
     """
 

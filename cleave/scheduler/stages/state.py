@@ -8,7 +8,7 @@ from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import Generation
+from cleave.scheduler.stages.device import GradientAccumulator
 from cleave.scheduler.stages.outcomes import StageRecord, SumsRecord
 from cleave.scheduler.stages.work import KeptLayer, SumName
 
@@ -30,11 +30,11 @@ class StageState:
         x: maps a micro-batch to the stage's input, once available.
         dy: maps a micro-batch to the gradient of the stage's output, once available.
         forward: micro-batches whose forward pass is completed or in flight.
-        backward: micro-batches whose gradients are in a generation or whose backward pass is in
+        backward: micro-batches whose gradients are in an accumulator or whose backward pass is in
             flight.
         kept: maps a micro-batch to (device, wire IDs): the device that retains arrays for the
             backward pass, and the wire IDs of these arrays.
-        generations: the generations of gradient sums, oldest first.
+        accumulators: the accumulators of gradient sums, oldest first.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
@@ -48,7 +48,7 @@ class StageState:
     forward: set[int] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)
     kept: dict[int, tuple[int, Sequence[KeptLayer]]] = field(default_factory=dict)
-    generations: list[Generation] = field(default_factory=list)
+    accumulators: list[GradientAccumulator] = field(default_factory=list)
     y: dict[int, Any] = field(default_factory=dict)
     dx: dict[int, Any] = field(default_factory=dict)
     forward_by: dict[int, int] = field(default_factory=dict)
@@ -59,32 +59,32 @@ class StageState:
         """Return the stage's inputs and results, for auditing."""
         sums = [
             SumsRecord(g.device, frozenset(g.batches), g.found)
-            for g in self.generations
+            for g in self.accumulators
             if g.landed
         ]
         by = self.forward_by, self.backward_by
         return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
 
-    def generation_on(self, device: int) -> Generation:
-        """Return the device's generation that still accepts gradients.
+    def accumulator_on(self, device: int) -> GradientAccumulator:
+        """Return the device's accumulator that still accepts gradients.
 
-        Create a generation if none exists.
+        Create an accumulator if none exists.
         """
-        for generation in self.generations:
-            if generation.device == device and not generation.taken:
-                return generation
-        self.generations.append(Generation(device))
-        return self.generations[-1]
+        for accumulator in self.accumulators:
+            if accumulator.device == device and not accumulator.taken:
+                return accumulator
+        self.accumulators.append(GradientAccumulator(device))
+        return self.accumulators[-1]
 
     @property
     def left(self) -> int:
         """Return the number of micro-batches whose backward pass is not completed."""
-        return self.batches - sum(len(g.batches) for g in self.generations)
+        return self.batches - sum(len(g.batches) for g in self.accumulators)
 
     @property
     def has_landed(self) -> bool:
         """Return whether the gradient sums over all micro-batches have arrived at the PS."""
-        return sum(len(g.batches) for g in self.generations if g.landed) == self.batches
+        return sum(len(g.batches) for g in self.accumulators if g.landed) == self.batches
 
     @property
     def returned(self) -> float:
@@ -99,9 +99,9 @@ class StageState:
 
     def tasks(self) -> tuple[int, int]:
         """Return the number of completed tasks and the total number of tasks. Thread-safe."""
-        generations = tuple(self.generations)
-        done = sum(len(each.batches) for each in generations)
-        done += sum(len(each.batches) for each in generations if each.landed) == self.batches
+        accumulators = tuple(self.accumulators)
+        done = sum(len(each.batches) for each in accumulators)
+        done += sum(len(each.batches) for each in accumulators if each.landed) == self.batches
         if self.passes and not self.plan.loss:
             return done + len(self.y), 2 * self.batches + 1
         return done, self.batches + 1
@@ -150,19 +150,19 @@ class StageState:
             The number of backward passes whose gradients were in the lost sums.
         """
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
-        lost = [g for g in self.generations if g.device == device and not g.landed]
-        for generation in lost:
-            self.generations.remove(generation)
-            self.backward -= generation.batches | generation.asked
-        return sum(len(generation.batches) for generation in lost)
+        lost = [g for g in self.accumulators if g.device == device and not g.landed]
+        for accumulator in lost:
+            self.accumulators.remove(accumulator)
+            self.backward -= accumulator.batches | accumulator.asked
+        return sum(len(accumulator.batches) for accumulator in lost)
 
     def validate(self) -> None:
-        """Check that the generations contain each micro-batch of `backward` once, and no others.
+        """Check that the accumulators contain each micro-batch of `backward` once, and no others.
 
         Raises:
             AssertionError: the state is inconsistent.
         """
-        held = [b for g in self.generations for b in (*g.batches, *g.asked)]
+        held = [b for g in self.accumulators for b in (*g.batches, *g.asked)]
         if len(held) != len(set(held)):
             raise AssertionError(f"a micro-batch is in two sums of {self.plan.named}")
         if set(held) != self.backward:

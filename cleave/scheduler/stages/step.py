@@ -3,8 +3,8 @@
 The module has no I/O. Micro-batches pass through the stages independently of each other. Until the
 step ends, the PS retains each micro-batch's input and output gradient for every stage. Passes that
 were lost with a device are repeated from these arrays. Gradients are exact: the PS uses a
-*generation* of gradient sums completely or not at all. In each stage, or each part of a divided
-stage, exactly one used generation contains a given micro-batch.
+*accumulator* of gradient sums completely or not at all. In each stage, or each part of a divided
+stage, exactly one used accumulator contains a given micro-batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import Generation, StageDevice, arrays_of
+from cleave.scheduler.stages.device import GradientAccumulator, StageDevice, arrays_of
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
@@ -39,13 +39,13 @@ from cleave.scheduler.stages.outcomes import (
 from cleave.scheduler.stages.state import StageState
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
-from cleave.scheduler.stages.view import StepView, UnitCount
+from cleave.scheduler.stages.view import RequestCount, StepView
 from cleave.scheduler.stages.work import (
+    RequestKind,
     StageGraph,
     StageOrder,
+    StageRequest,
     StepWork,
-    Unit,
-    UnitKind,
 )
 from cleave.scheduler.tiles.device_memory import Names
 
@@ -87,17 +87,17 @@ class StageStep:
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
-        self._units: set[Unit] = set()
-        self._taking: dict[Unit, Generation] = {}
-        self._went_back: set[int] = set()  # devices whose latest unit was a backward pass
-        self._unit_s: dict[int, float] = {}  # key: device; value: seconds per unit
+        self._requests: set[StageRequest] = set()
+        self._taking: dict[StageRequest, GradientAccumulator] = {}
+        self._went_back: set[int] = set()  # devices whose latest request was a backward pass
+        self._request_s: dict[int, float] = {}  # key: device; value: seconds per request
         self._failed: dict[int, str] = {}  # key: excluded device; value: reason
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
         self._out: list[ForSteps] = []
         self._noted = False  # whether a stage without devices was reported
         self._usual = usual or UsualSizes()
-        self._suspects: deque[Unit] = deque()  # the caller is examining the first unit
+        self._suspects: deque[StageRequest] = deque()  # the caller is examining the first request
         self._diverged = False  # the caller confirmed a non-finite value
         self._stages[0].x = dict(enumerate(work.x))
 
@@ -130,11 +130,11 @@ class StageStep:
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
         """Record an array that a device returned for an order."""
-        order.unit.found[order.name] = payload
+        order.request.found[order.name] = payload
         values = isinstance(payload, bytes | bytearray | memoryview)  # else it is emulated
-        if values and order.unit in self._units:
+        if values and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
-            order.unit.note_size(self._place(order), size)
+            order.request.note_size(self._place(order), size)
         return self._answered(order, run)
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
@@ -147,12 +147,12 @@ class StageStep:
         """
         if not self._suspects:  # the step has ended
             return []
-        unit = self._suspects.popleft()
+        request = self._suspects.popleft()
         out: list[ForSteps] = []
-        if unit in self._units and right:
-            self._accept(unit, repeated=True)
-        elif unit in self._units:
-            out = self.failed(unit.device, reason)
+        if request in self._requests and right:
+            self._accept(request, repeated=True)
+        elif request in self._requests:
+            out = self.failed(request.device, reason)
         while self._suspects and not self._stands_out(self._suspects[0]):
             self._accept(self._suspects.popleft())
         if self._suspects:
@@ -176,16 +176,16 @@ class StageStep:
         If the order alone cannot be repeated, the device's passes start over. Only gradient sums
         that have arrived at the PS are retained.
         """
-        unit = order.unit
-        store = self._stores.get(unit.device)
+        request = order.request
+        store = self._stores.get(request.device)
         if store is None:
             return []
-        if unit not in self._units:  # the unit's step has ended
+        if request not in self._requests:  # the request's step has ended
             store.answered(run)
             return [*store.take()]
-        if store.ask_again(run, unit):
+        if store.ask_again(run, request):
             return [*store.take()]
-        device, present = unit.device, self._present()
+        device, present = request.device, self._present()
         store.be_careful(present[device].memory_bytes if device in present else 0)
         stages = [stage for stage in self._stages if device in stage.devices]
         store.start_over({array for one in stages for array in self._arrays_of(one, device)})
@@ -205,7 +205,7 @@ class StageStep:
         for stage in left:
             if stage.has_landed:
                 continue
-            if stage.devices or stage.generations:
+            if stage.devices or stage.accumulators:
                 self._reinforce(stage)
             else:
                 self._divide(stage)
@@ -216,12 +216,12 @@ class StageStep:
 
         The lost passes will be repeated.
         """
-        for unit in [unit for unit in self._units if unit.device == device]:
-            self._units.discard(unit)
-            self._taking.pop(unit, None)
-            self.repeated += unit.kind is not UnitKind.SUMS
-            if unit.kind is UnitKind.FORWARD:
-                self._stages[unit.stage].forward.discard(unit.batch)
+        for request in [request for request in self._requests if request.device == device]:
+            self._requests.discard(request)
+            self._taking.pop(request, None)
+            self.repeated += request.kind is not RequestKind.SUMS
+            if request.kind is RequestKind.FORWARD:
+                self._stages[request.stage].forward.discard(request.batch)
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
@@ -256,15 +256,15 @@ class StageStep:
     def withdraw(self) -> list[ForSteps]:
         """End the step because its result is no longer needed."""
         self.ended = True
-        self._units.clear()
+        self._requests.clear()
         self._suspects.clear()
         return []
 
     def view(self) -> StepView:
         """Return a snapshot of the step's progress."""
-        asked = UnitCount(self._units)
+        asked = RequestCount(self._requests)
         stages = tuple(
-            asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
+            asked.stage(number, s.plan, s.devices, len(s.y), s.accumulators)
             for number, s in sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
         )
         return StepView(len(self.work.x), self.ended, self.repeated, stages)
@@ -286,33 +286,35 @@ class StageStep:
         """
         for number, stage in enumerate(self._stages):
             stage.validate()
-            for unit in self._units:
-                if unit.stage == number and unit.kind is not UnitKind.SUMS:
-                    known = stage.forward if unit.kind is UnitKind.FORWARD else stage.backward
-                    if unit.batch not in known:
-                        raise AssertionError(f"{unit.kind.value} of {unit.batch} is not noted")
+            for request in self._requests:
+                if request.stage == number and request.kind is not RequestKind.SUMS:
+                    known = stage.forward if request.kind is RequestKind.FORWARD else stage.backward
+                    if request.batch not in known:
+                        raise AssertionError(
+                            f"{request.kind.value} of {request.batch} is not noted"
+                        )
 
     # --- answers ---
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle the answer to an order. The last answer of a unit completes the unit."""
-        unit = order.unit
-        unit.answers.pop(run, None)
-        store = self._stores.get(unit.device)
+        """Handle the answer to an order. The last answer of a request completes the request."""
+        request = order.request
+        request.answers.pop(run, None)
+        store = self._stores.get(request.device)
         if store is None:
             return []
         store.answered(run)
-        if unit not in self._units:
+        if request not in self._requests:
             return [*store.take()]
-        if unit.rest:
-            store.more_sums(self.work, unit)
+        if request.rest:
+            store.more_sums(self.work, request)
             return [*store.take()]
-        if unit.answers:
+        if request.answers:
             return [*store.take()]
-        if not self._stands_out(unit):
-            self._accept(unit)
+        if not self._stands_out(request):
+            self._accept(request)
         else:
-            self._suspects.append(unit)
+            self._suspects.append(request)
             if len(self._suspects) == 1:
                 self._tell_suspect()
         self._out += store.take()
@@ -320,8 +322,8 @@ class StageStep:
 
     def _place(self, order: StageOrder) -> Place:
         """Return the place under which the usual magnitude of a fetched array is stored."""
-        unit, plan = order.unit, self._stages[order.unit.stage].plan
-        if unit.kind is UnitKind.SUMS:
+        request, plan = order.request, self._stages[order.request.stage].plan
+        if request.kind is RequestKind.SUMS:
             layer, parameter, _ = order.name
             return Returned.SUM, parameter, layer
         slice = "" if plan.slice is None else plan.named
@@ -333,125 +335,125 @@ class StageStep:
             case _:
                 return Returned.GRADIENT, slice, plan.first
 
-    def _stands_out(self, unit: Unit) -> dict[Place, float]:
-        """Return the unusual magnitudes in a unit's results, keyed by place."""
-        if self._diverged or unit not in self._units:
+    def _stands_out(self, request: StageRequest) -> dict[Place, float]:
+        """Return the unusual magnitudes in a request's results, keyed by place."""
+        if self._diverged or request not in self._requests:
             return {}
-        return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
+        return {p: size for p, size in request.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:
-        unit = self._suspects[0]
-        stage, batches = self._stages[unit.stage], {unit.batch}
+        request = self._suspects[0]
+        stage, batches = self._stages[request.stage], {request.batch}
         y: dict[int, Any] = {}
         dx: dict[int, Any] = {}
         sums = []
-        if unit.kind is UnitKind.SUMS:
-            batches = self._taking[unit].batches
-            sums = [SumsRecord(unit.device, frozenset(batches), dict(unit.found))]
-        elif unit.kind is UnitKind.FORWARD:
-            y = {unit.batch: unit.fetched(names.Y)}
+        if request.kind is RequestKind.SUMS:
+            batches = self._taking[request].batches
+            sums = [SumsRecord(request.device, frozenset(batches), dict(request.found))]
+        elif request.kind is RequestKind.FORWARD:
+            y = {request.batch: request.fetched(names.Y)}
         else:
-            dx = {unit.batch: unit.fetched(names.DX)}
+            dx = {request.batch: request.fetched(names.DX)}
         record = StageRecord(
             stage.plan,
             {batch: stage.x[batch] for batch in batches},
             {batch: stage.dy[batch] for batch in batches if batch in stage.dy},
             y,
             dx,
-            dict.fromkeys(y, unit.device),
-            dict.fromkeys(dx, unit.device),
+            dict.fromkeys(y, request.device),
+            dict.fromkeys(dx, request.device),
             sums,
         )
-        losses = {unit.batch: unit.found[names.LOSS]} if names.LOSS in unit.found else {}
-        suspect = Suspect(unit.device, record, losses, self._stands_out(unit))
+        losses = {request.batch: request.found[names.LOSS]} if names.LOSS in request.found else {}
+        suspect = Suspect(request.device, record, losses, self._stands_out(request))
         self._out.append(TellStep(suspect, self.work))
 
-    def _accept(self, unit: Unit, *, repeated: bool = False) -> None:
-        """Use the results of a unit, unless the unit was discarded and its pass requested again.
+    def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
+        """Use the results of a request, unless the request was discarded and replaced.
 
         Args:
             repeated: whether the PS recomputed the results and got the same values.
         """
-        if unit not in self._units:
+        if request not in self._requests:
             return
-        self._units.discard(unit)
-        for place, size in unit.sizes.items():
+        self._requests.discard(request)
+        for place, size in request.sizes.items():
             if math.isfinite(size):
                 self._usual.saw(place, size, repeated=repeated)
             else:  # training diverges, or the model's weights are not finite
                 self._diverged = True
-        self._finish(unit)
+        self._finish(request)
 
-    def _finish(self, unit: Unit) -> None:
-        stage = self._stages[unit.stage]
-        match unit.kind:
-            case UnitKind.FORWARD:
-                if unit.kept:
-                    stage.kept[unit.batch] = unit.device, unit.kept
-                self._passed(unit, unit.fetched(names.Y))
-            case UnitKind.BACKWARD | UnitKind.LAST:
-                self._added(stage, unit)
-            case UnitKind.SUMS:
-                generation = self._taking.pop(unit)
-                generation.found, generation.landed = unit.found, True
-                store = self._store(unit.device)
-                store.drop(generation.sums.values())
+    def _finish(self, request: StageRequest) -> None:
+        stage = self._stages[request.stage]
+        match request.kind:
+            case RequestKind.FORWARD:
+                if request.kept:
+                    stage.kept[request.batch] = request.device, request.kept
+                self._passed(request, request.fetched(names.Y))
+            case RequestKind.BACKWARD | RequestKind.LAST:
+                self._added(stage, request)
+            case RequestKind.SUMS:
+                accumulator = self._taking.pop(request)
+                accumulator.found, accumulator.landed = request.found, True
+                store = self._store(request.device)
+                store.drop(accumulator.sums.values())
                 self._out += store.take()
 
-    def _passed(self, unit: Unit, payload: Any) -> None:
+    def _passed(self, request: StageRequest, payload: Any) -> None:
         """Record a completed forward pass, and pass its output to the next stage or to the PS."""
-        stage = self._stages[unit.stage]
-        is_new = unit.batch not in stage.y
+        stage = self._stages[request.stage]
+        is_new = request.batch not in stage.y
         if is_new:
-            stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
+            stage.y[request.batch], stage.forward_by[request.batch] = payload, request.device
         if stage.plan.slice is not None:
-            if is_new and all(unit.batch in one.y for one in self._slices):
-                found = [one.y[unit.batch] for one in self._slices]
-                self._out.append(TellStep(SlicesReady(unit.batch, found), self.work))
+            if is_new and all(request.batch in one.y for one in self._slices):
+                found = [one.y[request.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesReady(request.batch, found), self.work))
             return
         if stage is self._last and self._slices:
-            x = self._activation(unit.batch, payload)
+            x = self._activation(request.batch, payload)
             for one in self._slices:
-                one.x.setdefault(unit.batch, x)
+                one.x.setdefault(request.batch, x)
             return
         if stage is self._last:
-            self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
+            self._out.append(TellStep(OutputReady(request.batch, payload), self.work))
             return
-        if unit.stage in self.work.ps_after:
+        if request.stage in self.work.ps_after:
             if is_new:
-                wanted = InputWanted(unit.stage, unit.batch, payload)
+                wanted = InputWanted(request.stage, request.batch, payload)
                 self._out.append(TellStep(wanted, self.work))
             return
-        following = self._stages[unit.stage + 1]
-        if unit.batch not in following.x:  # a repeated pass must not replace the input
-            following.x[unit.batch] = self._activation(unit.batch, payload)
+        following = self._stages[request.stage + 1]
+        if request.batch not in following.x:  # a repeated pass must not replace the input
+            following.x[request.batch] = self._activation(request.batch, payload)
 
-    def _added(self, stage: StageState, unit: Unit) -> None:
+    def _added(self, stage: StageState, request: StageRequest) -> None:
         """Record a completed backward pass, and pass the input gradient to the previous stage."""
-        for generation in stage.generations:
-            if generation.device == unit.device and unit.batch in generation.asked:
-                generation.asked.discard(unit.batch)
-                generation.batches.add(unit.batch)
-        if unit.kind is UnitKind.LAST:
-            self._losses.setdefault(unit.batch, unit.found[names.LOSS])
-        dx = unit.fetched(names.DX)
+        for accumulator in stage.accumulators:
+            if accumulator.device == request.device and request.batch in accumulator.asked:
+                accumulator.asked.discard(request.batch)
+                accumulator.batches.add(request.batch)
+        if request.kind is RequestKind.LAST:
+            self._losses.setdefault(request.batch, request.found[names.LOSS])
+        dx = request.fetched(names.DX)
         if dx is None:
             return
-        is_new = unit.batch not in stage.dx
+        is_new = request.batch not in stage.dx
         if is_new:
-            stage.dx[unit.batch], stage.backward_by[unit.batch] = dx, unit.device
+            stage.dx[request.batch], stage.backward_by[request.batch] = dx, request.device
         if stage.plan.slice is not None:
-            if is_new and all(unit.batch in one.dx for one in self._slices):
-                found = [one.dx[unit.batch] for one in self._slices]
-                self._out.append(TellStep(SlicesBack(unit.batch, found), self.work))
-        elif unit.stage == 0:
-            self._dx.setdefault(unit.batch, dx)
-        elif unit.stage - 1 in self.work.ps_after:
+            if is_new and all(request.batch in one.dx for one in self._slices):
+                found = [one.dx[request.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesBack(request.batch, found), self.work))
+        elif request.stage == 0:
+            self._dx.setdefault(request.batch, dx)
+        elif request.stage - 1 in self.work.ps_after:
             if is_new:
-                wanted = GradientWanted(unit.stage - 1, unit.batch, dx)
+                wanted = GradientWanted(request.stage - 1, request.batch, dx)
                 self._out.append(TellStep(wanted, self.work))
-        elif unit.batch not in self._stages[unit.stage - 1].dy:
-            self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
+        elif request.batch not in self._stages[request.stage - 1].dy:
+            self._stages[request.stage - 1].dy[request.batch] = self._activation(request.batch, dx)
 
     def _activation(self, batch: int, payload: Any) -> StageArray:
         return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
@@ -471,43 +473,43 @@ class StageStep:
         return out
 
     def _ask_once(self) -> bool:
-        """Request at most one unit from each device that may run another unit.
+        """Request at most one request from each device that may run another request.
 
         Returns:
-            Whether any unit was requested.
+            Whether any request was sent.
         """
         self._replace_missing()
         if self.ended:
             return False
         busy: dict[int, int] = {}
-        for unit in self._units:
-            busy[unit.device] = busy.get(unit.device, 0) + 1
+        for request in self._requests:
+            busy[request.device] = busy.get(request.device, 0) + 1
         asked = False
         for device in self._turns(busy):
             asked |= self._ask(device)
         return asked
 
     def _turns(self, busy: Mapping[int, int]) -> list[int]:
-        """Return the devices that may run another unit, in the order of `rules.turn`."""
+        """Return the devices that may run another request, in the order of `rules.turn`."""
         able = {d for stage in self._stages for d in stage.devices}
-        if not able <= self._unit_s.keys():
+        if not able <= self._request_s.keys():
             self._time_units()
         free = [device for device in able if rules.may_have_another(busy.get(device, 0))]
-        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._unit_s[d], d))
+        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._request_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict, for each device, the seconds of one unit of the device's first stage."""
+        """Predict, for each device, the seconds of one request of the device's first stage."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
             flops = tokens * Takeover(self.work, stage.plan, stage.sums).flops
             for device in stage.devices:
                 rates = present.get(device)
-                unit_s = rates.unit_s(activation, flops) if rates is not None else math.inf
-                self._unit_s.setdefault(device, unit_s)
+                request_s = rates.request_s(activation, flops) if rates is not None else math.inf
+                self._request_s.setdefault(device, request_s)
 
     def _ask(self, device: int) -> bool:
-        """Request a unit from a device, if a unit is ready. Return whether a unit was requested."""
+        """Send a ready request to a device; return False if none is ready."""
         mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
@@ -529,11 +531,11 @@ class StageStep:
 
     def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         keep = self._next_kept(stage, device)
-        unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
+        request = self._request(RequestKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
         store = self._store(device)
         ask = store.forward if stage.plan.slice is None else store.slice_forward
-        ask(self.work, stage.plan, unit, stage.x[batch])
+        ask(self.work, stage.plan, request, stage.x[batch])
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
@@ -541,7 +543,9 @@ class StageStep:
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
-        kept += [unit.kept for unit in self._units if unit.device == device and unit.kept]
+        kept += [
+            request.kept for request in self._requests if request.device == device and request.kept
+        ]
         activations = sum(len(layers[0]) > 1 for layers in kept if layers)
         return rules.next_kept(
             self.work.kept_batches.get(device, NOTHING_KEPT),
@@ -552,47 +556,49 @@ class StageStep:
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         """Request a micro-batch's backward pass. The last stage also runs forward pass and loss."""
-        generation = stage.generation_on(device)
-        generation.asked.add(batch)
+        accumulator = stage.accumulator_on(device)
+        accumulator.asked.add(batch)
         stage.backward.add(batch)
         store = self._store(device)
         dx_wanted = stage.passes and batch not in stage.dx
         if stage.plan.loss:
-            unit = self._unit(UnitKind.LAST, number, batch, device, self._next_kept(stage, device))
+            request = self._request(
+                RequestKind.LAST, number, batch, device, self._next_kept(stage, device)
+            )
             x = stage.x[batch]
-            store.last(self.work, stage.plan, unit, generation, x, dx_wanted=dx_wanted)
+            store.last(self.work, stage.plan, request, accumulator, x, dx_wanted=dx_wanted)
         else:
-            unit = self._unit(UnitKind.BACKWARD, number, batch, device)
+            request = self._request(RequestKind.BACKWARD, number, batch, device)
             kept = stage.kept.pop(batch, None)
             given = stage.x[batch] if kept is None else kept[1]
             dy = stage.dy[batch]
             ask = store.backward if stage.plan.slice is None else store.slice_backward
-            ask(self.work, stage.plan, unit, generation, given, dy, dx_wanted=dx_wanted)
+            ask(self.work, stage.plan, request, accumulator, given, dy, dx_wanted=dx_wanted)
         self._out += store.take()
 
-    def _unit(
-        self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
-    ) -> Unit:
-        unit = Unit(kind, stage, batch, device, keep)
-        self._units.add(unit)
-        return unit
+    def _request(
+        self, kind: RequestKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
+    ) -> StageRequest:
+        request = StageRequest(kind, stage, batch, device, keep)
+        self._requests.add(request)
+        return request
 
     def _take_sums(self) -> None:
         """Request the gradient sums of each stage whose backward passes are all completed."""
         for number, stage in enumerate(self._stages):
             left = stage.left
-            for generation in stage.generations:
-                awaited = not left and self._is_waited_for(generation.device)
-                if generation.taken or not rules.may_take_sums(left, gradients_awaited=awaited):
+            for accumulator in stage.accumulators:
+                awaited = not left and self._is_waited_for(accumulator.device)
+                if accumulator.taken or not rules.may_take_sums(left, gradients_awaited=awaited):
                     continue
-                generation.taken = True
-                if not generation.sums:
-                    generation.landed = True
+                accumulator.taken = True
+                if not accumulator.sums:
+                    accumulator.landed = True
                     continue
-                unit = self._unit(UnitKind.SUMS, number, -1, generation.device)
-                self._taking[unit] = generation
-                store = self._store(generation.device)
-                store.sums(self.work, unit, generation, stage.sums)
+                request = self._request(RequestKind.SUMS, number, -1, accumulator.device)
+                self._taking[request] = accumulator
+                store = self._store(accumulator.device)
+                store.sums(self.work, request, accumulator, stage.sums)
                 self._out += store.take()
 
     def _is_waited_for(self, device: int) -> bool:
@@ -609,12 +615,12 @@ class StageStep:
         gradients: dict[tuple[int, str], list[list[Any]]] = {}
         for stage in self._stages:
             # A fixed order makes the result independent of which device answers first.
-            for generation in sorted(stage.generations, key=lambda g: (g.device, min(g.batches))):
+            for accumulator in sorted(stage.accumulators, key=lambda g: (g.device, min(g.batches))):
                 parts: dict[tuple[int, str], list[Any]] = {}
-                for layer, name, _ in sorted(generation.found):
+                for layer, name, _ in sorted(accumulator.found):
                     parts.setdefault((layer, name), [])
-                for layer, name, first in sorted(generation.found):
-                    parts[layer, name].append(generation.found[layer, name, first])
+                for layer, name, first in sorted(accumulator.found):
+                    parts[layer, name].append(accumulator.found[layer, name, first])
                 for key, part in parts.items():
                     gradients.setdefault(key, []).append(part)
         records = [stage.record for stage in self._stages]
@@ -626,7 +632,7 @@ class StageStep:
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
         self.ended = True
-        self._units.clear()
+        self._requests.clear()
         self._suspects.clear()
         self._out.append(TellStep(outcome, self.work))
 
@@ -712,10 +718,10 @@ class StageStep:
         """Return the fraction of a stage's gradient sums that a device must still return."""
         if stage.has_landed:
             return 0.0
-        for unit, generation in self._taking.items():
-            if generation.device == device and generation in stage.generations:
-                left = len(unit.answers) + len(unit.rest)
-                return left / (left + len(unit.found))
+        for request, accumulator in self._taking.items():
+            if accumulator.device == device and accumulator in stage.accumulators:
+                left = len(request.answers) + len(request.rest)
+                return left / (left + len(request.found))
         return 1.0
 
     def _arrays_of(self, stage: StageState, device: int) -> Iterator[StageArray | StageGraph]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cleave.planner.stages.model import HeadSlice, PlannedStage
-from cleave.scheduler.stages.device import Generation
-from cleave.scheduler.stages.work import Unit, UnitKind
+from cleave.scheduler.stages.device import GradientAccumulator
+from cleave.scheduler.stages.work import RequestKind, StageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +77,22 @@ class StepView:
     stages: tuple[StageView, ...]
 
 
-class UnitCount:
-    """Counts the units in flight for each stage and device.
+class RequestCount:
+    """Counts the requests in flight for each stage and device.
 
     Args:
-        units: all units in flight.
+        requests: all requests in flight.
     """
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, requests: Iterable[StageRequest]) -> None:
         self._forward: Counter[tuple[int, int]] = Counter()
         self._backward: Counter[tuple[int, int]] = Counter()
-        for unit in units:
-            match unit.kind:
-                case UnitKind.FORWARD:
-                    self._forward[unit.stage, unit.device] += 1
-                case UnitKind.BACKWARD | UnitKind.LAST:
-                    self._backward[unit.stage, unit.device] += 1
+        for request in requests:
+            match request.kind:
+                case RequestKind.FORWARD:
+                    self._forward[request.stage, request.device] += 1
+                case RequestKind.BACKWARD | RequestKind.LAST:
+                    self._backward[request.stage, request.device] += 1
 
     def stage(
         self,
@@ -100,7 +100,7 @@ class UnitCount:
         plan: PlannedStage,
         devices: Sequence[int],
         outputs: int,
-        generations: Sequence[Generation],
+        accumulators: Sequence[GradientAccumulator],
     ) -> StageView:
         """Return the progress of one stage.
 
@@ -109,12 +109,12 @@ class UnitCount:
             plan: the stage's layers.
             devices: the devices that hold the layers.
             outputs: number of micro-batches whose output has arrived at the PS.
-            generations: the stage's generations of gradient sums.
+            accumulators: the stage's accumulators of gradient sums.
         """
         summed: Counter[int] = Counter()
         coming: Counter[int] = Counter()
         landed = 0
-        for sums in generations:
+        for sums in accumulators:
             if sums.landed:
                 landed += len(sums.batches)
             else:

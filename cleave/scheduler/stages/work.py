@@ -257,7 +257,7 @@ KeptLayer: TypeAlias = tuple[int, ...]
 """Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations."""
 
 
-class UnitKind(Enum):
+class RequestKind(Enum):
     """The kinds of requests to a device."""
 
     FORWARD = "forward"
@@ -271,17 +271,17 @@ class UnitKind(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class StageRequest:
     """A request to a device for one pass of a micro-batch, or for gradient sums.
 
-    A unit consists of one or more orders, and the device answers each order.
+    A request consists of one or more orders, and the device answers each order.
 
     Attributes:
         kind: the kind of request.
         stage: number of the stage.
         batch: index of the micro-batch; -1 for gradient sums.
-        device: the device that runs the unit.
-        keep: arrays that the device retains until the backward pass. A `LAST` unit drops the
+        device: the device that runs the request.
+        keep: arrays that the device retains until the backward pass. A `LAST` request drops the
             retained arrays itself.
         answers: maps each order in flight to the bytes of its answer.
         rest: blocks of gradient sums that are not requested yet.
@@ -293,7 +293,7 @@ class Unit:
         flops: FLOPs of all orders together.
     """
 
-    kind: UnitKind
+    kind: RequestKind
     stage: int
     batch: int
     device: int
@@ -326,12 +326,12 @@ class StageOrder:
     """The PS's record of one order to a device. It is the `detail` of the order's task.
 
     Attributes:
-        unit: the unit that contains the order.
-        name: name of the requested array within the unit; None if the order runs a graph.
+        request: the request that contains the order.
+        name: name of the requested array within the request; None if the order runs a graph.
         rows, columns, out: shape and dtype of the requested array.
     """
 
-    unit: Unit
+    request: StageRequest
     name: Any
     rows: int = 0
     columns: int = 0
@@ -340,5 +340,5 @@ class StageOrder:
     @property
     def kind(self) -> TrafficKind:
         """Return the traffic category of the answer to this order."""
-        sums = self.unit.kind is UnitKind.SUMS
+        sums = self.request.kind is RequestKind.SUMS
         return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS

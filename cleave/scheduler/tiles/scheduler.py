@@ -33,7 +33,7 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.story import Story
+from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
@@ -102,12 +102,12 @@ class Scheduler:
     `handle` receives an event and returns instructions. The scheduler itself sends nothing.
 
     Args:
-        story: the log of events and instructions.
+        log: the log of events and instructions.
     """
 
-    def __init__(self, story: Story | None = None) -> None:
+    def __init__(self, log: SchedulerLog | None = None) -> None:
         self.counters = Counters()
-        self.story = story or Story()
+        self.log = log or SchedulerLog()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest job is last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, GemmJob] = {}
@@ -147,7 +147,7 @@ class Scheduler:
         try:
             self._handlers[type(event)](event, now_s)
         finally:  # log the event even if its handler fails
-            self.story.add(now_s, event, self._instructions)
+            self.log.add(now_s, event, self._instructions)
         return self._instructions
 
     def validate(self) -> None:

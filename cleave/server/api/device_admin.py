@@ -226,7 +226,7 @@ class DeviceAdmin:
             "losses": device.losses,
             "wrong_results": device.faults,
             "code": device.code,
-            "failure": session["failure"] if session is not None else device.conduct.failure,
+            "failure": session["failure"] if session is not None else device.behavior.failure,
             **asdict(device.done),
         }
 

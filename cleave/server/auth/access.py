@@ -21,7 +21,7 @@ from cleave.scheduler.sessions.admission import (
     one_is,
     same_secret,
 )
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.codes import (
     ALPHABET,
     CODE_LIFE_S,
@@ -226,7 +226,7 @@ class Access:
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
-            device.id, device.name, credential, *counted, device.conduct, own=device.own
+            device.id, device.name, credential, *counted, device.behavior, own=device.own
         )
 
     def failed(self, address: str) -> bool:
@@ -255,9 +255,9 @@ class Access:
         """Record what a device contributed since the last call."""
         self.writer.add(identity, done)
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior, such as its speed and failures, for its next session."""
-        self.writer.soon(lambda: self.store.conducted(identity, conduct))
+        self.writer.soon(lambda: self.store.record_behavior(identity, behavior))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Record a device's wrong result and the penalty points for it."""

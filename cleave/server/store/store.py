@@ -18,7 +18,7 @@ from typing import Any, Final
 from cleave.errors import CleaveError
 from cleave.files import open_to_change
 from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.store.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0
@@ -67,7 +67,7 @@ class DeviceRecord:
         faults: number of wrong results in all sessions.
         code: id of the join code with which the device joined; None if unknown.
         done: total contribution of the device.
-        conduct: behavior of the device in its last session.
+        behavior: behavior of the device in its last session.
         own: whether the operator owns the device. Own devices may train whole layers.
     """
 
@@ -84,7 +84,7 @@ class DeviceRecord:
     faults: int
     code: int | None
     done: DeviceCounters
-    conduct: Conduct = field(default_factory=Conduct)
+    behavior: Behavior = field(default_factory=Behavior)
     own: bool = False
 
 
@@ -329,13 +329,13 @@ class Store:
                 ],
             )
 
-    def conducted(self, device: int, conduct: Conduct) -> None:
+    def record_behavior(self, device: int, behavior: Behavior) -> None:
         """Record a device's behavior, such as its speed and failures."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
                 "WHERE id = ?",
-                (conduct.setbacks, conduct.failure, conduct.slowness, conduct.late_s, device),
+                (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
             )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
@@ -447,7 +447,7 @@ _DEVICE: Final = (
     f"{', '.join(COUNTER_FIELDS)}, setbacks, failure, slowness, late_s, own FROM devices"
 )
 _BEFORE_DONE: Final = DeviceRecord.__slots__.index("done")
-_BEFORE_CONDUCT: Final = _BEFORE_DONE + len(COUNTER_FIELDS)
+_BEFORE_BEHAVIOR: Final = _BEFORE_DONE + len(COUNTER_FIELDS)
 _CODE: Final = ", ".join(CodeRecord.__slots__)
 _JOB: Final = ", ".join(StoredJob.__slots__)
 
@@ -456,9 +456,9 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
     values = dict(zip(DeviceRecord.__slots__, row[:_BEFORE_DONE], strict=False))
     values["standing"] = AccessStatus(values["standing"])
     values["absence"] = Departure(values["absence"])
-    done = DeviceCounters(*row[_BEFORE_DONE:_BEFORE_CONDUCT])
-    *conduct, own = row[_BEFORE_CONDUCT:]
-    return DeviceRecord(**values, done=done, conduct=Conduct(*conduct), own=bool(own))
+    done = DeviceCounters(*row[_BEFORE_DONE:_BEFORE_BEHAVIOR])
+    *behavior, own = row[_BEFORE_BEHAVIOR:]
+    return DeviceRecord(**values, done=done, behavior=Behavior(*behavior), own=bool(own))
 
 
 def _code(row: Sequence[Any]) -> CodeRecord:

@@ -61,7 +61,7 @@ _PART: Final = 2**18
 class Magnitudes:
     """Measures the errors of an array separately for groups of elements of similar magnitude.
 
-    There are 2 n + 1 error measures for n groups, all in the unit of an element:
+    There are 2 n + 1 error measures for n groups, all in the request of an element:
 
     - The first n measures are the root mean square (RMS) error of each group.
     - The next n measures are the RMS of each group's error component along the right values. A

@@ -48,7 +48,7 @@ public final class Device implements Runnable {
     private final Random random = new Random();
     private final ScheduledExecutorService timer;
     private final ExecutorService kernelThread;
-    private final Whereabouts whereabouts; // only who connects uses it
+    private final ServerSelection server_selection; // only who connects uses it
     private final Guest guest;
     private final Readings readings = new Readings(); // only the timer uses it
     private OpenGraph graphs; // null for none; only who connects uses it
@@ -84,7 +84,7 @@ public final class Device implements Runnable {
         this.graphs = graphs;
         timer = Executors.newScheduledThreadPool(2, Device::timerThread);
         kernelThread = Executors.newSingleThreadExecutor(threads);
-        whereabouts = new Whereabouts(link);
+        server_selection = new ServerSelection(link);
         reach(link);
         guest =
                 new Guest(
@@ -183,9 +183,9 @@ public final class Device implements Runnable {
     private void follow() {
         Session last = session;
         if (last != null) {
-            whereabouts.ended(last.wasWelcome(), last.movesTo());
+            server_selection.ended(last.wasWelcome(), last.movesTo());
         }
-        JoinLink due = whereabouts.due();
+        JoinLink due = server_selection.due();
         if (due != reached) {
             transport.close();
             reach(due);

@@ -10,7 +10,7 @@ from cleave.gemm import Span
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler import events
 from cleave.scheduler.instructions import Place, SendArray, SendCancel, SendRun
-from cleave.scheduler.story import Story
+from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
@@ -19,8 +19,8 @@ TASK = Task(7, (ARRAY,), 128, 64, None)
 
 
 @pytest.fixture
-def story() -> Story:
-    made = Story()
+def log() -> SchedulerLog:
+    made = SchedulerLog()
     rates = DeviceRates(1, 1e6, 1e6, 1e9)
     made.add(1.0, events.DeviceReady(rates), [SendArray(1, ARRAY), SendRun(1, 5, TASK)])
     made.add(2.0, events.ResultArrived(1, 5, b"x" * 64), [Place(TASK, b"x" * 64)])
@@ -28,8 +28,8 @@ def story() -> Story:
     return made
 
 
-def test_the_story_of_a_device(story: Story) -> None:
-    assert story.tell(device=1) == [
+def test_the_log_of_a_device(log: SchedulerLog) -> None:
+    assert log.lines(device=1) == [
         "1.000 s: DeviceReady (rates of device 1, careful False)",
         "1.000 s: SendArray (device 1, array 3, 64 bytes)",
         "1.000 s: SendRun (device 1, run 5, task of job 7 with arrays 3)",
@@ -37,25 +37,25 @@ def test_the_story_of_a_device(story: Story) -> None:
     ]
 
 
-def test_the_stories_of_a_job_and_of_a_run(story: Story) -> None:
-    assert [line.split()[2] for line in story.tell(job=7)] == ["SendRun", "Place"]
-    assert [line.split()[2] for line in story.tell(run=5)] == ["SendRun", "ResultArrived"]
-    assert story.tell(run=8) == ["3.000 s: SendCancel (device 2, runs (6, 8))"]
-    assert len(story.tell()) == 7
+def test_the_logs_of_a_job_and_of_a_run(log: SchedulerLog) -> None:
+    assert [line.split()[2] for line in log.lines(job=7)] == ["SendRun", "Place"]
+    assert [line.split()[2] for line in log.lines(run=5)] == ["SendRun", "ResultArrived"]
+    assert log.lines(run=8) == ["3.000 s: SendCancel (device 2, runs (6, 8))"]
+    assert len(log.lines()) == 7
 
 
 def test_the_oldest_makes_room() -> None:
-    story = Story(length=3)
+    log = SchedulerLog(length=3)
     for at_s in range(3):
-        story.add(float(at_s), events.Tick(), [SendCancel(2, (6,))])
-    assert [line.split()[0] for line in story.tell()] == ["2.000", "2.000"]
+        log.add(float(at_s), events.Tick(), [SendCancel(2, (6,))])
+    assert [line.split()[0] for line in log.lines()] == ["2.000", "2.000"]
 
 
 def test_the_latest_event_is_kept_whole() -> None:
-    story = Story(length=2)
-    story.add(0.0, events.Tick(), [])
-    story.add(1.0, events.Tick(), [SendCancel(2, (run,)) for run in range(5)])
-    assert len(story.tell()) == 6
+    log = SchedulerLog(length=2)
+    log.add(0.0, events.Tick(), [])
+    log.add(1.0, events.Tick(), [SendCancel(2, (run,)) for run in range(5)])
+    assert len(log.lines()) == 6
 
 
 def test_payloads_are_not_kept() -> None:
@@ -64,8 +64,8 @@ def test_payloads_are_not_kept() -> None:
 
     payload = Payload()
     gone = weakref.ref(payload)
-    story = Story()
-    story.add(0.0, events.ResultArrived(1, 5, payload), [Place(TASK, payload)])
+    log = SchedulerLog()
+    log.add(0.0, events.ResultArrived(1, 5, payload), [Place(TASK, payload)])
     del payload
     assert gone() is None
 
@@ -75,14 +75,14 @@ def test_a_fault_is_in_the_story() -> None:
     scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
     with pytest.raises(AttributeError):
         scheduler.handle(events.Submitted(None), 1.0)  # type: ignore[arg-type]
-    assert scheduler.story.tell()[-1].startswith("1.000 s: Submitted")
+    assert scheduler.log.lines()[-1].startswith("1.000 s: Submitted")
 
 
-def test_the_scheduler_keeps_its_story() -> None:
+def test_the_scheduler_keeps_its_log() -> None:
     scheduler = Scheduler()
     scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.5)
     scheduler.handle(events.DeviceLost(1), 1.5)
-    assert [line.split()[2] for line in scheduler.story.tell(device=1)] == [
+    assert [line.split()[2] for line in scheduler.log.lines(device=1)] == [
         "DeviceReady",
         "DeviceLost",
     ]

@@ -1,8 +1,8 @@
 """The endpoint of a server. Its process serves devices, while another process trains.
 
 When the worker is lost and restarts, the devices stay connected to the endpoint. The worker uses
-the endpoint through `cleave.cluster.door_runtime`. When a new worker attaches, the endpoint cancels
-the GEMMs and the step of the previous worker.
+the endpoint through `cleave.cluster.endpoint_runtime`. When a new worker attaches, the endpoint
+cancels the GEMMs and the step of the previous worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.cluster.parcels import Unpacker, sent_back
+from cleave.cluster.message_packing import Unpacker, sent_back
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates
@@ -59,7 +59,7 @@ class Product:
     dtype: DType
 
 
-class Door:
+class Endpoint:
     """The endpoint of one rank. It runs the requests of the rank's worker on the server's devices.
 
     Args:

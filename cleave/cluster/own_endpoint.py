@@ -7,8 +7,8 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
-from cleave.cluster.door import Door
-from cleave.cluster.roster import Report, Roll, Roster
+from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.membership import Membership, Report, Roll
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.errors import UsageError
@@ -24,7 +24,7 @@ from profiles.library import load_profiles
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSetup:
+class EndpointSetup:
     """Settings of an endpoint in its own process.
 
     Attributes:
@@ -63,7 +63,7 @@ class Seen:
     number: int
 
 
-class OwnDoor(Door):
+class OwnEndpoint(Endpoint):
     """An endpoint in its own process. It listens for devices.
 
     A training worker and the first server call the endpoint.
@@ -77,7 +77,7 @@ class OwnDoor(Door):
         UsageError: when the endpoint cannot listen on its port.
     """
 
-    def __init__(self, setup: DoorSetup, *, again: bool = False) -> None:
+    def __init__(self, setup: EndpointSetup, *, again: bool = False) -> None:
         profiles = load_profiles()
         self._energy = EnergyMeter(profiles.values(), load_typical(), setup.grid)
         self._overview = Overview(
@@ -86,8 +86,8 @@ class OwnDoor(Door):
         self._start = secrets.token_hex(8)
         config = replace(setup.config, events=self._overview.happened)
         if setup.first:
-            self._roster = Roster(setup.first, config.credential)
-            config = replace(config, auth=self._roster)
+            self._membership = Membership(setup.first, config.credential)
+            config = replace(config, auth=self._membership)
         try:
             server = serve(config)
         except UsageError:
@@ -115,7 +115,7 @@ class OwnDoor(Door):
             if roll is not None:
                 self._follow(roll)
             server.credit()
-            reports, number = self._roster.reports(taken if start == self._start else 0)
+            reports, number = self._membership.reports(taken if start == self._start else 0)
             return Seen(
                 self._start,
                 self._overview.answer(question),
@@ -129,7 +129,7 @@ class OwnDoor(Door):
         return self._server.live.in_loop(seen)
 
     def _follow(self, roll: Roll) -> None:
-        self._roster.replace(roll)
+        self._membership.replace(roll)
         for identity, (code, reason) in roll.expelled.items():
             self._server.end_identity(identity, code, reason)
         for member in roll.members:

@@ -24,7 +24,7 @@ from multiprocessing.connection import (
 )
 from typing import Any, Final, Protocol
 
-from cleave.cluster.door import Door
+from cleave.cluster.endpoint import Endpoint
 from cleave.errors import CleaveError, FleetError
 
 _BACKLOG: Final = 64
@@ -33,27 +33,27 @@ _PROVES_S: Final = 10.0  # time limit for a caller to prove that it knows the ke
 _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenticated
 
 
-class DoorLostError(Exception):
+class EndpointLostError(Exception):
     """An endpoint's process does not respond. Ray then restarts all training workers.
 
     This exception is no `CleaveError`, because a `CleaveError` ends the training.
     """
 
 
-class DoorCalls(Protocol):
+class EndpointCalls(Protocol):
     """Calls methods of one endpoint. Instances can be sent to other processes of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the endpoint and return its result.
 
         Args:
-            name: name of the `Door` method to call.
+            name: name of the `Endpoint` method to call.
             arguments: positional arguments for the method.
             timeout_s: seconds to wait for the result; None to wait indefinitely.
 
         Raises:
             CleaveError: when the method raised it.
-            DoorLostError: when the endpoint's process has ended or does not respond in time.
+            EndpointLostError: when the endpoint's process has ended or does not respond in time.
         """
         ...
 
@@ -62,7 +62,9 @@ class DoorCalls(Protocol):
         ...
 
 
-def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: float) -> list[Any]:
+def ask_all(
+    endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
+) -> list[Any]:
     """Call a method of several endpoints in parallel.
 
     A silent endpoint does not delay the calls to other endpoints. It delays the caller by at most
@@ -72,16 +74,16 @@ def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: f
         The result from each endpoint; None for an endpoint that is lost or silent.
     """
 
-    def answer(door: DoorCalls) -> Any:
+    def answer(endpoint: EndpointCalls) -> Any:
         try:
-            return door.call(name, *arguments, timeout_s=timeout_s)
-        except DoorLostError:
+            return endpoint.call(name, *arguments, timeout_s=timeout_s)
+        except EndpointLostError:
             return None
 
-    if not doors:
+    if not endpoints:
         return []
-    with ThreadPoolExecutor(len(doors)) as threads:
-        return list(threads.map(answer, doors))
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        return list(threads.map(answer, endpoints))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,9 @@ class ActorCalls:
             cause = error.cause
             raise cause if isinstance(cause, CleaveError) else error from None
         except RayError as lost:
-            raise DoorLostError("its door does not answer, and is started again by Ray") from lost
+            raise EndpointLostError(
+                "its endpoint does not answer, and is started again by Ray"
+            ) from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method of the actor without waiting for its end."""
@@ -109,10 +113,10 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Calls an endpoint that a `ServedDoor` serves. Thread-safe.
+    """Calls an endpoint that a `ServedEndpoint` serves. Thread-safe.
 
     Args:
-        address: host and port on which the `ServedDoor` listens.
+        address: host and port on which the `ServedEndpoint` listens.
         key: secret with which the caller proves that it belongs to the cluster.
     """
 
@@ -134,10 +138,10 @@ class ConnectionCalls:
             connection.send((name, arguments))
             if not connection.poll(timeout_s):
                 connection.close()
-                raise DoorLostError(f"the first server does not answer within {timeout_s} s")
+                raise EndpointLostError(f"the first server does not answer within {timeout_s} s")
             answer, error = connection.recv()
         except (OSError, EOFError, AuthenticationError) as lost:
-            raise DoorLostError(f"the first server does not answer: {lost}") from lost
+            raise EndpointLostError(f"the first server does not answer: {lost}") from lost
         with self._lock:
             self._idle.append(connection)
         if error is not None:
@@ -149,25 +153,25 @@ class ConnectionCalls:
         self.call(name, *arguments)
 
 
-class ServedDoor:
+class ServedEndpoint:
     """Lets the workers of a cluster call the endpoint of this process, until `close` is called.
 
     Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
     first prove that they know the key.
 
     Args:
-        door: endpoint of this process.
+        endpoint: endpoint of this process.
         host: IP address of this machine that other nodes can reach.
     """
 
-    def __init__(self, door: Door, host: str) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, host: str) -> None:
+        self._endpoint = endpoint
         self._key = secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._closed = False
         self._lock = threading.Lock()
         self._unproved: dict[Connection, None] = {}  # longest-waiting caller first
-        self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="cleave-endpoint", daemon=True)
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
@@ -238,7 +242,7 @@ class ServedDoor:
                 name, arguments = caller.recv()
                 answer, error = None, None
                 try:
-                    answer = getattr(self._door, name)(*arguments)
+                    answer = getattr(self._endpoint, name)(*arguments)
                 except CleaveError as failed:
                     error = failed
                 except Exception as failed:  # noqa: BLE001 - raised in the caller's process

@@ -7,12 +7,12 @@ import java.util.Arrays;
 import java.util.Collections;
 import org.junit.Test;
 
-public class WhereaboutsTest {
+public class ServerSelectionTest {
     private static final String OTHER = "ws://127.0.0.1:2/ws";
     private static final String PIN = "sha256:" + String.join("", Collections.nCopies(32, "ab"));
 
     private final JoinLink home = link("ws://127.0.0.1:1/ws#c=secret");
-    private final Whereabouts place = new Whereabouts(home);
+    private final ServerSelection place = new ServerSelection(home);
 
     private static JoinLink link(String text) {
         try {
@@ -58,7 +58,7 @@ public class WhereaboutsTest {
     @Test
     public void nobodyIsMovedFromAnEncryptedConnectionToOneThatIsNot() {
         JoinLink secure = link("wss://127.0.0.1:1/ws#c=secret&fp=" + PIN);
-        Whereabouts there = new Whereabouts(secure);
+        ServerSelection there = new ServerSelection(secure);
         there.ended(true, OTHER + "#c=");
         assertSame(secure, there.due());
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cleave.device.whereabouts import Whereabouts
+from cleave.device.server_selection import ServerSelection
 from cleave.errors import CleaveError
 from cleave.transport.join_url import JoinUrl
 
@@ -35,7 +35,7 @@ class Network:
         return target.address
 
 
-def opened(place: Whereabouts, network: Network, then: Session) -> str:
+def opened(place: ServerSelection, network: Network, then: Session) -> str:
     try:
         found = asyncio.run(place.open(HOME, network.connect))
     except CleaveError:
@@ -45,7 +45,7 @@ def opened(place: Whereabouts, network: Network, then: Session) -> str:
 
 
 def test_it_goes_where_it_is_sent_with_its_credential_and_stays_there() -> None:
-    place, network = Whereabouts(), Network()
+    place, network = ServerSelection(), Network()
     assert opened(place, network, Session(moves_to=f"{OTHER}#c=")) == HOME.address
     assert opened(place, network, Session()) == OTHER
     assert network.asked[-1].credential == HOME.credential
@@ -53,7 +53,7 @@ def test_it_goes_where_it_is_sent_with_its_credential_and_stays_there() -> None:
 
 
 def test_it_goes_home_where_it_is_not_welcome_or_nobody_is_there() -> None:
-    place, network = Whereabouts(), Network()
+    place, network = ServerSelection(), Network()
     opened(place, network, Session(moves_to=f"{OTHER}#c="))
     assert opened(place, network, Session(welcomed=False)) == OTHER
     assert opened(place, network, Session(moves_to=f"{OTHER}#c=")) == HOME.address
@@ -64,13 +64,13 @@ def test_it_goes_home_where_it_is_not_welcome_or_nobody_is_there() -> None:
 
 @pytest.mark.parametrize("address", ["nonsense", "https://127.0.0.1:3/elsewhere", "ws://"])
 def test_what_is_no_address_moves_nobody(address: str) -> None:
-    place, network = Whereabouts(), Network()
+    place, network = ServerSelection(), Network()
     opened(place, network, Session(moves_to=address))
     assert opened(place, network, Session()) == HOME.address
 
 
 def test_a_pinned_certificate_is_that_of_the_other_server() -> None:
-    place, network = Whereabouts(), Network()
+    place, network = ServerSelection(), Network()
     pin = "sha256:" + "ab" * 32
     opened(place, network, Session(moves_to=f"wss://127.0.0.1:2/ws#c=&fp={pin}"))
     opened(place, network, Session())

@@ -22,7 +22,7 @@ event is never removed."""
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
-class Story:
+class SchedulerLog:
     """A log of the scheduler's latest events and the instructions for each event, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
@@ -45,7 +45,7 @@ class Story:
         while self._length > self._most and len(self._said) > 1:
             self._length -= 1 + len(self._said.popleft()[2])
 
-    def tell(
+    def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
         """Return the log, with one line per event or instruction.

@@ -6,11 +6,11 @@ package cleave.core;
  * room, it goes back to the former, which knows what servers there are. One that refuses it for
  * good ends it, as the first one would.
  */
-final class Whereabouts {
+final class ServerSelection {
     private final JoinLink home;
     private JoinLink elsewhere; // null: it is at home
 
-    Whereabouts(JoinLink home) {
+    ServerSelection(JoinLink home) {
         this.home = home;
     }
 

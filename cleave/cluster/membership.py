@@ -23,7 +23,7 @@ from cleave.scheduler.sessions.admission import (
     Refusal,
     one_is,
 )
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.codes import hash_secret
 
 RETRY_S: Final = 1.0
@@ -71,7 +71,7 @@ Report = Callable[[Keeper], object]
 """A report about a device: a function that calls a method of the first server's authenticator."""
 
 
-class Roster:
+class Membership:
     """The authenticator of every server except the first. It implements `Authenticator`.
 
     Args:
@@ -152,9 +152,9 @@ class Roster:
         """Report to the first server what a device contributed since the last call."""
         self._report("contributed", identity, replace(done))
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Report a device's behavior, such as its speed and failures, to the first server."""
-        self._report("conducted", identity, conduct)
+        self._report("record_behavior", identity, behavior)
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Report a device's wrong result, and the penalty points for it, to the first server."""
@@ -236,10 +236,10 @@ class Members:
         """Record what a device contributed since the last call."""
         self._keeper.contributed(identity, done)
 
-    def conducted(self, identity: int, conduct: Conduct) -> None:
+    def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior, such as its speed and failures, for its next session."""
-        self._keeper.conducted(identity, conduct)
-        self._changed(identity, lambda known: replace(known, conduct=conduct))
+        self._keeper.record_behavior(identity, behavior)
+        self._changed(identity, lambda known: replace(known, behavior=behavior))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Record a device's wrong result and the penalty points for it."""

@@ -20,7 +20,7 @@ class _Moving(Protocol):
     def welcomed(self) -> bool: ...
 
 
-class Whereabouts:
+class ServerSelection:
     """Selects the server for the next session, and follows redirects.
 
     After a redirect, the device keeps connecting to the new server as long as that server welcomes

@@ -1,4 +1,4 @@
-"""A door does a fleet's work for a worker in another process; the next worker finds it as it is.
+"""An endpoint does a fleet's work for a worker in another process, and outlives the worker.
 
 Ray only carries calls: here they are carried by pickling what goes in and what comes out.
 """
@@ -17,11 +17,11 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.balance import ARRIVES_S, SHUNNED_S, Balance, Move
-from cleave.cluster.door import Door
-from cleave.cluster.door_calls import DoorLostError
-from cleave.cluster.door_runtime import DoorRuntime
-from cleave.cluster.doors import chosen_doors, once_there
-from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
+from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint_calls import EndpointLostError
+from cleave.cluster.endpoint_runtime import EndpointRuntime
+from cleave.cluster.endpoints import chosen_endpoints, once_there
+from cleave.cluster.message_packing import Packer, Unpacker, received_back, sent_back
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stages.arrays import StageArray
@@ -42,18 +42,18 @@ def carried(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-def attached(door: Door) -> Fleet:
+def attached(endpoint: Endpoint) -> Fleet:
     """The fleet of a new worker."""
 
     def call(name: str, *arguments: Any) -> Any:
-        return carried(getattr(door, name)(*carried(arguments)))
+        return carried(getattr(endpoint, name)(*carried(arguments)))
 
-    return Fleet(DoorRuntime(call, call))
+    return Fleet(EndpointRuntime(call, call))
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    opened = Door(serve(credential="secret"))
+def endpoint() -> Iterator[Endpoint]:
+    opened = Endpoint(serve(credential="secret"))
     yield opened
     opened.close()
 
@@ -63,44 +63,44 @@ def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
     return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
 
 
-def joined(stack: ExitStack, door: Door, count: int) -> None:
-    url, _ = door.urls()
+def joined(stack: ExitStack, endpoint: Endpoint, count: int) -> None:
+    url, _ = endpoint.urls()
     for _ in range(count):
         _, lines = stack.enter_context(started("join", url, "--threads", "1", "--json"))
         wait_for_event(lines, "ready")
-    until(lambda: door.view().device_count == count)
+    until(lambda: endpoint.view().device_count == count)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["tiles", "stages"])
-def test_training_behind_a_door_is_that_of_one_process_and_a_new_worker_goes_on(
-    door: Door, tmp_path: Path, method: str
+def test_training_behind_a_endpoint_is_that_of_one_process_and_a_new_worker_goes_on(
+    endpoint: Endpoint, tmp_path: Path, method: str
 ) -> None:
     job = JobSpec(**{**JOB.to_dict(), "method": method})
     expected: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, expected.append))
     plain = [record.loss for record in expected if isinstance(record, StepRecord)]
     with ExitStack() as stack:
-        joined(stack, door, 2)
-        lost = attached(door)
+        joined(stack, endpoint, 2)
+        lost = attached(endpoint)
         a = np.ones((400, 400))
         futures = [submit(lost, a, a) for _ in range(4)]  # of a worker that dies now
         for number in range(2):
             seen: list[Record] = []
-            fleet = attached(door)
+            fleet = attached(endpoint)
             train(job, RunFolder(tmp_path / f"{number}"), TrainContext(fleet, seen.append))
             steps = [record for record in seen if isinstance(record, StepRecord)]
             assert [step.loss for step in steps] == pytest.approx(plain, rel=1e-4)
             assert all(step.clock == "wall" and step.downlink_bytes > 0 for step in steps)
             said = [record.text for record in seen if isinstance(record, NoteRecord)]
             assert not [text for text in said if "quarantine" in text]
-            assert door.view().device_count == 2
+            assert endpoint.view().device_count == 2
         assert len(futures) == 4
 
 
 @pytest.mark.slow
-def test_products_are_withdrawn_and_waited_for_with_a_time_limit(door: Door) -> None:
-    fleet = attached(door)
+def test_products_are_withdrawn_and_waited_for_with_a_time_limit(endpoint: Endpoint) -> None:
+    fleet = attached(endpoint)
     a = np.arange(12.0).reshape(3, 4)
     waiting = submit(fleet, a, a.T)
     assert not fleet.runtime.wait(waiting, 0.05)
@@ -109,7 +109,7 @@ def test_products_are_withdrawn_and_waited_for_with_a_time_limit(door: Door) -> 
     assert waiting.done
     late = submit(fleet, a, a.T)
     with ExitStack() as stack:
-        joined(stack, door, 1)
+        joined(stack, endpoint, 1)
         assert fleet.runtime.wait(late, PATIENCE_S)
         np.testing.assert_array_equal(late.result().array, (a @ a.T).astype(np.float32))
         fleet.wait_for(1)
@@ -118,13 +118,13 @@ def test_products_are_withdrawn_and_waited_for_with_a_time_limit(door: Door) -> 
 
 
 @pytest.mark.slow
-def test_a_matrix_whose_memory_is_freed_is_not_sent_to_devices_again(door: Door) -> None:
-    fleet = attached(door)
+def test_a_matrix_whose_memory_is_freed_is_not_sent_to_devices_again(endpoint: Endpoint) -> None:
+    fleet = attached(endpoint)
     runtime = fleet.runtime
     a, b = (np.random.default_rng(n).random((300, 300), np.float32) for n in range(2))
-    held = door_arrays(door)
+    held = endpoint_arrays(endpoint)
     with ExitStack() as stack:
-        joined(stack, door, 1)
+        joined(stack, endpoint, 1)
         weight, sent = fleet.operand(Buffer(a.copy(), DType.FP32)), []
         number = weight.id
         for _ in range(2):
@@ -136,24 +136,24 @@ def test_a_matrix_whose_memory_is_freed_is_not_sent_to_devices_again(door: Door)
             sent.append(runtime.counters().downlink_bytes - before)
             assert held[number]() is not None
             weight.unbind()
-            until(lambda: held[number]() is None)  # the door has let go of it as well
+            until(lambda: held[number]() is None)  # the endpoint has let go of it as well
             weight.bind(Buffer(a.copy(), DType.FP32))
         assert sent[1] <= sent[0] - a.nbytes / 2  # the device has kept it
         weight.unbind()
         del weight
-        until(lambda: number not in door._operands)
+        until(lambda: number not in endpoint._operands)
 
 
-def door_arrays(door: Door) -> dict[int, weakref.ref[Any]]:
-    """The matrices that a door was given, by their numbers, from now on."""
+def endpoint_arrays(endpoint: Endpoint) -> dict[int, weakref.ref[Any]]:
+    """The matrices that an endpoint was given, by their numbers, from now on."""
     found: dict[int, weakref.ref[Any]] = {}
-    given = door.operand
+    given = endpoint.operand
 
     def noted(number: int, array: Any, dtype: DType) -> None:
         found[number] = weakref.ref(array)
         given(number, array, dtype)
 
-    door.operand = noted  # type: ignore[method-assign]
+    endpoint.operand = noted  # type: ignore[method-assign]
     return found
 
 
@@ -206,21 +206,21 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
     assert bytes(back.payload[2]) == b"abc"
 
 
-def test_servers_take_doors_on_their_nodes_and_never_the_same() -> None:
-    assert chosen_doors(["a", "b"], ["b", "a"]) == [1, 0]
-    assert chosen_doors(["a", "b"], ["b", "b"]) == [1, 0]
-    assert chosen_doors(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
+def test_servers_take_endpoints_on_their_nodes_and_never_the_same() -> None:
+    assert chosen_endpoints(["a", "b"], ["b", "a"]) == [1, 0]
+    assert chosen_endpoints(["a", "b"], ["b", "b"]) == [1, 0]
+    assert chosen_endpoints(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
 
 
 @pytest.mark.parametrize(("lost", "found"), [(3, True), (1000, False)])
-def test_a_worker_waits_for_a_door_that_starts_again(lost: int, found: bool) -> None:
+def test_a_worker_waits_for_a_endpoint_that_starts_again(lost: int, found: bool) -> None:
     tries, now_s = 0, 0.0
 
     def attach() -> str:
         nonlocal tries
         tries += 1
         if tries <= lost:
-            raise DoorLostError("it starts")
+            raise EndpointLostError("it starts")
         return "attached"
 
     def sleep(pause_s: float) -> None:
@@ -231,12 +231,12 @@ def test_a_worker_waits_for_a_door_that_starts_again(lost: int, found: bool) -> 
         assert once_there(attach, lambda: now_s, sleep) == "attached"
         assert (tries, now_s) == (4, 3.0)
     else:
-        with pytest.raises(DoorLostError):
+        with pytest.raises(EndpointLostError):
             once_there(attach, lambda: now_s, sleep)
         assert 60.0 <= now_s <= 300.0
 
 
-def test_devices_are_spread_until_no_door_has_two_more_than_another() -> None:
+def test_devices_are_spread_until_no_endpoint_has_two_more_than_another() -> None:
     assert Balance().next([4, 0], 0.0) == [Move(0, 1, 2)]
     assert Balance().next([3, 2], 0.0) == []
     assert Balance().next([], 0.0) == []
@@ -251,7 +251,7 @@ def test_nothing_is_moved_while_devices_are_on_their_way() -> None:
     assert balance.next([9, 4], 15.0) == [Move(0, 1, 2)]
 
 
-def test_a_door_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
+def test_a_endpoint_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
     balance = Balance()
     assert balance.next([8, 0, 4], 0.0)
     assert balance.next([8, 0, 4], ARRIVES_S) == [Move(0, 2, 2)]
@@ -260,7 +260,7 @@ def test_a_door_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
     assert balance.next([6, 0, 6], ARRIVES_S + SHUNNED_S)
 
 
-def test_a_door_that_does_not_answer_is_expected_nothing_of() -> None:
+def test_a_endpoint_that_does_not_answer_is_expected_nothing_of() -> None:
     balance = Balance()
     assert balance.next([8, 0], 0.0)
     assert balance.next([8, None], 5.0) == []
@@ -268,7 +268,7 @@ def test_a_door_that_does_not_answer_is_expected_nothing_of() -> None:
     assert balance.next([None, None], ARRIVES_S) == []
 
 
-def test_a_door_is_not_left_alone_since_no_device_could_be_sent_there() -> None:
+def test_a_endpoint_is_not_left_alone_since_no_device_could_be_sent_there() -> None:
     balance = Balance()
     (move,) = balance.next([8, 0], 0.0)
     balance.sent_fewer(move, 3)
@@ -278,37 +278,37 @@ def test_a_door_is_not_left_alone_since_no_device_could_be_sent_there() -> None:
     assert balance.next([7, 1], 15.0) == [Move(0, 1, 3)]  # none was sent, and nobody is waited for
 
 
-def ready(*doors: Door) -> tuple[int, ...]:
-    return tuple(door.view().device_count for door in doors)
+def ready(*endpoints: Endpoint) -> tuple[int, ...]:
+    return tuple(endpoint.view().device_count for endpoint in endpoints)
 
 
 @pytest.mark.slow
-def test_idle_devices_go_to_the_door_that_they_are_sent_to(door: Door) -> None:
-    other = Door(serve(credential="secret"))
+def test_idle_devices_go_to_the_endpoint_that_they_are_sent_to(endpoint: Endpoint) -> None:
+    other = Endpoint(serve(credential="secret"))
     try:
         with ExitStack() as stack:
-            joined(stack, door, 3)
-            door.send(2, other.address())
-            until(lambda: ready(door, other) == (1, 2))
+            joined(stack, endpoint, 3)
+            endpoint.send(2, other.address())
+            until(lambda: ready(endpoint, other) == (1, 2))
             fleet = attached(other)
             a = np.arange(12.0).reshape(3, 4)
             np.testing.assert_array_equal(
                 submit(fleet, a, a.T).result().array, (a @ a.T).astype(np.float32)
             )
-            other.send(5, door.address())
-            until(lambda: ready(door, other) == (3, 0))
+            other.send(5, endpoint.address())
+            until(lambda: ready(endpoint, other) == (3, 0))
     finally:
         other.close()
 
 
 @pytest.mark.slow
-def test_a_device_at_work_is_not_sent_away(door: Door) -> None:
-    fleet = attached(door)
+def test_a_device_at_work_is_not_sent_away(endpoint: Endpoint) -> None:
+    fleet = attached(endpoint)
     with ExitStack() as stack:
-        joined(stack, door, 1)
+        joined(stack, endpoint, 1)
         a = np.ones((3000, 3000))
         futures = [submit(fleet, a, a) for _ in range(4)]
-        assert door.send(1, "ws://127.0.0.1:9/ws#c=") == 0
+        assert endpoint.send(1, "ws://127.0.0.1:9/ws#c=") == 0
         for future in futures:
             assert float(future.result().array[0, 0]) == 3000.0
-        assert door.load() == 1
+        assert endpoint.load() == 1

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from cleave.cluster.door_calls import ActorCalls, DoorCalls, DoorLostError, ask_all
-from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.endpoint_calls import ActorCalls, EndpointCalls, EndpointLostError, ask_all
+from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
@@ -26,7 +26,7 @@ _Attached = TypeVar("_Attached")
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Endpoints:
     """The endpoints of all servers.
 
     Attributes:
@@ -35,7 +35,7 @@ class Doors:
         on_one_machine: whether all endpoints run on this machine, which may host several nodes.
     """
 
-    calls: list[DoorCalls]
+    calls: list[EndpointCalls]
     nodes: list[str]
     on_one_machine: bool
 
@@ -47,32 +47,32 @@ class Doors:
         """
         import ray
 
-        from cleave.cluster.door_runtime import DoorRuntime
+        from cleave.cluster.endpoint_runtime import EndpointRuntime
 
         here = ray.get_runtime_context().get_node_id()
-        door = self.calls[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
-        return Fleet(once_there(lambda: DoorRuntime(door.call, door.tell)))
+        endpoint = self.calls[chosen_endpoints(self.nodes, ranks.agree(here))[ranks.rank]]
+        return Fleet(once_there(lambda: EndpointRuntime(endpoint.call, endpoint.tell)))
 
     def close(self) -> None:
         """Close all endpoints, which ends the sessions of all devices."""
         ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has no sessions
 
 
-def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
+def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
     """Assign an endpoint to each server, preferably an endpoint on the server's node.
 
     Args:
-        doors: for each endpoint, the id of its node.
+        endpoints: for each endpoint, the id of its node.
         servers: for each server, the id of its node. There must be at least as many endpoints.
 
     Returns:
-        For each server, the index of its endpoint in `doors`.
+        For each server, the index of its endpoint in `endpoints`.
     """
-    free = list(range(len(doors)))
+    free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
     for near in (True, False):
         for server, node in enumerate(servers):
-            found = [door for door in free if not near or doors[door] == node]
+            found = [endpoint for endpoint in free if not near or endpoints[endpoint] == node]
             if server not in chosen and found:
                 chosen[server] = found[0]
                 free.remove(found[0])
@@ -87,7 +87,7 @@ def once_there(
     """Attach to an endpoint. If the endpoint is lost, retry until Ray has restarted it.
 
     Args:
-        attach: attaches to the endpoint, or raises DoorLostError.
+        attach: attaches to the endpoint, or raises EndpointLostError.
         clock: returns the current time in seconds.
         sleep: sleeps for the given number of seconds.
 
@@ -95,24 +95,24 @@ def once_there(
         The result of `attach`.
 
     Raises:
-        DoorLostError: when the endpoint is still lost after `_OPENS_S` seconds.
+        EndpointLostError: when the endpoint is still lost after `_OPENS_S` seconds.
     """
     until_s = clock() + _OPENS_S
     while True:
         try:
             return attach()
-        except DoorLostError:
+        except EndpointLostError:
             if clock() >= until_s:
                 raise
             sleep(_PAUSE_S)
 
 
-def open_doors(
+def open_endpoints(
     ray: Any,
-    setups: Sequence[DoorSetup],
+    setups: Sequence[EndpointSetup],
     say: Callable[[str], object],
     taken: Sequence[str] = (),
-) -> Doors:
+) -> Endpoints:
     """Start endpoints in separate processes, spread evenly over the nodes of the cluster.
 
     Args:
@@ -128,12 +128,12 @@ def open_doors(
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from cleave.cluster.own_door import OwnDoor
+    from cleave.cluster.own_endpoint import OwnEndpoint
 
-    class ActorDoor(OwnDoor):
+    class ActorEndpoint(OwnEndpoint):
         """An endpoint in a Ray actor. Ray restarts the actor after a loss."""
 
-        def __init__(self, setup: DoorSetup) -> None:
+        def __init__(self, setup: EndpointSetup) -> None:
             import ray
 
             again = ray.get_runtime_context().was_current_actor_reconstructed
@@ -154,13 +154,13 @@ def open_doors(
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
         here = replace(setup, config=replace(setup.config, port=port))
-        starts.append(partial(ray.remote(**options)(ActorDoor).remote, here))
+        starts.append(partial(ray.remote(**options)(ActorEndpoint).remote, here))
         at.append(node)
         hosts.append(alive[node])
     started = [_Starting(ray, start) for start in starts]  # endpoints start in parallel
-    calls: list[DoorCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
+    calls: list[EndpointCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
     machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
-    return Doors(calls, at, len(machines) == 1)
+    return Endpoints(calls, at, len(machines) == 1)
 
 
 class _Starting:
@@ -188,7 +188,9 @@ class _Starting:
             self._ray.get(actor.urls.remote(), timeout=_OPENS_S)
         except self._ray.exceptions.RayError as error:
             why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
-            why = why.partition(": ")[2].partition(";")[0] or "the door of a server did not open"
+            why = (
+                why.partition(": ")[2].partition(";")[0] or "the endpoint of a server did not open"
+            )
             kind = PortInUseError if "in use" in why else UsageError
             raise kind(f"{why}; give another port, or stop what uses it") from error
         return actor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class Behavior:
     """A device's behavior in its last session.
 
     Attributes:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cleave.cluster.roster import Members, Roster
+from cleave.cluster.membership import Members, Membership
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.scheduler.sessions.admission import Admission, Refusal
-from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.access import Access
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from tests.server.clocks import Clock
@@ -36,8 +36,8 @@ def members(access: Access) -> Members:
 
 
 @pytest.fixture
-def roster(access: Access) -> Roster:
-    return Roster(access.server)
+def membership(access: Access) -> Membership:
+    return Membership(access.server)
 
 
 def joined(members: Members, access: Access, *, own: bool = False) -> tuple[Hello, int]:
@@ -50,14 +50,14 @@ def joined(members: Members, access: Access, *, own: bool = False) -> tuple[Hell
     return replace(HELLO, credential=admission.credential), admission.identity
 
 
-def told(roster: Roster, members: Members) -> None:
+def told(membership: Membership, members: Members) -> None:
     """What the first server says goes to another process."""
-    roster.replace(pickle.loads(pickle.dumps(members.roll())))
+    membership.replace(pickle.loads(pickle.dumps(members.roll())))
 
 
-def reported(roster: Roster, members: Members, taken: int = 0) -> int:
+def reported(membership: Membership, members: Members, taken: int = 0) -> int:
     """Take what a server learnt; return the number of reports."""
-    reports, number = pickle.loads(pickle.dumps(roster.reports(taken)))
+    reports, number = pickle.loads(pickle.dumps(membership.reports(taken)))
     for report in reports:
         report(members)
     return int(number)
@@ -69,16 +69,16 @@ def stored(access: Access, identity: int) -> DeviceRecord:
 
 
 def test_a_device_shows_the_credential_of_the_first_server_at_all(
-    members: Members, roster: Roster, access: Access
+    members: Members, membership: Membership, access: Access
 ) -> None:
     hello, identity = joined(members, access, own=True)
-    told(roster, members)
-    admission = roster.admit(hello, HERE)
+    told(membership, members)
+    admission = membership.admit(hello, HERE)
     assert isinstance(admission, Admission)
     assert (admission.identity, admission.own, admission.name) == (identity, True, "phone")
     assert admission.credential == ""
-    assert roster.server == access.server  # the device keeps its credential under that id
-    measured = roster.admit(replace(hello, measure=True), HERE)
+    assert membership.server == access.server  # the device keeps its credential under that id
+    measured = membership.admit(replace(hello, measure=True), HERE)
     assert isinstance(measured, Admission)
     assert measured.identity is None
 
@@ -95,83 +95,85 @@ def test_the_roll_has_a_new_version_with_every_change(members: Members, access: 
 
 
 def test_reports_are_kept_until_they_are_known_to_be_taken(
-    members: Members, roster: Roster, access: Access
+    members: Members, membership: Membership, access: Access
 ) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
-    roster.admit(hello, HERE)
-    assert roster.reports(0)[1] == 1
-    roster.faulted(identity, "wrong", 1.0)
-    number = reported(roster, members)  # the answer before did not arrive
+    told(membership, members)
+    membership.admit(hello, HERE)
+    assert membership.reports(0)[1] == 1
+    membership.faulted(identity, "wrong", 1.0)
+    number = reported(membership, members)  # the answer before did not arrive
     assert number == 2
     assert access.statuses.faults_since(identity, 0.0) == (1, 1.0)
-    assert roster.reports(number) == ([], 2)
-    roster.departed(identity, "gone", lost=False)
-    reports, number = roster.reports(number)
+    assert membership.reports(number) == ([], 2)
+    membership.departed(identity, "gone", lost=False)
+    reports, number = membership.reports(number)
     assert (len(reports), number) == (1, 3)
 
 
 @pytest.mark.parametrize("credential", ["", "guessed"])
-def test_a_stranger_is_sent_back_and_not_refused_for_good(roster: Roster, credential: str) -> None:
-    refusal = roster.admit(replace(HELLO, credential=credential), HERE)
+def test_a_stranger_is_sent_back_and_not_refused_for_good(
+    membership: Membership, credential: str
+) -> None:
+    refusal = membership.admit(replace(HELLO, credential=credential), HERE)
     assert isinstance(refusal, Refusal)
     assert refusal.code is ErrorCode.LIMIT
     assert refusal.retry_after_s > 0
 
 
-def test_no_operator_is_let_in(roster: Roster) -> None:
-    assert isinstance(roster.admit_operator("token", HERE), Refusal)
-    assert isinstance(roster.admit_operator("", HERE), Refusal)
+def test_no_operator_is_let_in(membership: Membership) -> None:
+    assert isinstance(membership.admit_operator("token", HERE), Refusal)
+    assert isinstance(membership.admit_operator("", HERE), Refusal)
 
 
 def test_a_fleet_credential_lets_in_whoever_shows_it() -> None:
-    roster = Roster("id", "shared secret")
-    assert roster.admit(replace(HELLO, credential="shared secret"), HERE) == Admission()
-    assert isinstance(roster.admit(replace(HELLO, credential="other"), HERE), Refusal)
-    assert isinstance(Roster("id").admit(HELLO, HERE), Refusal)
+    membership = Membership("id", "shared secret")
+    assert membership.admit(replace(HELLO, credential="shared secret"), HERE) == Admission()
+    assert isinstance(membership.admit(replace(HELLO, credential="other"), HERE), Refusal)
+    assert isinstance(Membership("id").admit(HELLO, HERE), Refusal)
 
 
 def test_the_first_server_stores_what_others_report(
-    members: Members, roster: Roster, access: Access
+    members: Members, membership: Membership, access: Access
 ) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
+    told(membership, members)
     before = stored(access, identity)
-    roster.admit(hello, HERE)
-    roster.contributed(identity, DeviceCounters(blocks=3, downlink_bytes=7))
-    roster.conducted(identity, Conduct(slowness=2.0))
-    roster.faulted(identity, "wrong", 1.0)
-    roster.departed(identity, "gone", lost=True)
-    reported(roster, members)
+    membership.admit(hello, HERE)
+    membership.contributed(identity, DeviceCounters(blocks=3, downlink_bytes=7))
+    membership.record_behavior(identity, Behavior(slowness=2.0))
+    membership.faulted(identity, "wrong", 1.0)
+    membership.departed(identity, "gone", lost=True)
+    reported(membership, members)
     after = stored(access, identity)
     assert after.sessions == before.sessions + 1
     assert after.done.blocks == 3
-    assert after.conduct.slowness == 2.0
+    assert after.behavior.slowness == 2.0
     assert after.absence is Departure.LOST
     # A device does not leave its faults behind by being sent on.
-    told(roster, members)
-    again = roster.admit(hello, HERE)
+    told(membership, members)
+    again = membership.admit(hello, HERE)
     assert isinstance(again, Admission)
-    assert (again.faults, again.penalty, again.conduct.slowness) == (1, 1.0, 2.0)
+    assert (again.faults, again.penalty, again.behavior.slowness) == (1, 1.0, 2.0)
 
 
 @pytest.mark.parametrize("where", ["the first", "another"])
 def test_a_quarantine_holds_everywhere(members: Members, access: Access, where: str) -> None:
     hello, identity = joined(members, access)
-    rosters = [Roster(access.server), Roster(access.server)]
-    for roster in rosters:
-        told(roster, members)
-        assert isinstance(roster.admit(hello, HERE), Admission)
+    memberships = [Membership(access.server), Membership(access.server)]
+    for membership in memberships:
+        told(membership, members)
+        assert isinstance(membership.admit(hello, HERE), Admission)
     if where == "the first":
         members.quarantined(identity, "wrong results")
     else:
-        rosters[0].quarantined(identity, "wrong results")
-        reported(rosters[0], members)
+        memberships[0].quarantined(identity, "wrong results")
+        reported(memberships[0], members)
     assert members.roll().members == ()
     assert members.roll().expelled == {identity: (ErrorCode.QUARANTINED, "wrong results")}
-    for roster in rosters:
-        told(roster, members)
-        assert isinstance(roster.admit(hello, HERE), Refusal)
+    for membership in memberships:
+        told(membership, members)
+        assert isinstance(membership.admit(hello, HERE), Refusal)
     refusal = members.admit(hello, HERE)
     assert isinstance(refusal, Refusal)
     assert refusal.code is ErrorCode.QUARANTINED
@@ -179,57 +181,59 @@ def test_a_quarantine_holds_everywhere(members: Members, access: Access, where: 
 
 
 def test_a_quarantine_that_the_first_server_does_not_know_yet_is_not_undone(
-    members: Members, roster: Roster, access: Access
+    members: Members, membership: Membership, access: Access
 ) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
-    roster.faulted(identity, "wrong", 1.0)
-    reported(roster, members)
-    roster.quarantined(identity, "wrong results")
-    told(roster, members)  # with the fault that was reported before
-    roster.reports(1)
-    assert isinstance(roster.admit(hello, HERE), Refusal)
+    told(membership, members)
+    membership.faulted(identity, "wrong", 1.0)
+    reported(membership, members)
+    membership.quarantined(identity, "wrong results")
+    told(membership, members)  # with the fault that was reported before
+    membership.reports(1)
+    assert isinstance(membership.admit(hello, HERE), Refusal)
 
 
 @pytest.mark.parametrize("looks", [1, 0])
 def test_one_that_was_let_in_again_is_let_in_everywhere(
-    members: Members, roster: Roster, access: Access, looks: int
+    members: Members, membership: Membership, access: Access, looks: int
 ) -> None:
     """Also where all of that came about between two looks."""
     hello, identity = joined(members, access)
-    told(roster, members)
-    roster.quarantined(identity, "wrong results")
-    taken = reported(roster, members)
+    told(membership, members)
+    membership.quarantined(identity, "wrong results")
+    taken = reported(membership, members)
     for _ in range(looks):
-        told(roster, members)
-        taken = reported(roster, members, taken)
-        assert isinstance(roster.admit(hello, HERE), Refusal)
+        told(membership, members)
+        taken = reported(membership, members, taken)
+        assert isinstance(membership.admit(hello, HERE), Refusal)
     access.statuses.decide(identity, "phone", AccessStatus.ADMITTED, "")
     assert isinstance(members.admit(hello, HERE), Admission)
-    told(roster, members)
-    reported(roster, members, taken)
-    assert isinstance(roster.admit(hello, HERE), Admission)
+    told(membership, members)
+    reported(membership, members, taken)
+    assert isinstance(membership.admit(hello, HERE), Admission)
 
 
 def test_a_revocation_counts_more_than_a_quarantine_that_is_reported_late(
-    members: Members, roster: Roster, access: Access
+    members: Members, membership: Membership, access: Access
 ) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
-    roster.quarantined(identity, "wrong results")
+    told(membership, members)
+    membership.quarantined(identity, "wrong results")
     access.statuses.decide(identity, "phone", AccessStatus.REVOKED, "sold")
     members.expel(identity, ErrorCode.CREDENTIAL, "sold")
-    members.conducted(identity, Conduct(slowness=3.0))
-    reported(roster, members)
-    told(roster, members)
-    assert isinstance(roster.admit(hello, HERE), Refusal)
+    members.record_behavior(identity, Behavior(slowness=3.0))
+    reported(membership, members)
+    told(membership, members)
+    assert isinstance(membership.admit(hello, HERE), Refusal)
     assert stored(access, identity).standing is AccessStatus.REVOKED
 
 
-def test_a_mark_reaches_all_servers(members: Members, roster: Roster, access: Access) -> None:
+def test_a_mark_reaches_all_servers(
+    members: Members, membership: Membership, access: Access
+) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
+    told(membership, members)
     members.mark_own(identity, own=True)
-    told(roster, members)
-    admission: Any = roster.admit(hello, HERE)
+    told(membership, members)
+    admission: Any = membership.admit(hello, HERE)
     assert admission.own

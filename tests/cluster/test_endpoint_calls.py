@@ -1,4 +1,4 @@
-"""The door of the first server is called by workers of the cluster, and by nobody else."""
+"""The endpoint of the first server is called by workers of the cluster, and by nobody else."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cleave.cluster import door_calls
-from cleave.cluster.door_calls import ConnectionCalls, DoorLostError, ServedDoor
+from cleave.cluster import endpoint_calls
+from cleave.cluster.endpoint_calls import ConnectionCalls, EndpointLostError, ServedEndpoint
 from cleave.errors import FleetError, UsageError
 
 
-class Door:
-    """A door that only answers."""
+class Endpoint:
+    """An endpoint that only answers."""
 
     def __init__(self) -> None:
         self.called: list[Any] = []
@@ -41,26 +41,28 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def endpoint() -> Endpoint:
+    return Endpoint()
 
 
 @pytest.fixture
-def served(door: Door) -> Iterator[ServedDoor]:
-    served = ServedDoor(door, "127.0.0.1")  # type: ignore[arg-type]
+def served(endpoint: Endpoint) -> Iterator[ServedEndpoint]:
+    served = ServedEndpoint(endpoint, "127.0.0.1")  # type: ignore[arg-type]
     with closing(served):
         yield served
-        door.may_go_on.set()
+        endpoint.may_go_on.set()
 
 
-def test_a_worker_calls_a_door_of_another_process(served: ServedDoor, door: Door) -> None:
+def test_a_worker_calls_a_endpoint_of_another_process(
+    served: ServedEndpoint, endpoint: Endpoint
+) -> None:
     calls = pickle.loads(pickle.dumps(served.calls()))
     assert calls.call("echo", 1, "two") == (1, "two")
     calls.tell("echo", 3)
-    assert door.called == [(1, "two"), (3,)]
+    assert endpoint.called == [(1, "two"), (3,)]
 
 
-def test_errors_are_raised_where_it_was_called(served: ServedDoor) -> None:
+def test_errors_are_raised_where_it_was_called(served: ServedEndpoint) -> None:
     calls = served.calls()
     with pytest.raises(UsageError, match="no"):
         calls.call("refuse")
@@ -69,21 +71,21 @@ def test_errors_are_raised_where_it_was_called(served: ServedDoor) -> None:
     assert calls.call("echo") == ()  # and it goes on
 
 
-def test_a_call_that_waits_holds_up_no_other(served: ServedDoor, door: Door) -> None:
+def test_a_call_that_waits_holds_up_no_other(served: ServedEndpoint, endpoint: Endpoint) -> None:
     calls = served.calls()
     answers: list[str] = []
     waiting = threading.Thread(target=lambda: answers.append(calls.call("wait")))
     waiting.start()
     assert calls.call("echo", 1) == (1,)
-    door.may_go_on.set()
+    endpoint.may_go_on.set()
     waiting.join()
     assert answers == ["waited"]
 
 
-def test_nobody_calls_without_the_key(served: ServedDoor, door: Door) -> None:
+def test_nobody_calls_without_the_key(served: ServedEndpoint, endpoint: Endpoint) -> None:
     address = served._listener.address
     assert isinstance(address, tuple)
-    with pytest.raises(DoorLostError):
+    with pytest.raises(EndpointLostError):
         ConnectionCalls(address, b"another key").call("echo", 1)
     with pytest.raises((AuthenticationError, OSError, EOFError)):
         Client(address, authkey=b"")
@@ -91,13 +93,13 @@ def test_nobody_calls_without_the_key(served: ServedDoor, door: Door) -> None:
         stranger.sendall(bytes(100))
         silent.send(("echo", (1,)))
         assert served.calls().call("echo", 2) == (2,)  # strangers hold nobody up
-    assert door.called == [(2,)]
+    assert endpoint.called == [(2,)]
 
 
 def test_a_caller_that_proves_nothing_is_hung_up_on(
-    served: ServedDoor, monkeypatch: pytest.MonkeyPatch
+    served: ServedEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_calls, "_PROVES_S", 0.01)
+    monkeypatch.setattr(endpoint_calls, "_PROVES_S", 0.01)
     address = served._listener.address
     assert isinstance(address, tuple)
     with socket.create_connection(address) as silent:
@@ -107,10 +109,10 @@ def test_a_caller_that_proves_nothing_is_hung_up_on(
     assert served.calls().call("echo", 3) == (3,)
 
 
-def test_silent_strangers_in_any_number_do_not_keep_a_worker_out(served: ServedDoor) -> None:
+def test_silent_strangers_in_any_number_do_not_keep_a_worker_out(served: ServedEndpoint) -> None:
     address = served._listener.address
     assert isinstance(address, tuple)
-    several = range(door_calls._MAX_UNPROVED + 8)
+    several = range(endpoint_calls._MAX_UNPROVED + 8)
     with ExitStack() as silent:
         first, *_ = [silent.enter_context(socket.create_connection(address)) for _ in several]
         assert served.calls().call("echo", 4) == (4,)
@@ -119,13 +121,13 @@ def test_silent_strangers_in_any_number_do_not_keep_a_worker_out(served: ServedD
             pass
 
 
-def test_a_call_that_takes_too_long_is_given_up(served: ServedDoor) -> None:
-    with pytest.raises(DoorLostError, match="within"):
+def test_a_call_that_takes_too_long_is_given_up(served: ServedEndpoint) -> None:
+    with pytest.raises(EndpointLostError, match="within"):
         served.calls().call("wait", timeout_s=0.01)
 
 
-def test_a_door_that_is_gone_is_said_to_be() -> None:
-    with closing(ServedDoor(Door(), "127.0.0.1")) as other:  # type: ignore[arg-type]
+def test_a_endpoint_that_is_gone_is_said_to_be() -> None:
+    with closing(ServedEndpoint(Endpoint(), "127.0.0.1")) as other:  # type: ignore[arg-type]
         calls = other.calls()
-    with pytest.raises(DoorLostError):
+    with pytest.raises(EndpointLostError):
         calls.call("echo")

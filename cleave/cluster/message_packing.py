@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class ObjectReference:
     """A reference to a graph or an array, which replaces the object in a message.
 
     Attributes:
@@ -81,14 +81,14 @@ class Packer:
         if not isinstance(value, StageGraph | StageArray):
             return _as_plain(value)
         if (known := self._sent.get(id(value))) is not None:
-            return Parcel(known[0], None)
+            return ObjectReference(known[0], None)
         number, self._next = self._next, self._next + 1
         self._sent[id(value)] = number, value
         if isinstance(value, StageGraph):
-            return Parcel(number, value)
+            return ObjectReference(number, value)
         rows = tuple(part.rows for part in value.parts)
         content = replace(value, payload=_as_plain(value.payload), parts=())
-        return Parcel(number, content, rows)
+        return ObjectReference(number, content, rows)
 
 
 class Unpacker:
@@ -118,7 +118,7 @@ class Unpacker:
 
         def named(value: Any) -> Any:
             if isinstance(value, StageArray) and id(value) in numbers:
-                return Parcel(numbers[id(value)], None)
+                return ObjectReference(numbers[id(value)], None)
             if isinstance(value, StageArray):
                 return replace(value, payload=_as_plain(value.payload), parts=())
             return _as_plain(value)
@@ -128,7 +128,7 @@ class Unpacker:
     def _unpacked(self, value: Any) -> Any:
         if isinstance(value, PlainBytes):
             return value.array.data
-        if not isinstance(value, Parcel):
+        if not isinstance(value, ObjectReference):
             return value
         if value.content is None:
             return self._held[value.number]
@@ -153,7 +153,7 @@ def received_back(value: Any, packer: Packer) -> Any:
     held = packer.sent
 
     def found(each: Any) -> Any:
-        if isinstance(each, Parcel):
+        if isinstance(each, ObjectReference):
             return held[each.number]
         if isinstance(each, PlainBytes):
             return each.array.data
@@ -198,7 +198,7 @@ def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     """
     if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
         return other
-    if isinstance(value, Parcel | PlainBytes | Enum | str | bytes | int | float | None):
+    if isinstance(value, ObjectReference | PlainBytes | Enum | str | bytes | int | float | None):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         changed = {}

@@ -1,6 +1,6 @@
 """Runtime of a fleet whose devices connect to an endpoint in another process.
 
-`cleave.cluster.door` contains the endpoint.
+`cleave.cluster.endpoint` contains the endpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from cleave.cluster.door import FleetView, Product
-from cleave.cluster.parcels import Packer, received_back
+from cleave.cluster.endpoint import FleetView, Product
+from cleave.cluster.message_packing import Packer, received_back
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Operand
@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 """Calls a method of the endpoint. Takes the method's name and arguments, returns its result."""
 
 
-class DoorRuntime(FleetRuntime):
+class EndpointRuntime(FleetRuntime):
     """A fleet runtime that delegates GEMMs and steps to an endpoint in another process.
 
     Args:
