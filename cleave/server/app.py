@@ -20,16 +20,32 @@ from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.auth.access import Access, Clocks
 from cleave.server.auth.codes import CREDENTIAL_BYTES
 from cleave.server.fleet_server import Server
+from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
-from cleave.server.http.routes import HttpRoutes
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.job_energy import Elsewhere, JobMeter, ServerLog, WorkLog
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
+from cleave.transport.http import HttpAnswer, HttpRequest
 from profiles.library import load_profiles
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoutes:
+    """Routes a request to the web pages or the metrics, depending on its path."""
+
+    pages: Pages
+    metrics: Metrics
+
+    def answer(self, request: HttpRequest) -> HttpAnswer | None:
+        """Return the response for the request's path; None for an unknown path."""
+        if request.path == metrics.PATH:
+            return self.metrics.answer(request)
+        return self.pages.answer(request)
+
 
 KEEP_NOTHING: Final = "none"
 """Value of `data` with which the server stores nothing on disk. Its data is lost when it exits."""

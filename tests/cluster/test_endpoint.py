@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.cluster.balance import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.cluster.endpoint import Endpoint
 from cleave.cluster.endpoint_calls import EndpointLostError
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.cluster.endpoints import chosen_endpoints, once_there
 from cleave.cluster.message_packing import Packer, Unpacker, received_back, sent_back
+from cleave.cluster.spreading import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stages.arrays import StageArray

@@ -6,9 +6,8 @@ import math
 import threading
 from typing import Any
 
-from cleave.cluster.balance import ARRIVES_S, Balance
 from cleave.cluster.endpoint_calls import EndpointLostError, ask_all
-from cleave.cluster.spreading import spread
+from cleave.cluster.spreading import ARRIVES_S, Balance, spread
 
 
 class Fake:
