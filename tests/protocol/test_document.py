@@ -1,4 +1,4 @@
-"""`docs/protocol.md` states what the code does: every limit, message, field and default."""
+"""The two protocol documents state what the code does: every limit, message, field and default."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from cleave.coding.exponents import decode as decode_array
 from cleave.protocol import features, limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
-from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role
+from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role, RunGraph
 from cleave.server.jobs.jobs import JobState
 from cleave.training.loop import records
 from cleave.training.loop.job import JobSpec
 from tests.protocol import session_example
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [(DOCS / name).read_text(encoding="utf-8") for name in ("protocol.md", "operator-api.md")]
+DOCUMENT = "\n".join(PAGES)
 
 
 def _section(heading: str) -> str:
@@ -83,17 +85,12 @@ def test_every_value_of_the_enums_is_named() -> None:
     assert codes == set(_rows(_section("### `bye`").split("| Code |")[1]))
     hello = _section("### `hello`")
     assert all(f"`{role.value}`" in hello for role in Role)
-    operators = _section("## Operators")
+    operators = _section("## Requests")
     assert all(f"`{state.value}`" in operators for state in JobState)
 
 
 def test_every_setting_of_a_job_is_documented_with_its_default() -> None:
-    stated = {
-        name: cells[1]
-        for name, cells in _rows(
-            _section("## Operators").split("**Settings of a job.**")[1]
-        ).items()
-    }
+    stated = {name: cells[1] for name, cells in _rows(_section("## Job settings")).items()}
     assert stated == {field.name: _default(field) for field in fields(JobSpec)}
 
 
@@ -108,21 +105,23 @@ def test_every_setting_of_a_job_is_documented_with_its_default() -> None:
     ],
 )
 def test_every_key_of_a_record_is_documented(record: Any) -> None:
-    (keys,) = _rows(_section("### Records"))[record.EVENT]
+    (keys,) = _rows(_section("## Records"))[record.EVENT]
     assert set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))) == {
         field.name for field in fields(record)
     }
 
 
-def test_the_worked_example_is_right() -> None:
-    block = DOCUMENT.split("```hex\n")[1].split("```")[0]
-    data = b"".join(
-        bytes.fromhex(re.match(r"(\s*[0-9a-f]{2}\b)+", line)[0])  # type: ignore[index]
-        for line in block.splitlines()
-    )
-    payload = bytes.fromhex("803f00c0")
-    assert data == b"".join(encode(Put(1, 1, 2, "bf16", payload)))
-    assert f"{len(data)} bytes:" in DOCUMENT
+_NOTE = re.compile(r"array of .*|map of .*|\".*|bin 8.*|1\.0 =.*")
+
+
+def test_the_worked_examples_are_right() -> None:
+    put = Put(1, 1, 2, "bf16", bytes.fromhex("803f00c0"))
+    run = RunGraph(1, 3, (1, 2), (4,), (2048,), 65536)
+    blocks = DOCUMENT.split("```hex\n")[1:]
+    for example, block in zip((put, run), blocks, strict=True):
+        data = bytes.fromhex(_NOTE.sub("", block.split("```")[0]))
+        assert data == b"".join(encode(example))
+        assert f"{len(data)} bytes:" in DOCUMENT
 
 
 def test_the_coded_array_is_right() -> None:
@@ -162,7 +161,21 @@ def test_the_table_of_coming_back_is_what_clients_do() -> None:
         assert comes_back == (least_wait_s(end) is not None), end
 
 
+def test_rules_have_unique_numbers() -> None:
+    numbers = re.findall(r"^- \*\*([A-Z]\d+)\*\*", DOCUMENT, re.MULTILINE)
+    assert len(numbers) > 100
+    assert len(numbers) == len(set(numbers))
+
+
 def test_links_lead_somewhere() -> None:
-    headings = re.findall(r"^#+ (.*)$", DOCUMENT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-    assert set(re.findall(r"\]\(#(.*?)\)", DOCUMENT)) <= anchors
+    anchors = [
+        {
+            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+        }
+        for page in PAGES
+    ]
+    for page, own in zip(PAGES, anchors, strict=True):
+        assert set(re.findall(r"\]\(#(.*?)\)", page)) <= own
+    assert set(re.findall(r"operator-api\.md#([\w-]+)", PAGES[0])) <= anchors[1]
+    assert set(re.findall(r"\(protocol\.md#([\w-]+)", PAGES[1])) <= anchors[0]
