@@ -1,4 +1,4 @@
-"""What docs/architecture.md names exists, and what it says of imports and counts is so."""
+"""What docs/architecture.md and docs/walks.md name exists, and what they say of imports is so."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from tests.test_rooms import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-TEXT = PAGE.read_text()
+TEXT = "".join((ROOT / "docs" / name).read_text() for name in ("architecture.md", "walks.md"))
 WALKS = (
     "A multiplication",
     "A returned block",
