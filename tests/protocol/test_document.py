@@ -118,9 +118,9 @@ def test_the_worked_examples_are_right() -> None:
     put = Put(1, 1, 2, "bf16", bytes.fromhex("803f00c0"))
     run = RunGraph(1, 3, (1, 2), (4,), (2048,), 65536)
     blocks = DOCUMENT.split("```hex\n")[1:]
-    for example, block in zip((put, run), blocks, strict=True):
+    for data_of, block in zip((encode(put), encode(run)), blocks, strict=True):
         data = bytes.fromhex(_NOTE.sub("", block.split("```")[0]))
-        assert data == b"".join(encode(example))
+        assert data == b"".join(data_of)
         assert f"{len(data)} bytes:" in DOCUMENT
 
 
