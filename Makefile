@@ -51,7 +51,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,true)
 
-# Every example of every property.
+# Every example of every property, and the tests marked `nightly`.
 test-all:
 	CLEAVE_TESTS=all $(MAKE) test
 

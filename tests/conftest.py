@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
-from tests.examples import examples
+from tests.examples import examples, thorough
 from tests.log_lines import LogLines, logged
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code, and so
@@ -55,14 +55,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first, and leave out what `--unit` leaves out."""
+    """Put the longest files first. Leave out nightly tests, and slow tests with `--unit`."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    if not config.getoption("--unit"):
+    left_out = [] if thorough() else ["nightly"]
+    if config.getoption("--unit"):
+        left_out.append("slow")
+    gone = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    if len(config.args) == 1 and "::" in config.args[0]:  # one test, asked for by name
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    gone = set(slow)
-    items[:] = [item for item in items if item not in gone]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in set(gone)]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -16,3 +16,8 @@ def examples(thorough: int) -> int:
     `make test` tries a third and `make unit` a tenth.
     """
     return max(3, thorough // _DIVISORS.get(os.environ.get(AMOUNT, ""), 3))
+
+
+def thorough() -> bool:
+    """Return True in `make test-all`, which runs nightly tests and all examples."""
+    return os.environ.get(AMOUNT) == "all"
