@@ -463,3 +463,11 @@ def _locks(file: FileIO) -> bool:
             return False
         raise
     return True
+
+
+def cache_folder() -> Path:
+    """Return $CLEAVE_CACHE if set, otherwise the folder `cleave` in the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("CLEAVE_CACHE")
+    return Path(chosen).expanduser() if chosen else user_cache_path("cleave")

@@ -27,8 +27,7 @@ from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import features, limits, messages

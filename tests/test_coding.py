@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.arrays import Array, DType, narrow
-from cleave.coding.exponents import decode, encode, encode_if_shorter
+from cleave.coding import decode, encode, encode_if_shorter
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 

@@ -46,8 +46,8 @@ MAY = {  # who else may call what, and why
     "cleave/server/store/store.py": {"connect"},
     # Their writers have names of their own for each file, within a folder that is no link.
     "cleave/training/loop/trackers.py": {"SummaryWriter"},
-    "cleave/transport/certificate.py": {"chmod"},  # of the file that it has just opened
-    "cleave/device/service/manager.py": {"chmod", "chown", "replace"},  # of a file that it made
+    "cleave/transport/tls.py": {"chmod"},  # of the file that it has just opened
+    "cleave/device/service.py": {"chmod", "chown", "replace"},  # of a file that it made
     "cleave/training/data/batches.py": {"save"},  # into memory
 }
 WRITES = {

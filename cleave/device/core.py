@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+from cleave import coding as codes
 from cleave.arrays import DType
-from cleave.coding import coded
-from cleave.coding.exponents import Each
+from cleave.coding import Each
 from cleave.errors import ProtocolError
+from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import (
     NUMPY_DTYPES,
     Concatenated,
@@ -25,7 +26,6 @@ from cleave.machine.graph_run import (
     StoredGraph,
     StoredIndices,
 )
-from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Feature, Message, Op
@@ -140,8 +140,8 @@ class DeviceCore:
         """
         if not features.may_send(message, self._features):
             raise _not_agreed(message)
-        self._need_room(message.id, coded.array_bytes(message))
-        return coded.put_of(message, each)
+        self._need_room(message.id, codes.array_bytes(message))
+        return codes.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
         """Return the message that reports a finished run; nothing if the PS cancelled the run.

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from cleave.errors import CleaveError
 from cleave.files import own_folder, write_atomically
-from cleave.transport.connect import plain_reason
-from cleave.transport.join_url import JoinUrl
+from cleave.transport.join_url import JoinUrl, plain_reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,41 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from cleave import coding
 from cleave.arrays import DType
-from cleave.coding import coded
 from cleave.device.compute_thread import Computer, Outcome
 from cleave.device.core import Action, DeviceCore, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
 from cleave.machine.memory import IDLE_BYTES
 from cleave.protocol import codec, features, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
-from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op, Role
+from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Feature, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
+
+_DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)
+"""Codes of a `bye` after which the client does not reconnect."""
+
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
+"""Codes of an `error` with a temporary cause, such as a silent client or a garbled message."""
+
+
+def least_wait_s(message: Bye | Error) -> float | None:
+    """Return the minimum time to wait before reconnecting, in seconds; None for never.
+
+    Args:
+        message: the message with which the PS ended the session.
+    """
+    stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
+    if isinstance(message, Bye):
+        return None if message.code in _DONE else stated_s
+    if message.code in _PASSING:
+        return stated_s
+    known = message.code in ErrorCode.__members__.values()
+    return stated_s if stated_s > 0 and not known else None
+
 
 VERSIONS: Final = (limits.VERSION,)
 """Protocol versions that a device supports."""
@@ -296,9 +317,9 @@ class DeviceSession:
             isinstance(message, messages.Result)
             and self.core.codes_results
             and payload_bytes(message.payload) >= CODED_LEAST_BYTES
-            and (found := await asyncio.to_thread(coded.coded_payload, message)) is not None
+            and (found := await asyncio.to_thread(coding.coded_payload, message)) is not None
         ):
-            return encode(coded.with_coded(message, found))
+            return encode(coding.with_coded(message, found))
         return encode(message)
 
     async def _watch(self) -> None:

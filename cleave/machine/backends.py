@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -15,8 +15,53 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import CleaveError, UsageError, to_install
 
-if TYPE_CHECKING:
-    from cleave.machine.multiplication import Compute, StoredArray
+
+@dataclass(slots=True)
+class StoredArray:
+    """A floating-point array that a device stores.
+
+    Attributes:
+        rows, columns, dtype: shape and element type of the array.
+        payload: elements of the array, in a format that the backend understands.
+        nbytes: size of the payload in bytes.
+        used: whether the array was an operand of a multiplication. Only some backends set this,
+            such as the emulator's backend.
+    """
+
+    rows: int
+    columns: int
+    dtype: DType
+    payload: Any
+    nbytes: int
+    used: bool = False
+
+
+@dataclass(slots=True)
+class Compute:
+    """A request to a backend to multiply pairs of stored arrays and sum the products.
+
+    Attributes:
+        run: ID of the `run` message.
+        pairs: the pairs of operands.
+        transpose_a, transpose_b: whether to transpose the first or the second operand of each pair.
+        rows, columns: shape of the result.
+        out: dtype of the result.
+        flops: number of floating-point operations, two for each multiply-add.
+    """
+
+    run: int
+    pairs: list[tuple[StoredArray, StoredArray]]
+    transpose_a: bool
+    transpose_b: bool
+    rows: int
+    columns: int
+    out: DType
+    flops: int
+
+    @property
+    def result_bytes(self) -> int:
+        """Return the size of the result in bytes."""
+        return self.rows * self.columns * self.out.itemsize
 
 
 class MatmulBackend(Protocol):

@@ -31,21 +31,23 @@ from cleave.machine.graph_arrays import (
 )
 from cleave.machine.graph_operations import Given, Made, made_by
 from cleave.machine.graph_session import GraphError
-from cleave.machine.onnx_fields import (
+from cleave.machine.onnx_graph import (
     AttributeField,
     GraphField,
     ModelField,
     NodeField,
     OpsetField,
+    ProtobufError,
     ShapeField,
     SizeField,
     TensorField,
     TensorTypeField,
     TypeField,
     ValueField,
+    fields,
+    integers,
+    text,
 )
-from cleave.machine.onnx_graph import text
-from cleave.machine.protobuf import ProtobufError, fields, integers
 
 OPSETS: Final = range(18, 24)
 """Supported versions of the ONNX operator set."""

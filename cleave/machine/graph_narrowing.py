@@ -11,19 +11,23 @@ from collections.abc import Sequence
 from typing import Final
 
 from cleave.arrays import DType
-from cleave.machine.onnx_fields import (
+from cleave.machine.onnx_graph import (
     AttributeField,
     GraphField,
     ModelField,
     NodeField,
+    OnnxGraph,
+    OnnxNode,
     ShapeField,
     SizeField,
     TensorTypeField,
     TypeField,
     ValueField,
+    content,
+    fields,
+    integer,
+    read_graph,
 )
-from cleave.machine.onnx_graph import OnnxGraph, OnnxNode, read_graph
-from cleave.machine.protobuf import content, fields, integer
 
 _FLOAT: Final = 1
 _ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's codes of element types

@@ -15,10 +15,10 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, DType
+from cleave.machine.backends import StoredArray
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.machine.multiplication import StoredArray
 
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
 """Element types of non-floating-point arrays, which only graphs can take as inputs."""

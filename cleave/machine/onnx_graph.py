@@ -2,19 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
 
-from cleave.machine.onnx_fields import (
-    AttributeField,
-    GraphField,
-    ModelField,
-    NodeField,
-    OpsetField,
-    TensorField,
-    ValueField,
-)
-from cleave.machine.protobuf import fields
+import numpy as np
+import numpy.typing as npt
+
+Field: TypeAlias = tuple[int, int | memoryview]
+"""A field's number and value. A fixed-length value, such as a float, is given as bytes."""
+
+_VARINT: Final = 0
+_BYTES: Final = 2
+_FIXED: Final = {1: 8, 5: 4}  # size in bytes of each fixed-length wire type
+_LONGEST_VARINT: Final = 10  # bytes in the encoding of a 64-bit integer
+_WORD: Final = 2**64
+_LARGEST_NUMBER: Final = 2**29 - 1  # readers disagree about larger field numbers
+
+
+class ProtobufError(ValueError):
+    """The bytes are not a valid protobuf message."""
+
+
+def fields(message: memoryview) -> Iterator[Field]:
+    """Yield the fields of a message in order. Values that are bytes are views of the message.
+
+    Raises:
+        ProtobufError: when the message is not valid, or contains a group, which is a deprecated
+            kind of field.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if not 0 < number <= _LARGEST_NUMBER:
+            raise ProtobufError(f"a field at byte {at} has the number {number}")
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == _BYTES:
+            length, at = _varint(message, at)
+        elif wire in _FIXED:
+            length = _FIXED[wire]
+        else:
+            raise ProtobufError(f"field {number} at byte {at} is of an unknown kind, {wire}")
+        if length > len(message) - at:
+            raise ProtobufError(f"field {number} at byte {at} ends after its message")
+        yield number, message[at : at + length]
+        at += length
+
+
+def integers(value: int | memoryview) -> Iterator[int]:
+    """Yield the unsigned integers in the value of a repeated integer field.
+
+    Args:
+        value: a single integer, or the bytes of a packed list of integers.
+
+    Raises:
+        ProtobufError: when the bytes are not a packed list of integers.
+    """
+    if isinstance(value, int):
+        yield value
+        return
+    at = 0
+    while at < len(value):
+        found, at = _varint(value, at)
+        yield found
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Decode the unsigned 64-bit varint at index `at`.
+
+    Returns:
+        The integer, and the index after its last byte.
+    """
+    if at < len(message) and (first := message[at]) < 0x80:  # the most frequent case
+        return first, at + 1
+    found = 0
+    for place, byte in enumerate(message[at : at + _LONGEST_VARINT]):
+        found |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return found % _WORD, at + place + 1
+    raise ProtobufError(f"an integer at byte {at} does not end")
+
+
+def integer(number: int, value: int) -> bytes:
+    """Encode an integer field.
+
+    Args:
+        number: field number.
+        value: an integer from -2^63 to 2^64 - 1.
+    """
+    return _written(number << 3 | _VARINT) + _written(value % _WORD)
+
+
+def content(number: int, *parts: bytes | str) -> bytes:
+    """Encode a text, bytes or message field.
+
+    Args:
+        number: field number.
+        parts: parts of the field's value, which are concatenated.
+    """
+    held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
+    return _written(number << 3 | _BYTES) + _written(len(held)) + held
+
+
+def _written(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+class ModelField(IntEnum):
+    """Fields of `ModelProto`."""
+
+    IR_VERSION = 1
+    GRAPH = 7
+    OPSET = 8
+    TRAINING = 20
+    FUNCTION = 25
+
+
+class OpsetField(IntEnum):
+    """Fields of `OperatorSetIdProto`."""
+
+    DOMAIN = 1
+    VERSION = 2
+
+
+class GraphField(IntEnum):
+    """Fields of `GraphProto`."""
+
+    NODE = 1
+    NAME = 2
+    CONSTANT = 5
+    INPUT = 11
+    OUTPUT = 12
+    SPARSE_CONSTANT = 15
+
+
+class NodeField(IntEnum):
+    """Fields of `NodeProto`."""
+
+    INPUT = 1
+    OUTPUT = 2
+    OPERATION = 4
+    ATTRIBUTE = 5
+    DOMAIN = 7
+
+
+class AttributeField(IntEnum):
+    """Fields of `AttributeProto`."""
+
+    NAME = 1
+    INTEGER = 3
+    TEXT = 4
+    TENSOR = 5
+    GRAPH = 6
+    INTEGERS = 8
+    TENSORS = 10
+    GRAPHS = 11
+    TYPE = 20
+    SPARSE_TENSOR = 22
+    SPARSE_TENSORS = 23
+
+
+class TensorField(IntEnum):
+    """Fields of `TensorProto`."""
+
+    SIZE = 1
+    TYPE = 2
+    INT32 = 5
+    INT64 = 7
+    NAME = 8
+    BYTES = 9
+    EXTERNAL_DATA = 13
+    DATA_LOCATION = 14
+
+
+class ValueField(IntEnum):
+    """Fields of `ValueInfoProto`."""
+
+    NAME = 1
+    TYPE = 2
+
+
+class TypeField(IntEnum):
+    """Fields of `TypeProto`."""
+
+    TENSOR = 1
+    SEQUENCE = 4
+    DENOTATION = 6
+
+
+class TensorTypeField(IntEnum):
+    """Fields of `TypeProto.Tensor`."""
+
+    ELEMENT = 1
+    SHAPE = 2
+
+
+class ShapeField(IntEnum):
+    """Fields of `TensorShapeProto`."""
+
+    SIZE = 1
+
+
+class SizeField(IntEnum):
+    """Fields of `TensorShapeProto.Dimension`."""
+
+    NUMBER = 1
+    NAME = 2
+
 
 Bytes = bytes | memoryview
 
@@ -135,3 +339,107 @@ def _all(message: Bytes) -> Iterator[tuple[int, int]]:
 def _parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Yield the number and bytes of each field that is a text, bytes or a message."""
     return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_IR_VERSION: Final = 10
+_OPSET: Final = 20
+_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # codes of element types
+_INTEGER, _TEXT = 2, 3  # ONNX's codes of attribute types
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a graph, which applies an operation of ONNX's default domain.
+
+    Attributes:
+        operation: operation type, such as `MatMul`.
+        inputs, outputs: names of the input and output arrays, in order.
+        attributes: maps the names of attributes to integers or texts.
+    """
+
+    operation: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    attributes: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """The type of a graph input or output.
+
+    Attributes:
+        shape: shape of the array; a dynamic size is a name.
+        dtype: element type: `float32`, `uint8`, `int64` or `bool`.
+    """
+
+    shape: Sequence[int | str]
+    dtype: str = "float32"
+
+
+def written(
+    nodes: Sequence[Node],
+    inputs: Mapping[str, ArrayType],
+    outputs: Mapping[str, ArrayType],
+    constants: Mapping[str, Array] | None = None,
+) -> bytes:
+    """Return a serialized ONNX model.
+
+    Args:
+        nodes: nodes of the graph. A node must follow the nodes that compute its inputs.
+        inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
+        constants: maps the names of constants to little-endian arrays; None for no constants.
+    """
+    graph = (
+        *(content(GraphField.NODE, _written_node(node)) for node in nodes),
+        content(GraphField.NAME, "graph"),
+        *(content(GraphField.CONSTANT, _tensor(n, a)) for n, a in (constants or {}).items()),
+        *(content(GraphField.INPUT, _written_value(name, of)) for name, of in inputs.items()),
+        *(content(GraphField.OUTPUT, _written_value(name, of)) for name, of in outputs.items()),
+    )
+    return (
+        integer(ModelField.IR_VERSION, _IR_VERSION)
+        + content(ModelField.GRAPH, *graph)
+        + content(ModelField.OPSET, integer(OpsetField.VERSION, _OPSET))
+    )
+
+
+def _written_node(node: Node) -> bytes:
+    return b"".join(
+        (
+            *(content(NodeField.INPUT, name) for name in node.inputs),
+            *(content(NodeField.OUTPUT, name) for name in node.outputs),
+            content(NodeField.OPERATION, node.operation),
+            *(content(NodeField.ATTRIBUTE, _attribute(*a)) for a in node.attributes.items()),
+        )
+    )
+
+
+def _attribute(name: str, value: int | str) -> bytes:
+    if isinstance(value, int):
+        held, kind = integer(AttributeField.INTEGER, value), _INTEGER
+    else:
+        held, kind = content(AttributeField.TEXT, value), _TEXT
+    return content(AttributeField.NAME, name) + held + integer(AttributeField.TYPE, kind)
+
+
+def _tensor(name: str, array: Array) -> bytes:
+    return b"".join(
+        (
+            *(integer(TensorField.SIZE, size) for size in array.shape),
+            integer(TensorField.TYPE, _ELEMENTS[array.dtype.name]),
+            content(TensorField.NAME, name),
+            content(TensorField.BYTES, np.ascontiguousarray(array).tobytes()),
+        )
+    )
+
+
+def _written_value(name: str, of: ArrayType) -> bytes:
+    sizes = (
+        integer(SizeField.NUMBER, size) if isinstance(size, int) else content(SizeField.NAME, size)
+        for size in of.shape
+    )
+    shape = content(TensorTypeField.SHAPE, *(content(ShapeField.SIZE, size) for size in sizes))
+    tensor = content(TypeField.TENSOR, integer(TensorTypeField.ELEMENT, _ELEMENTS[of.dtype]), shape)
+    return content(ValueField.NAME, name) + content(ValueField.TYPE, tensor)

@@ -13,11 +13,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from profiles.device_profile import DeviceKind
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
 _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
@@ -319,3 +321,36 @@ def _read(file: Path) -> str | None:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # missing, not readable, or the driver has no value now
         return None
+
+
+# Matches the names of single-board computers in device trees, with or without the manufacturer's
+# name. The presence of a device tree is not enough: phones, laptops and virtual machines also have
+# device trees.
+_BOARDS: Final = re.compile(
+    r"\b(raspberry pi|orange ?pi|banana ?pi|rock ?pi|rock ?\d|rockpro|nanop[ic]|odroid|jetson|"
+    r"orin\b|beagle|tinker board|visionfive|khadas|libre computer)",
+    re.IGNORECASE,
+)
+
+
+def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
+    """Return the kind of a machine; None if it cannot be detected, as for desktops and servers.
+
+    Args:
+        machine: description of the machine.
+        android: whether the machine runs Android. Android apps cannot read most hardware
+            information, so every Android machine counts as a phone.
+    """
+    if android:
+        return DeviceKind.PHONE
+    if _BOARDS.search(machine.board):
+        return DeviceKind.SBC
+    return DeviceKind.LAPTOP if machine.has_battery else None
+
+
+def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if this process runs on Android.
+
+    Python reports the platform `android` since version 3.13. Termux always sets `ANDROID_ROOT`.
+    """
+    return platform == "android" or "ANDROID_ROOT" in environ

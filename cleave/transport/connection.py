@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
+from websockets.asyncio.client import connect
 from websockets.asyncio.connection import Connection as WebSocket
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from cleave.errors import ProtocolError
+from cleave.errors import CleaveError, ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
 from cleave.transport.frame_limits import AwaitedSizes
+from cleave.transport.join_url import JoinUrl, plain_reason
+from cleave.transport.tls import WrongCertificateError, pinning
 
 WRITE_LIMIT_BYTES: Final = 2**20
 """Number of bytes that a connection buffers before `send` waits. The buffer keeps the link busy."""
@@ -236,3 +240,61 @@ def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
     there: asyncio.Queue[bytes | None] = asyncio.Queue()
     back: asyncio.Queue[bytes | None] = asyncio.Queue()
     return MemoryConnection(back, there), MemoryConnection(there, back)
+
+
+async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
+    """Connect to a server.
+
+    If `target` has a fingerprint, no data is sent to a server with a different certificate.
+
+    Args:
+        target: join URL of the server.
+        memory_bytes: memory in bytes that a device offers in its `hello`. It also limits the size
+            of received messages. None for an operator.
+
+    Raises:
+        CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.
+    """
+    address = target.address
+    most_bytes = limits.MAX_MESSAGE_BYTES
+    if memory_bytes is not None:
+        most_bytes = min(most_bytes, limits.MAX_HEADER_BYTES + memory_bytes)
+    secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}
+    try:
+        socket = await connect(
+            address,
+            compression=None,
+            max_size=most_bytes,
+            ping_interval=None,
+            write_limit=WRITE_LIMIT_BYTES,
+            open_timeout=limits.HANDSHAKE_S,
+            proxy=None,
+            **secured,
+        )
+    except WrongCertificateError as error:
+        raise CleaveError(
+            f"{address} shows another certificate ({error.shown}) than the join URL names "
+            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
+            f"now, else something stands between you and it"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise CleaveError(
+            f"the certificate of {address} is not trusted ({error.verify_message}); use the "
+            f"whole join URL that the server prints, with its &fp=..."
+        ) from None
+    except ssl.SSLError as error:
+        raise CleaveError(
+            f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
+        ) from None
+    except (OSError, TimeoutError) as error:
+        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
+        raise CleaveError(
+            f"no server answers at {address} ({plain_reason(error)}); "
+            f"start one with `cleave serve`, or check address and port{or_plain}"
+        ) from None
+    except (InvalidHandshake, InvalidURI) as error:
+        hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"
+        raise CleaveError(
+            f"{address} does not let this client in, or is no Cleave server: {error}{hint}"
+        ) from None
+    return WebSocketConnection(socket, spare_receiver=True)

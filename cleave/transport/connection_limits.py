@@ -10,11 +10,15 @@ performs no I/O: the listener has the sockets and clocks.
 from __future__ import annotations
 
 import ipaddress
+import logging
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from cleave.protocol import limits
 
@@ -168,3 +172,135 @@ def _within(address: str, prefix: int) -> str:
     if ip.ipv4_mapped is not None:
         return str(ip.ipv4_mapped)
     return str(ipaddress.ip_network((int(ip), prefix), strict=False))
+
+
+BURST: Final = 10
+"""Number of failed attempts that an address may make in quick succession."""
+
+REFILL_S: Final = 6.0
+"""Seconds after which an address may make one more failed attempt."""
+
+MAX_ADDRESSES: Final = 10_000
+"""Maximum number of tracked addresses. The address with the oldest failure is dropped first."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float
+
+
+class RateLimit:
+    """A token bucket for each address. A failed attempt removes a token from the address's bucket.
+
+    Args:
+        clock: returns monotonic seconds.
+        burst: number of tokens in a full bucket.
+        refill_s: seconds after which one token is added to a bucket.
+        max_addresses: maximum number of tracked addresses.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        burst: int = BURST,
+        refill_s: float = REFILL_S,
+        max_addresses: int = MAX_ADDRESSES,
+    ) -> None:
+        self._clock = clock
+        self._burst = burst
+        self._refill_s = refill_s
+        self._max_addresses = max_addresses
+        self._buckets: dict[str, _Bucket] = {}  # oldest failure first
+
+    def wait_s(self, address: str) -> float:
+        """Return the seconds until `address` may make another attempt; 0 if it may do so now."""
+        bucket = self._buckets.get(home_of(address))
+        if bucket is None:
+            return 0.0
+        return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
+
+    def failed(self, address: str) -> None:
+        """Count a failed attempt from `address`."""
+        who = home_of(address)
+        now_s = self._clock()
+        bucket = self._buckets.pop(who, None)
+        tokens = self._tokens(bucket) if bucket is not None else float(self._burst)
+        self._buckets[who] = _Bucket(max(0.0, tokens - 1.0), now_s)
+        if len(self._buckets) > self._max_addresses:
+            del self._buckets[next(iter(self._buckets))]
+
+    def _tokens(self, bucket: _Bucket) -> float:
+        back = (self._clock() - bucket.at_s) / self._refill_s
+        return min(float(self._burst), bucket.tokens + back)
+
+
+_logger = logging.getLogger(__name__)
+
+LINES: Final = 10
+"""Maximum number of refusals that get their own log line within `WINDOW_S` seconds."""
+
+WINDOW_S: Final = 10.0
+"""Length of a log window in seconds.
+
+Refusals beyond the first `LINES` in a window are only counted. The log summarizes them at the end
+of the window.
+"""
+
+
+class RejectionLog:
+    """Logs refused connections. Text from unknown clients never appears in the log, except numbers.
+
+    Args:
+        now: returns the current date and time.
+        call_later: calls a function after a delay in seconds, like `loop.call_later`.
+        lines: maximum number of refusals that get their own log line within `WINDOW_S` seconds.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], datetime],
+        call_later: Callable[[float, Callable[[], None]], Any],
+        lines: int = LINES,
+    ) -> None:
+        self._now = now
+        self._call_later = call_later
+        self._lines = lines
+        self._left = 0
+        self._open = False
+        self._untold: Counter[str] = Counter()
+
+    def refused(self, address: str, reason: str) -> None:
+        """Log a refused connection, or count it if the window has no log lines left.
+
+        Args:
+            address: IP address of the client.
+            reason: why the connection was refused, in the server's own words. For a device that
+                was admitted before, `reason` may contain the device's name and error message.
+                Reasons that differ only in numbers are counted together.
+        """
+        if not self._open:
+            self._open, self._left = True, self._lines
+            self._call_later(WINDOW_S, self.flush)
+        if self._left:
+            self._left -= 1
+            self._write(f"{address}: {reason}")
+        else:
+            self._untold[_without_numbers(reason.replace(address, "there"))] += 1
+
+    def flush(self) -> None:
+        """Log a summary of the counted refusals and end the current window."""
+        self._open = False
+        if self._untold:
+            reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
+            total = sum(self._untold.values())
+            self._untold.clear()
+            self._write(f"{total:,} more ({reasons})")
+
+    def _write(self, what: str) -> None:
+        _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)
+
+
+@lru_cache(maxsize=64)  # in a flood of refusals, most reasons are equal
+def _without_numbers(reason: str) -> str:
+    return re.sub(r"\d+", "…", reason)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from socket import gaierror
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from cleave.errors import UsageError
+from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
@@ -92,3 +99,54 @@ def parse_join_url(url: str) -> JoinUrl:
         server=unquote(fields.get("s", "")),
         fingerprint=fingerprint,
     )
+
+
+_COMMAND: Final = re.compile(r"cleave join '([^']+)'")
+
+
+def plain_reason(error: BaseException) -> str:
+    """Return the operating system's text for an error, without Python's additions."""
+    if isinstance(error, gaierror) and error.strerror:
+        return error.strerror.lower()
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number else str(error) or "no answer"
+
+
+@contextmanager
+def url_file(url: str) -> Iterator[str]:
+    """Write a join URL to a temporary file that only this user can read, and yield `@FILE`.
+
+    The file is deleted when the `with` block ends.
+    """
+    with private_file(url.encode(), "cleave-join-") as path:
+        yield f"@{path}"
+
+
+def read_url(text: str) -> str:
+    """Return the join URL from a command-line argument.
+
+    Args:
+        text: a join URL, or `@FILE` for a file that contains a join URL. The file may also contain
+            the whole `cleave join` command that `cleave pair` prints.
+
+    Raises:
+        UsageError: when the file is unreadable or contains no URL. The error message omits the
+            file's content, which may be a different secret.
+    """
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the join URL cannot be read from {path} ({plain_reason(error)}); "
+            f"write it there, or give the URL itself"
+        ) from None
+    command = _COMMAND.search(text)
+    found = command[1] if command else text
+    if "://" not in found:
+        raise UsageError(
+            f"{path} holds no URL; name a file with what `cleave pair` or `cleave serve` printed"
+        )
+    return found

@@ -22,6 +22,8 @@ from cleave.transport.connection import close_in_time
 from cleave.transport.connection_limits import (
     ConnectionLimits,
     PendingConnections,
+    RateLimit,
+    RejectionLog,
     WaitingPlace,
 )
 from cleave.transport.frame_limits import (
@@ -31,8 +33,6 @@ from cleave.transport.frame_limits import (
     TooMuchError,
     Unfinished,
 )
-from cleave.transport.rate_limit import RateLimit
-from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 128  # refused connections before the loop serves other connections
 _REST_S: Final = 0.05  # seconds of pause after a refusal, whose main cost is waking the loop

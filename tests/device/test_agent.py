@@ -33,7 +33,7 @@ from cleave.protocol.messages import Error, ErrorCode
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
-from cleave.transport.url_file import read_url
+from cleave.transport.join_url import read_url
 
 BACK = Permission(Cause.OWNER, "the owner is back")
 HOT = Permission(Cause.HEAT, "82 C is above --max-temp 80")

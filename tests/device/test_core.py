@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cleave.arrays import DType
 from cleave.device.core import Action, DeviceCore
 from cleave.errors import ProtocolError
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute
 from cleave.protocol import messages
 
 

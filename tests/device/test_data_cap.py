@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.device.host.data_cap import DataCap, DataMeter, Span, parse_data_cap
+from cleave.device.host.policy import DataCap, DataMeter, Span, parse_data_cap
 from cleave.device.session import DeviceStatus
 from cleave.errors import UsageError
 from cleave.protocol.device_counters import DeviceCounters

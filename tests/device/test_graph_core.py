@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cleave.arrays import DType
 from cleave.device.core import Action, DeviceCore
 from cleave.errors import ProtocolError
+from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept
-from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import Message
 

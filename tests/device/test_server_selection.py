@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cleave.device.server_selection import ServerSelection
+from cleave.device.agent import ServerSelection
 from cleave.errors import CleaveError
 from cleave.transport.join_url import JoinUrl
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from cleave.arrays import DType
 from cleave.device.compute_thread import Outcome
 from cleave.device.core import Order
-from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute, StoredArray
+from cleave.machine.backends import Compute, NumpyBackend, StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
 from cleave.transport.connection import ConnectionLostError, memory_link

@@ -15,13 +15,14 @@ from cleave.errors import CleaveError, UsageError
 from cleave.machine import backends as backends
 from cleave.machine.backends import (
     Candidate,
+    Compute,
     MatmulBackend,
     NumpyBackend,
+    StoredArray,
     TorchBackend,
     execute,
     self_check,
 )
-from cleave.machine.multiplication import Compute, StoredArray
 
 
 def _torch(*, by_copies: bool) -> MatmulBackend:

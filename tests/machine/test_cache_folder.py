@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cleave.machine.cache_folder import cache_folder
+from cleave.files import cache_folder
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.machine.graph_choice import GraphChoice, installed
-from cleave.machine.graph_provider import (
+from cleave.machine.graph_choice import LARGEST_ERROR, GraphChoice, accuracy, installed, trials
+from cleave.machine.graph_session import (
     CPU_SETUP,
     SETUPS,
+    GraphError,
+    GraphSession,
     Provider,
     ProviderSetup,
     parse_provider,
     setups_of,
 )
-from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy, trials
-from cleave.machine.graph_session import GraphError, GraphSession
 from tests.examples import examples
 from tests.onnx_models import adding
 

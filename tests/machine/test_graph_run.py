@@ -16,7 +16,7 @@ from cleave import arrays
 from cleave.arrays import DType
 from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyBackend
+from cleave.machine.backends import NumpyBackend, StoredArray
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_run import (
     Concatenated,
@@ -30,7 +30,6 @@ from cleave.machine.graph_run import (
     run_graph,
 )
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.machine.multiplication import StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message

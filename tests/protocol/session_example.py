@@ -12,8 +12,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore, Order
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits

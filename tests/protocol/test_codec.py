@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cleave.device.core import DeviceCore, Order
 from cleave.errors import ProtocolError, VersionError
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cleave.device.session import least_wait_s
 from cleave.protocol import limits
-from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.features import ALL, agreed, may_send
 from cleave.protocol.messages import (
     Bye,

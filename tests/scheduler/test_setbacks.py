@@ -23,8 +23,7 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from cleave.transport.connection_limits import (
     ConnectionLimits,
     PendingConnections,
+    RejectionLog,
     WaitingPlace,
     home_of,
     network_of,
 )
-from cleave.transport.rejection_log import RejectionLog
 
 ADDRESSES = st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "::1"])
 

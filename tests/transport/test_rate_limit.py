@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.transport.rate_limit import RateLimit
+from cleave.transport.connection_limits import RateLimit
 from tests.server.clocks import Clock
 
 

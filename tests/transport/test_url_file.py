@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import UsageError
-from cleave.transport.url_file import read_url, url_file
+from cleave.transport.join_url import read_url, url_file
 
 URL = "https://192.0.2.1:8765/join#c=abcd&fp=ef"
 

@@ -1,32 +1,17 @@
-"""Lossless compression of floating-point payloads, to save network traffic.
-
-The exponents of a model's numbers are similar, while the signs and fractions are almost random. So
-only the exponents are compressed:
-
-1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
-   a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
-   holds fraction and sign. The upper byte of a rotated fp16 is the exponent and the top three bits
-   of the fraction.
-2. The upper bytes are deflated with Huffman codes alone, because a search for repetitions is slow
-   and finds none.
-3. All other bytes are stored uncompressed.
-
-A chunk inflates to at most as many bytes as it has uncompressed bytes, so decompression bombs are
-impossible. `docs/protocol.md` defines the layout. The functions have no side effects. Zlib and
-numpy release the GIL, so several threads can process chunks in parallel.
-"""
+"""Converts messages with uncompressed payloads to messages with compressed payloads, and back."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 
 from cleave.arrays import Array, DType
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
+from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -188,3 +173,82 @@ def _sampled_ratio(payload: Payload, dtype: DType) -> float:
     shares = shares[shares > 0]
     bits = float(-(shares * np.log2(shares)).sum())
     return (dtype.itemsize - 1 + bits / 8) / dtype.itemsize
+
+
+Plain: TypeAlias = Put | Result
+Coded: TypeAlias = PutCoded | ResultCoded
+
+_DTYPES: Final = {dtype.value: dtype for dtype in DType}
+
+
+def coded_payload(message: Plain, each: Each = map) -> bytes | None:
+    """Return the compressed payload of a message.
+
+    Args:
+        message: a message with an uncompressed payload, which may be `Packable`.
+        each: maps a function over the payload's chunks (see `Each`).
+
+    Returns:
+        The compressed payload; None if the dtype is not floating-point, or if compression would not
+            save enough bytes.
+    """
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:  # only floating-point arrays are compressed
+        return None
+    payload = message.payload
+    packed = payload if isinstance(payload, bytes | memoryview) else payload.pack()
+    return encode_if_shorter(packed, dtype, each)
+
+
+@overload
+def with_coded(message: Put, coded: bytes) -> PutCoded: ...
+@overload
+def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
+def with_coded(message: Plain, coded: bytes) -> Coded:
+    """Return `put_coded` for a `put`, or `result_coded` for a `result`.
+
+    Args:
+        message: the message with the uncompressed payload.
+        coded: the compressed payload.
+    """
+    shape = message.rows, message.columns, message.dtype
+    if isinstance(message, Put):
+        return PutCoded(message.id, *shape, coded)
+    return ResultCoded(message.id, *shape, message.compute_s, coded)
+
+
+def array_bytes(message: Coded) -> int:
+    """Return the size of a message's payload after decompression, in bytes.
+
+    Raises:
+        ProtocolError: when the message's dtype is not floating-point.
+    """
+    return message.rows * message.columns * _dtype(message).itemsize
+
+
+def put_of(message: PutCoded, each: Each = map) -> Put:
+    """Convert a `put_coded` message to a `put` by decompressing its payload.
+
+    Raises:
+        ProtocolError: when the payload is not valid.
+    """
+    payload = decode(message.payload, _dtype(message), array_bytes(message), each)
+    return Put(message.id, message.rows, message.columns, message.dtype, payload)
+
+
+def result_of(message: ResultCoded, each: Each = map) -> Result:
+    """Convert a `result_coded` message to a `result` by decompressing its payload.
+
+    Raises:
+        ProtocolError: when the payload is not valid.
+    """
+    payload = decode(message.payload, _dtype(message), array_bytes(message), each)
+    shape = message.rows, message.columns, message.dtype
+    return Result(message.id, *shape, message.compute_s, payload)
+
+
+def _dtype(message: Coded) -> DType:
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise ProtocolError(f"no {message.dtype!r} array is coded")
+    return dtype
