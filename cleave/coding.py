@@ -86,12 +86,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress one chunk and return the parts of its compressed form.
-
-    Args:
-        chunk: at most `CODED_CHUNK` elements, as 16-bit words.
-        dtype: dtype of the elements.
-    """
+    """Compress one chunk and return the parts of its compressed form."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -105,14 +100,7 @@ def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
 
 
 def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryview, memoryview]]:
-    """Split a compressed payload into chunks.
-
-    Returns:
-        The deflated part and the uncompressed part of each chunk.
-
-    Raises:
-        ProtocolError: when `coded` has the wrong length for a payload of `nbytes` bytes.
-    """
+    """Split a compressed payload into chunks."""
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
         raise ProtocolError(f"no {dtype.value} array has {nbytes} bytes")
@@ -134,16 +122,7 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Decompress one chunk into `words`.
-
-    Args:
-        parts: the deflated part and the uncompressed part of the chunk.
-        words: receives the chunk's elements as 16-bit words.
-        dtype: dtype of the elements.
-
-    Raises:
-        ProtocolError: when the deflated part does not inflate to one byte per element.
-    """
+    """Decompress one chunk into `words`."""
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
     unpacker = zlib.decompressobj()

@@ -328,15 +328,7 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
-    """Open a regular file without following a symbolic link.
-
-    Args:
-        flags: flags of `os.open`.
-        mode: permissions of a new file, less the user's umask.
-
-    Raises:
-        OSError: when the path is a link or not a regular file, or cannot be opened.
-    """
+    """Open a regular file without following a symbolic link."""
     if not flags & os.O_EXCL:
         refuse_link(path)
     descriptor = os.open(path, flags | _OPEN | getattr(os, "O_NONBLOCK", 0), mode)

@@ -222,11 +222,7 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return the reason it ended.
-
-        Raises:
-            CleaveError: when the server ended the session with an error.
-        """
+        """Run a session to its end; return the reason it ended."""
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED

@@ -378,11 +378,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(na
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return an array's size in bytes, computed from its shape.
-
-    Raises:
-        ProtocolError: when the payload has a different size.
-    """
+    """Return an array's size in bytes, computed from its shape."""
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

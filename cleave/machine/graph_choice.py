@@ -118,11 +118,7 @@ class GraphChoice:
         return self._chosen
 
     def _choose(self) -> ProviderSetup:
-        """Return the first provider setup that passes the self-test.
-
-        Raises:
-            GraphError: when no setup passes the self-test.
-        """
+        """Return the first provider setup that passes the self-test."""
         setups = setups_of(self._asked, self._available())
         if self._asked and setups[0].provider is not self._asked:
             self._notify(
@@ -138,11 +134,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Run the self-test with a provider setup.
-
-        Returns:
-            Why the setup must not be used; None if it passes.
-        """
+        """Run the self-test with a provider setup."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:

@@ -158,17 +158,9 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 class _Pass:
     """One pass through a graph whose inputs have known shapes, to compute the sizes of all arrays.
 
-    Args:
-        graph: the graph or subgraph.
-        inputs: maps the names of the graph's inputs to their properties.
-        outer: maps the names of arrays in the enclosing graphs to their properties.
-
     Attributes:
         known: maps the name of each array to its properties.
         enclosed: names of this graph's arrays that its subgraphs use.
-
-    Raises:
-        UnboundedError: when the size of an array cannot be computed.
     """
 
     def __init__(
@@ -219,13 +211,7 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Return a pass through the subgraph of an operation.
-
-        Args:
-            operation: the operation.
-            name: name of the attribute that holds the subgraph.
-            inputs: properties of the subgraph's inputs.
-        """
+        """Return a pass through the subgraph of an operation."""
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -281,10 +267,6 @@ class _Pass:
         """Return True if an input's only use is an addition whose result is a stored output.
 
         That output then overwrites the input's memory.
-
-        Args:
-            name: name of the input.
-            wanted: names of the stored outputs.
         """
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
@@ -303,11 +285,6 @@ class _Pass:
         This is the larger of two peaks: the peak in the model's order of operations, and 2/3 of the
         peak if each operation runs as late as possible. ONNX Runtime uses the second order, but
         fusion of operations changes it.
-
-        Args:
-            kept: names of the outputs that do not count.
-            widened: maps the name of each input that is upcast where it is used to the size of the
-                upcast copy in bytes.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -321,13 +298,7 @@ class _Pass:
         kept: Set[str],
         widened: Mapping[str, int],
     ) -> int:
-        """Return the peak size in bytes if operations run in a given order.
-
-        Args:
-            order: indices of the operations.
-            memory: see `_memory`.
-            kept, widened: see `peak_bytes`.
-        """
+        """Return the peak size in bytes if operations run in a given order."""
         owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
         uses = Counter(owner for each in owners for owner in each)
         uses.update(memory.get(name, "") for name in set(self.outputs))  # in memory until the end
@@ -380,9 +351,6 @@ class _Pass:
         """Return the names of the transposed matrices that only matrix multiplications use.
 
         A matrix multiplication reads such a matrix from the memory of the original matrix.
-
-        Args:
-            ends: names of the arrays that are outputs or that subgraphs use.
         """
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
@@ -471,17 +439,7 @@ def _open(sizes: Sequence[int | str]) -> int:
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return the properties of an input whose dynamic size follows from the number of elements.
-
-    Args:
-        name: name of the input, for errors.
-        type: ONNX's code of the element type.
-        sizes: shape of the input; a dynamic size is a name.
-        given: the array that a run passes to the input.
-
-    Raises:
-        UnboundedError: when the array does not have the input's shape.
-    """
+    """Return the properties of an input whose dynamic size follows from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -518,13 +476,7 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Parse a serialized graph.
-
-    Args:
-        message: the graph.
-        inside: whether it is a subgraph. The types of a subgraph's inputs are not read, because
-            they follow from the operation.
-    """
+    """Parse a serialized graph."""
     graph = _Graph()
     for number, value in _messages(memoryview(message)):
         match number:

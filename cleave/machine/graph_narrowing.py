@@ -68,10 +68,6 @@ class _Narrowing:
     The rewritten graph lists all casts before the other operations. ONNX Runtime computes the
     inputs of an operation in reverse order of their listing. So a cast that is listed first runs
     last, right before the operation that uses the result.
-
-    Args:
-        graph: the graph.
-        dtypes: maps the name of each input to rewrite to its 16-bit dtype.
     """
 
     def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
@@ -147,11 +143,7 @@ def _is_plain(graph: OnnxGraph, name: str) -> bool:
 
 
 def _is_fixed_float(value: memoryview) -> bool:
-    """Return True if a graph input is fp32 and its shape has no dynamic size.
-
-    Args:
-        value: serialized description of the input.
-    """
+    """Return True if a graph input is fp32 and its shape has no dynamic size."""
     shapes = 0
     for number, held in _inside(value, ValueField.TYPE, TypeField.TENSOR):
         if number == TensorTypeField.ELEMENT and held != _FLOAT:
@@ -166,12 +158,7 @@ def _is_fixed_float(value: memoryview) -> bool:
 
 
 def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
-    """Return the fields of all messages that a path of field numbers leads to.
-
-    Args:
-        message: the outermost message.
-        path: a field number for each nesting level.
-    """
+    """Return the fields of all messages that a path of field numbers leads to."""
     found = list(fields(message))
     for number in path:
         found = [

@@ -76,14 +76,7 @@ def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an integer input.
-
-    Args:
-        number: index of the input.
-
-    Raises:
-        UnboundedError: when the input is missing, or its elements are not known before the run.
-    """
+    """Return the elements of an integer input."""
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -121,13 +114,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the properties of an array, including its elements if it is small enough to track.
-
-    Args:
-        shape: shape of the array.
-        type: ONNX's code of the element type.
-        values: elements of the array; None if they are unknown.
-    """
+    """Return the properties of an array, including its elements if it is small enough to track."""
     if (
         values is None
         or type not in FOLLOWED
@@ -142,15 +129,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the properties of an elementwise operation's result.
-
-    Args:
-        operation: the operation.
-        arrays: properties of the inputs, which are broadcast together.
-        type: ONNX's code of the result's element type.
-        each: computes an element of the result; returns None if the element is unknown. None if no
-            elements are tracked.
-    """
+    """Return the properties of an elementwise operation's result."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]

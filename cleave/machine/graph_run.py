@@ -207,11 +207,7 @@ def run_graph(
 
 
 def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
-    """Ensure, before a run allocates memory, that it needs no more memory than is available.
-
-    Raises:
-        GraphError: when the run needs more memory.
-    """
+    """Ensure, before a run allocates memory, that it needs no more memory than is available."""
     if order.graph.memory is None:
         order.graph.memory = make_memory(order.graph.model)
     needed_bytes = order.graph.memory.peak_bytes(
@@ -290,12 +286,7 @@ def _dtype(given: GraphInput) -> DType | None:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array, because nothing else will read it.
-
-    Args:
-        given: the input array.
-        output: the stored output.
-    """
+    """Return True if an output may overwrite an input array, because nothing else will read it."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
@@ -364,15 +355,6 @@ def _shaped(
     """Return the array for a graph input in the shape that the graph requires.
 
     The dynamic size in the shape follows from the number of elements.
-
-    Args:
-        name: name of the graph input, for errors.
-        shape: shape of the graph input; a dynamic size is a name.
-        given: the stored array; None for zeros.
-        narrow: 16-bit dtype that the session takes; None for fp32 and other types.
-
-    Raises:
-        GraphError: when the array does not have the input's shape.
     """
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:

@@ -73,11 +73,7 @@ def integers(value: int | memoryview) -> Iterator[int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Decode the unsigned 64-bit varint at index `at`.
-
-    Returns:
-        The integer, and the index after its last byte.
-    """
+    """Decode the unsigned 64-bit varint at index `at`."""
     if at < len(message) and (first := message[at]) < 0x80:  # the most frequent case
         return first, at + 1
     found = 0

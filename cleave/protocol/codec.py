@@ -139,13 +139,7 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
 
 
 def _read_payload(data: bytes, part: msgspec.Raw, kind: str) -> memoryview:
-    """Return a view of a message's payload, which is the last part of the message.
-
-    Args:
-        data: the encoded message.
-        part: the payload with its msgpack header.
-        kind: the message type, for errors.
-    """
+    """Return a view of a message's payload, which is the last part of the message."""
     try:
         size = len(_PAYLOAD.decode(part))
     except msgspec.MsgspecError as error:
@@ -308,12 +302,7 @@ def _texts_to_clean(cls: type[Any]) -> list[str]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Ensure that an untyped value contains only JSON types and is not nested too deeply.
-
-    Raises:
-        ValueError: for another type, a map key that is not a short text, or more than
-            `MAX_NESTING` levels.
-    """
+    """Ensure that an untyped value contains only JSON types and is not nested too deeply."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

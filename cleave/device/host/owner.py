@@ -213,15 +213,7 @@ class LinuxSensors:
         return [s for s in sessions if s.get("Class") == "user"]  # skip login screens and services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Return the seconds since the last user input in a session.
-
-        Args:
-            session: logind's properties of the session.
-            by_display: whether `xprintidle` already measures the idle time of the display.
-
-        Returns:
-            Seconds; None for a session without user input, or if `xprintidle` covers the session.
-        """
+        """Return the seconds since the last user input in a session."""
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
