@@ -24,12 +24,9 @@ _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress a payload. The result may be longer than the payload.
+    """Compress a little-endian payload of `dtype`; the result may be longer than the payload.
 
-    Args:
-        payload: any number of elements of `dtype`, little-endian.
-        dtype: dtype of the elements.
-        each: maps a function over the payload's chunks.
+    `each` maps a function over the payload's chunks.
     """
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
@@ -45,7 +42,7 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 
     Returns:
         The compressed payload; None if the payload has fewer than `CODED_LEAST_BYTES` bytes, or if
-            a sample of its elements suggests savings below 5%.
+        a sample of its elements suggests savings below 5%.
     """
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
@@ -54,14 +51,14 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 
 
 def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memoryview:
-    """Decompress a payload.
+    """Decompress a payload from a peer, which may be invalid.
 
     The length of `coded` is checked before memory for the payload is allocated. A valid compressed
     payload has more than half of the payload's size, so a peer cannot cause large allocations with
     short messages.
 
     Args:
-        coded: compressed payload from a peer, which may be invalid.
+        coded: compressed payload.
         dtype: dtype of the elements.
         nbytes: size of the decompressed payload in bytes.
         each: maps a function over the payload's chunks.
@@ -86,7 +83,9 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress one chunk and return the parts of its compressed form."""
+    """Compress at most `CODED_CHUNK` elements, given as 16-bit words; return the parts of the
+    result.
+    """
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -100,7 +99,7 @@ def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
 
 
 def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryview, memoryview]]:
-    """Split a compressed payload into chunks."""
+    """Split a compressed payload into the deflated part and the uncompressed part of each chunk."""
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
         raise ProtocolError(f"no {dtype.value} array has {nbytes} bytes")
@@ -142,10 +141,7 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
 
 
 def _sampled_ratio(payload: Payload, dtype: DType) -> float:
-    """Estimate the ratio of a payload's compressed size to its uncompressed size.
-
-    The estimate is the entropy of a sample of the payload's exponents.
-    """
+    """Estimate the compressed share of the size from the entropy of sampled exponents."""
     upper = np.frombuffer(payload, "<u2")[_words(dtype) - 1 :: _words(dtype)]
     sample = (upper[:: max(1, upper.size // _SAMPLE)] >> 7).astype(np.uint8)
     shares = np.bincount(sample) / sample.size
@@ -161,15 +157,10 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Return the compressed payload of a message.
+    """Return the compressed payload of a message; None if the dtype or the size does not allow
+    savings.
 
-    Args:
-        message: a message with an uncompressed payload, which may be `Packable`.
-        each: maps a function over the payload's chunks (see `Each`).
-
-    Returns:
-        The compressed payload; None if the dtype is not floating-point, or if compression would not
-            save enough bytes.
+    The message's payload may be `Packable`. `each` maps a function over the payload's chunks.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
@@ -184,12 +175,7 @@ def with_coded(message: Put, coded: bytes) -> PutCoded: ...
 @overload
 def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
-    """Return `put_coded` for a `put`, or `result_coded` for a `result`.
-
-    Args:
-        message: the message with the uncompressed payload.
-        coded: the compressed payload.
-    """
+    """Return `put_coded` for a `put`, or `result_coded` for a `result`."""
     shape = message.rows, message.columns, message.dtype
     if isinstance(message, Put):
         return PutCoded(message.id, *shape, coded)
@@ -197,30 +183,18 @@ def with_coded(message: Plain, coded: bytes) -> Coded:
 
 
 def array_bytes(message: Coded) -> int:
-    """Return the size of a message's payload after decompression, in bytes.
-
-    Raises:
-        ProtocolError: when the message's dtype is not floating-point.
-    """
+    """Return the size of a message's payload after decompression, in bytes."""
     return message.rows * message.columns * _dtype(message).itemsize
 
 
 def put_of(message: PutCoded, each: Each = map) -> Put:
-    """Convert a `put_coded` message to a `put` by decompressing its payload.
-
-    Raises:
-        ProtocolError: when the payload is not valid.
-    """
+    """Convert a `put_coded` message to a `put` by decompressing its payload."""
     payload = decode(message.payload, _dtype(message), array_bytes(message), each)
     return Put(message.id, message.rows, message.columns, message.dtype, payload)
 
 
 def result_of(message: ResultCoded, each: Each = map) -> Result:
-    """Convert a `result_coded` message to a `result` by decompressing its payload.
-
-    Raises:
-        ProtocolError: when the payload is not valid.
-    """
+    """Convert a `result_coded` message to a `result` by decompressing its payload."""
     payload = decode(message.payload, _dtype(message), array_bytes(message), each)
     shape = message.rows, message.columns, message.dtype
     return Result(message.id, *shape, message.compute_s, payload)

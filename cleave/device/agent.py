@@ -51,7 +51,6 @@ class Notice:
     """A change of the agent's state, for display.
 
     Attributes:
-        state: the new state.
         reason: readable reason for the change; empty for `State.READY`.
         status: status of the session that is ready, draining or closed.
         retry_s: seconds until the next connection attempt; None if no attempt is scheduled.
@@ -101,10 +100,10 @@ class Agent:
     """Keeps a machine connected to a server while the policy permits computation.
 
     With `stays`, the agent retries an unreachable server with exponential backoff. Without `stays`,
-    `run` raises if the first attempt fails, unless `known` returns True. In both modes the agent
+    `run` raises if the first attempt fails, unless `known` returns True. The agent always
     reconnects when the connection is lost or the server stops, even before the first welcome. It
-    ends when the server refuses the device permanently. Without `stays`, it also ends when the
-    server no longer needs the device.
+    ends when the server refuses the device permanently or, without `stays`, no longer needs the
+    device.
 
     Args:
         connect: opens a session.
@@ -112,10 +111,10 @@ class Agent:
         look: returns whether the machine may compute now; None to compute at any time.
         stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
         once: end after one session.
-        known: returns True if the server has welcomed a device with the same credential, so that
-            a retry may succeed. By default, True once the server has welcomed this device.
-        drain_s: seconds to finish the current runs when the policy no longer permits computation;
-            0 to disconnect at once.
+        known: returns True if the server has welcomed a device with the same credential, so that a
+            retry may succeed. By default, True once the server has welcomed this device.
+        drain_s: seconds to finish the current runs when the policy no longer permits computation; 0
+            to disconnect at once.
         clock: returns monotonic time in seconds.
         sleep: coroutine that waits for a number of seconds.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
@@ -173,7 +172,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain the current session, then end the agent. A second call ends the agent at once.
+        """Drain the current session, then end the agent; a second call ends it at once.
 
         Call this method from the agent's event loop.
         """
@@ -222,7 +221,7 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return the reason it ended."""
+        """Run a session to its end; return the reason it ended, or raise the server's error."""
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED
@@ -335,8 +334,8 @@ class ServerSelection:
     """Selects the server for the next session, and follows redirects.
 
     After a redirect, the device keeps connecting to the new server as long as that server welcomes
-    the device. If the new server does not answer or is full, the device returns to its home server,
-    which may redirect the device again. A permanent refusal by either server stops the device.
+    it. If the new server does not answer or is full, the device returns to its home server. A
+    permanent refusal by either server stops the device.
     """
 
     def __init__(self) -> None:
@@ -346,11 +345,9 @@ class ServerSelection:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the selected server.
+        """Open a connection to the selected server with `connect`.
 
-        Args:
-            home: join URL of the home server, with the device's credential.
-            connect: opens a connection to the server of a join URL.
+        `home` is the join URL of the home server, with the device's credential.
 
         Raises:
             CleaveError: when the server cannot be reached.

@@ -1,4 +1,8 @@
-"""Executes a device's orders in a separate thread, so the event loop is not blocked."""
+"""Executes a device's orders in a separate thread, and validates received graphs.
+
+ONNX Runtime is a large library, so a device validates each model before ONNX Runtime parses it. The
+check reads the serialized model in place and copies nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,8 @@ def check_graph(model: bytes | memoryview) -> None:
     The check takes time proportional to the model's length, and no extra memory.
 
     Raises:
-        GraphError: when the data is not an ONNX model, or the model has a forbidden part. The
-            message names the forbidden part.
+        GraphError: when the data is not an ONNX model, or the model has a forbidden part, which the
+            message names.
     """
     try:
         _Check().model(memoryview(model))
@@ -62,8 +66,7 @@ def check_graph(model: bytes | memoryview) -> None:
 class _Check:
     """Checks one model. Protobuf parsers merge repeated fields, so every occurrence is checked.
 
-    Attributes:
-        nodes: number of nodes checked so far, in the graph and in all nested graphs.
+    `nodes` counts the nodes checked so far, in the graph and in all nested graphs.
     """
 
     nodes: int = 0
@@ -203,12 +206,8 @@ class Computer(Protocol):
 class ComputeThread:
     """Executes orders (matrix multiplications, graphs, fetches) in one thread.
 
-    Small matrix multiplications run immediately in the caller's thread if no order is running.
-
-    Args:
-        backend: backend for matrix multiplications.
-        inline_flops: maximum FLOPs of a matrix multiplication that runs in the caller's thread.
-        make_session: opens an ONNX Runtime session for a graph.
+    Small matrix multiplications, up to `inline_flops`, run at once in the caller's thread if no
+    order is running. `make_session` opens an ONNX Runtime session for a graph.
     """
 
     def __init__(
@@ -250,10 +249,9 @@ class ComputeThread:
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute one order; return its result and computation time, or an error message.
+    """Execute one order; return its result and computation time, or an error message for the PS.
 
-    The device reports an error message to the PS, which reassigns the task. A graph is validated
-    before ONNX Runtime parses it.
+    A graph is validated before ONNX Runtime parses it.
     """
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:

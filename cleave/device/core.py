@@ -1,9 +1,8 @@
 """The device's protocol state machine, without sockets, clocks or computations.
 
-`DeviceCore.received` processes one message from the PS. It returns orders to execute (multiply
-matrices, run a graph, return an array) and messages to send. The caller reports the end of each
-order with `computed` or `failed`. Orders must be executed in sequence, because an order may need
-the outputs of an earlier order. The state machine reads array elements only to decompress them.
+`DeviceCore.received` turns a message from the PS into orders to execute and messages to send. The
+caller reports the end of each order with `computed` or `failed`. Orders must be executed in
+sequence, because an order may need the outputs of an earlier order.
 """
 
 from __future__ import annotations
@@ -45,12 +44,10 @@ class DeviceCore:
     """Tracks a device's stored arrays and unfinished runs, and turns PS messages into actions.
 
     Args:
-        memory_bytes: memory budget that the device declared in `hello`. If the PS exceeds this
-            budget, `received` raises ProtocolError and the session ends.
-        graphs: whether `hello` offered the feature `graphs`. The feature becomes active once the
-            PS's `welcome` names it too.
-        coding: whether `hello` offered the feature `coding`. The feature becomes active once the
-            PS's `welcome` names it too.
+        memory_bytes: memory budget that `hello` declared. If the PS exceeds it, `received` raises
+            ProtocolError and the session ends.
+        graphs, coding: whether `hello` offered the feature. It becomes active once `welcome` names
+            it too.
 
     Attributes:
         codes_results: whether the PS asked for compressed results.
@@ -77,10 +74,8 @@ class DeviceCore:
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Process one message from the PS.
-
-        Returns:
-            Orders to execute and messages to send to the PS, in sequence.
+        """Process one message from the PS; return orders to execute and messages to send, in
+        sequence.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -127,9 +122,8 @@ class DeviceCore:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Convert a `put_coded` message to a `put` message with a decompressed payload.
-
-        This method may run in another thread.
+        """Convert a `put_coded` to a `put` message by decompressing its payload, possibly in
+        another thread.
 
         Args:
             message: `put_coded` message from the PS.
@@ -146,10 +140,8 @@ class DeviceCore:
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
         """Return the message that reports a finished run; nothing if the PS cancelled the run.
 
-        Args:
-            run: ID of the run.
-            payload: encoded result; ignored for graph runs, whose outputs stay on the device.
-            compute_s: computation time in seconds.
+        `payload` is the encoded result; graph runs have none, because their outputs stay on the
+        device.
         """
         order = self._take(run)
         if order is None:
@@ -175,9 +167,8 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return the `drain` message, which tells the PS to send no new runs.
-
-        Further calls return no message.
+        """Return the `drain` message, which tells the PS to send no new runs; nothing if it was
+        sent.
         """
         if self.draining:
             return []

@@ -18,11 +18,8 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 class SavedCredential:
     """One device's credential for one server.
 
-    Attributes:
-        server: the server's ID, from the `welcome` message.
-        name: the device's name. Several devices of a machine need different names.
-        address: the server's address.
-        credential: the credential to send in the next `hello`.
+    `server` is the ID from the server's `welcome`. Several devices of a machine need different
+    names.
     """
 
     server: str
@@ -32,11 +29,7 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """A folder with one file per credential. Only the user can read the files.
-
-    Args:
-        folder: path of the folder, which is created when the first credential is saved.
-    """
+    """A folder with one file per credential, which only the user can read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,9 +37,8 @@ class SavedCredentials:
     def find(self, target: JoinUrl, name: str) -> str:
         """Return the saved credential of device `name` for a server; empty if none is saved.
 
-        The server is identified by the ID in the join URL, or by the address if the URL has no ID.
-        Unreadable files are ignored. The server then reports that the credential is missing, and
-        the user can join again with a new join code.
+        The ID in the join URL identifies the server, or the address if the URL has no ID.
+        Unreadable files are ignored: the user can join again with a new join code.
         """
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
@@ -63,15 +55,14 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return the values of `credential` and `join_code` for `hello`.
 
-        If a credential is saved, it is the `credential`, and the join URL's credential is the
-        `join_code`. Otherwise the join URL's credential is the `credential`, and `join_code` is
-        empty.
+        A saved credential makes the join URL's credential the `join_code`. Otherwise the join URL's
+        credential is the `credential`, and `join_code` is empty.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; replace an earlier credential with the same server and device name.
+        """Save a credential; replace an earlier one with the same server and device name.
 
         Raises:
             CleaveError: when the file cannot be written.

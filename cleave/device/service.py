@@ -74,8 +74,7 @@ class Service:
 
     Attributes:
         command: program and arguments to run.
-        memory_max_bytes: memory limit (systemd's `MemoryMax`) above which the kernel may kill the
-            service.
+        memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
         account: account that a system-wide service runs as; None for a service of the user.
     """
 
@@ -88,10 +87,8 @@ class Service:
 class Places:
     """Paths of a service's files.
 
-    Attributes:
-        unit: systemd unit file or launchd property list.
-        url: file with the join URL, which contains the credential.
-        log: log file under launchd; unused under systemd, which logs to its journal.
+    `unit` is a systemd unit file or launchd property list. `url` holds the join URL with the
+    credential. systemd, which logs to its journal, does not use `log`.
     """
 
     unit: Path
@@ -132,8 +129,7 @@ def systemd_command(command: Sequence[str]) -> str:
     """Return a command line for `ExecStart=`. The leading colon disables expansion of `$`.
 
     Raises:
-        UsageError: when systemd cannot start the program because of quotes or backslashes in its
-            path.
+        UsageError: when the program's path has quotes or backslashes.
     """
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
@@ -242,13 +238,8 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
 class Installer:
     """Installs, removes and inspects the service, either for this user or system-wide.
 
-    Args:
-        manager: the service manager (systemd or launchd).
-        places: paths of the service's files.
-        system: True for a system-wide service, False for a service of this user.
-        run: runs a command of the service manager.
-        user: user ID, for launchd.
-        root: root of the file system.
+    `run` runs a command of the service manager. `user` is the user ID, for launchd. `root` is the
+    root of the file system.
     """
 
     manager: ServiceManager
@@ -259,10 +250,8 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Raise if the service manager is not running.
-
-        Raises:
-            CleaveError: with a suggestion of what to do instead.
+        """Raise CleaveError, with a suggestion of what to do instead, if no service manager runs
+        here.
         """
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
@@ -304,11 +293,7 @@ class Installer:
             raise CleaveError(f"the service was not installed: {_plain(error)}") from None
 
     def uninstall(self) -> None:
-        """Stop the service and remove its files.
-
-        Raises:
-            CleaveError: when no service is installed, or a file cannot be removed.
-        """
+        """Stop the service and remove its files."""
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
         self._stop()

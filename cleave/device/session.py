@@ -32,10 +32,9 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum time to wait before reconnecting, in seconds; None for never.
+    """Return the minimum seconds before a reconnect after the PS's last message; None for never.
 
-    Args:
-        message: the message with which the PS ended the session.
+    The rules are the table in `docs/protocol.md`.
     """
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
@@ -46,8 +45,7 @@ def least_wait_s(message: Bye | Error) -> float | None:
     return stated_s if stated_s > 0 and not known else None
 
 
-VERSIONS: Final = (limits.VERSION,)
-"""Protocol versions that a device supports."""
+VERSIONS: Final = (limits.VERSION,)  # protocol versions that a device supports
 
 _ANSWER_S: Final = 60.0
 """Seconds to wait for the PS's pong. On a slow link, a long message may delay the pong."""
@@ -71,27 +69,18 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """The server closed the connection, or timed out, without sending a welcome message.
-
-    Another connection attempt may succeed.
-    """
+    """The server closed the connection, or timed out, without a welcome. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """The status of a device session, for display.
-
-    Attributes:
-        device: number that the PS assigned to the device; 0 until the PS welcomes the device.
-        done: counts of blocks, FLOPs and bytes in this session.
-    """
+    """The number of a device (0 until the PS welcomes it) and the work counters of its session."""
 
     device: int = 0
     done: DeviceCounters = field(default_factory=DeviceCounters)
 
 
-TELEMETRY_S: Final = 30.0
-"""Interval between two telemetry messages of a device, in seconds."""
+TELEMETRY_S: Final = 30.0  # interval between two telemetry messages of a device, in seconds
 
 
 class DeviceSession:
@@ -114,8 +103,7 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None if the session has not ended or ended without `bye`.
-        measured: the link rates that the PS measured. If `hello` asked for a measurement, this
-            message ends the session.
+        measured: the measured link rates; this message ends a session that asked for a measurement.
     """
 
     def __init__(
@@ -325,9 +313,9 @@ class DeviceSession:
     async def _watch(self) -> None:
         """Close the connection when the PS no longer answers pings.
 
-        An idle PS may send nothing for a long time, but it answers pings. Without pings, a failure
-        of the PS's machine or of the network would stay undetected for about 15 minutes, because
-        the operating system keeps accepting data to send.
+        An idle PS may send nothing for a long time, but it answers pings. Otherwise a failure of
+        the PS or the network would stay undetected for about 15 minutes, because the operating
+        system keeps accepting data to send.
         """
         with suppress(ConnectionLostError):  # `_receive_all` reports the error
             while True:
@@ -375,14 +363,10 @@ def device_hello(
     kind: DeviceKind | None = None,
     graphs: bool = False,
 ) -> messages.Hello:
-    """Return the `hello` message of this machine as a device.
+    """Return the `hello` message of this machine as a device. A rate of 0 is unknown.
 
     Args:
-        credential: credential for the PS.
-        name: name of the device.
         memory_bytes: memory budget for arrays and results.
-        flops_per_s: throughput; 0 if unknown, like the other rates.
-        downlink_bytes_per_s, uplink_bytes_per_s: link rates.
         join_code: join code to exchange for a new credential; empty for none.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.

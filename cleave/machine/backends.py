@@ -21,9 +21,7 @@ class StoredArray:
     """A floating-point array that a device stores.
 
     Attributes:
-        rows, columns, dtype: shape and element type of the array.
         payload: elements of the array, in a format that the backend understands.
-        nbytes: size of the payload in bytes.
         used: whether the array was an operand of a multiplication. Only some backends set this,
             such as the emulator's backend.
     """
@@ -38,15 +36,9 @@ class StoredArray:
 
 @dataclass(slots=True)
 class Compute:
-    """A request to a backend to multiply pairs of stored arrays and sum the products.
+    """A request to multiply pairs of stored arrays and sum the products.
 
-    Attributes:
-        run: ID of the `run` message.
-        pairs: the pairs of operands.
-        transpose_a, transpose_b: whether to transpose the first or the second operand of each pair.
-        rows, columns: shape of the result.
-        out: dtype of the result.
-        flops: number of floating-point operations, two for each multiply-add.
+    `flops` counts two operations for each multiply-add.
     """
 
     run: int
@@ -71,7 +63,7 @@ class MatmulBackend(Protocol):
     def name(self) -> str: ...
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b.
+        """Compute out = a @ b, or out += a @ b if `accumulate` is set.
 
         Args:
             a, b: operands of the same dtype, shapes (m, k) and (k, n), any strides.
@@ -83,9 +75,8 @@ class MatmulBackend(Protocol):
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy.
-
-    16-bit operands are upcast to fp32, and a 16-bit result is rounded once from fp32.
+    """Multiplies matrices with numpy: upcasts 16-bit operands to fp32, and rounds a 16-bit result
+    once.
     """
 
     name = "numpy"
@@ -104,8 +95,8 @@ class NumpyBackend:
 class TorchBackend:
     """Multiplies matrices with torch.
 
-    On the CPU, torch writes the result directly to `out`. For other devices, operands are copied to
-    the device and results are copied back, because tiles arrive in and leave from host memory.
+    On the CPU, torch writes directly to `out`. For other devices, operands and results are copied,
+    because tiles arrive in and leave from host memory.
 
     Args:
         device: `cpu`, `cuda`, `mps` or `xpu`.
@@ -157,11 +148,7 @@ class TorchBackend:
 
 
 def backend_named(name: str) -> MatmulBackend:
-    """Create the backend for a full name such as `numpy` or `torch:cuda`.
-
-    Raises:
-        ImportError: when the backend needs torch, and torch is not installed.
-    """
+    """Create the backend for a full name such as `numpy` or `torch:cuda`, which may need torch."""
     library, _, device = name.partition(":")
     return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
@@ -188,11 +175,7 @@ def as_buffer(array: StoredArray) -> Buffer:
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Multiply the pairs of a request and sum the products in fp32.
-
-    Returns:
-        A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
-    """
+    """Multiply the pairs of a request; return the fp32 sum, rounded to the dtype `order.out`."""
     pairs = []
     for stored_a, stored_b in order.pairs:
         a, b = as_buffer(stored_a), as_buffer(stored_b)
@@ -255,13 +238,10 @@ are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small matrix multiplications of a backend with fp64 results.
+    """Compare small matrix multiplications of a backend with fp64 results; return the first fault.
 
     All dtypes, transpositions and accumulation modes are tested. This detects backends that
     silently use less precision than their operands have, such as TF32 or 16-bit sums.
-
-    Returns:
-        A readable description of the first fault; None if there is no fault.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -295,12 +275,7 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that is available on this machine.
-
-    Attributes:
-        name: full name of the backend, such as `torch:cuda`.
-        make: creates the backend.
-    """
+    """A backend that is available on this machine, with its full name, such as `torch:cuda`."""
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -311,11 +286,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return the backends that are available on this machine.
-
-    Args:
-        torch: whether to include torch's backends, for which torch is imported.
-    """
+    """Return the backends that are available here; `torch` says whether to import torch."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -324,11 +295,7 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`.
-
-    Raises:
-        UsageError: when `name` is neither a short name nor a full name of a backend.
-    """
+    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`."""
     name = _SHORT.get(name, name)
     if name not in NAMES:
         raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")

@@ -17,15 +17,13 @@ LARGEST_NUMBER: Final = 2**53
 represent them exactly."""
 
 LARGEST_RANK: Final = 32
-MOST_VALUES: Final = 64
-"""Maximum elements of an array whose values are tracked."""
+MOST_VALUES: Final = 64  # maximum elements of an array whose values are tracked
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 """Maps ONNX's code of each supported element type to the size of an element in bytes."""
 
-FOLLOWED: Final = (INT32, INT64, BOOL)
-"""Element types of the arrays whose values are tracked."""
+FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose values are tracked
 
 
 class Refusal(StrEnum):
@@ -40,11 +38,7 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """A run's working memory cannot be computed before the run.
-
-    Attributes:
-        refusal: reason as a code; the message has the details.
-    """
+    """A run's working memory cannot be computed before the run, for the reason `refusal`."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -55,11 +49,8 @@ class UnboundedError(GraphError):
 class Sized:
     """The properties of an array that are known before a run.
 
-    Attributes:
-        shape: shape of the array.
-        type: ONNX's code of the element type.
-        values: elements of an integer or boolean array with at most one dimension; None if the
-            elements are unknown.
+    `values` are the elements of an integer or boolean array with at most one dimension; None if
+    they are unknown. `type` is ONNX's code of the element type.
     """
 
     shape: Shape
@@ -96,9 +87,7 @@ class Sized:
 class Attribute:
     """An attribute of an operation. The field that matches the attribute's type holds the value.
 
-    Attributes:
-        integer, integers, text: value of an integer, integer list or text attribute.
-        tensor, graph: serialized value of a tensor or graph attribute.
+    `tensor` and `graph` hold the serialized value of a tensor or graph attribute.
     """
 
     integer: int = 0
@@ -110,13 +99,10 @@ class Attribute:
 
 @dataclass(slots=True)
 class Operation:
-    """An operation (node) of a graph.
+    """An operation (node) of a graph. `name` is its type in ONNX's default domain, such as
+    `MatMul`.
 
-    Attributes:
-        name: operation type in ONNX's default domain, such as `MatMul`.
-        inputs, outputs: names of the input and output arrays; an empty name stands for an omitted
-            optional array.
-        attributes: maps names to attributes.
+    An empty name in `inputs` or `outputs` stands for an omitted optional array.
     """
 
     name: str = ""
@@ -135,9 +121,5 @@ class Operation:
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error to raise if the shape of the operation's result cannot be computed.
-
-        Args:
-            what: the reason, as a clause.
-        """
+        """Return the error for a result whose shape cannot be computed; `what` is a clause."""
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

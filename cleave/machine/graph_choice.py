@@ -1,6 +1,8 @@
-"""Chooses ONNX Runtime's execution provider for graphs.
+"""Chooses ONNX Runtime's execution provider: the best that computes in full fp32 precision.
 
-The choice is the best available provider that computes in full fp32 precision.
+A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Such results look
+plausible but change the trained model. So small graphs are compared with fp64 arithmetic, with
+inputs for which lower precision causes large errors.
 """
 
 from __future__ import annotations
@@ -34,11 +36,7 @@ contains the name of such an operation."""
 
 
 def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names of the installed execution providers.
-
-    Raises:
-        GraphError: when ONNX Runtime is not installed.
-    """
+    """Return ONNX Runtime's names of the installed execution providers."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -82,9 +80,7 @@ class GraphChoice:
         self._fault = ""  # why the last rejected setup must not be used
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session for a graph with the chosen provider.
-
-        The CPU runs the graphs and operations that the provider does not support.
+        """Open a session with the chosen provider; the CPU runs what the provider does not support.
 
         Args:
             model: the graph as a serialized ONNX model.
@@ -134,7 +130,9 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Run the self-test with a provider setup."""
+        """Run the self-test with a setup; return why the setup must not be used, or None if it
+        passes.
+        """
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -181,15 +179,10 @@ OpenGraph: TypeAlias = Callable[[bytes], RunsGraph]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph with inputs and expected outputs.
+    """A test graph with inputs and expected fp64 outputs by name.
 
-    Attributes:
-        name: readable name of the trial.
-        model: the graph as a serialized ONNX model.
-        given: inputs of the graph, by name.
-        wanted: expected outputs of the graph in fp64, by name.
-        each: whether the error of an element is relative to that element. Otherwise it is relative
-            to the largest element of the output.
+    If `each` is set, the error of an element is relative to that element. Otherwise it is relative
+    to the largest element of the output.
     """
 
     name: str
@@ -199,13 +192,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: RunsGraph) -> float:
-        """Run the trial and return the largest relative error of its outputs.
-
-        The error is infinite if an output contains NaN or has a wrong shape.
-
-        Args:
-            graph: the trial's graph, ready to run.
-        """
+        """Run the trial; return the largest relative error, infinite for NaN or a wrong shape."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -215,12 +202,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The measured accuracy of graph execution.
-
-    Attributes:
-        error: largest relative error in a trial.
-        trial: name of the trial with this error.
-    """
+    """The largest relative error in a trial, and the name of that trial."""
 
     error: float
     trial: str
@@ -234,9 +216,8 @@ class Accuracy:
 def accuracy(open_graph: OpenGraph) -> Accuracy:
     """Run all trials and return the accuracy of the worst trial.
 
-    Args:
-        open_graph: prepares a serialized ONNX model to run. Exceptions from preparing or running a
-            graph propagate.
+    `open_graph` prepares a serialized ONNX model to run. Exceptions from preparing or running a
+    graph propagate.
     """
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)

@@ -1,9 +1,7 @@
 """Computes the working memory of a graph's run before the run.
 
-A small model may create large arrays. So this module computes the sizes of all arrays from the
-shapes of the inputs, as docs/protocol.md (*Working memory*) specifies. It then goes through the
-operations in order and finds the maximum total size of the arrays that are in memory at the same
-time. All models must have passed `check_graph`.
+A small model may create large arrays. This module computes all sizes from the shapes of the inputs,
+as docs/protocol.md (*Working memory*) specifies. All models must have passed `check_graph`.
 """
 
 from __future__ import annotations
@@ -49,8 +47,7 @@ from cleave.machine.onnx_graph import (
     text,
 )
 
-OPSETS: Final = range(18, 24)
-"""Supported versions of the ONNX operator set."""
+OPSETS: Final = range(18, 24)  # supported versions of the ONNX operator set
 
 _VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 """Operations whose output shares the memory of the input."""
@@ -73,12 +70,7 @@ class GivenInput:
 class _Graph:
     """A parsed graph or subgraph.
 
-    Attributes:
-        inputs: maps the name of each input to its element type and shape, in order. A dynamic size
-            in a shape is a name.
-        outputs: names of the outputs, in order.
-        constants: maps names to constants.
-        operations: operations in order.
+    `inputs` maps names to element type and shape, in order. A dynamic size in a shape is a name.
     """
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
@@ -88,10 +80,8 @@ class _Graph:
 
 
 class GraphMemory:
-    """Computes the working memory of the runs of one graph.
-
-    Args:
-        model: a serialized ONNX model that passed `check_graph`.
+    """Computes the working memory of the runs of one serialized ONNX model that passed
+    `check_graph`.
 
     Raises:
         UnboundedError: when the model has an unsupported operator set or element type.
@@ -158,9 +148,7 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 class _Pass:
     """One pass through a graph whose inputs have known shapes, to compute the sizes of all arrays.
 
-    Attributes:
-        known: maps the name of each array to its properties.
-        enclosed: names of this graph's arrays that its subgraphs use.
+    `known` maps names of arrays to properties. `enclosed` has the names that subgraphs use.
     """
 
     def __init__(
@@ -284,7 +272,7 @@ class _Pass:
 
         This is the larger of two peaks: the peak in the model's order of operations, and 2/3 of the
         peak if each operation runs as late as possible. ONNX Runtime uses the second order, but
-        fusion of operations changes it.
+        fusion of operations changes it. `widened` maps upcast inputs to the bytes of their copies.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -317,8 +305,8 @@ class _Pass:
     def _memory(self, kept: Set[str]) -> dict[str, str]:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
-        The name is empty if the memory does not count. For example, a matrix multiplication result
-        whose only use is an addition to an input, for a stored output, uses that output's memory.
+        The name is empty if the memory does not count: a matrix product that is only added to an
+        input, for a stored output, uses that output's memory.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -348,9 +336,8 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the names of the transposed matrices that only matrix multiplications use.
-
-        A matrix multiplication reads such a matrix from the memory of the original matrix.
+        """Return the transposed matrices that only matrix multiplications use, without copying
+        them.
         """
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
@@ -371,8 +358,7 @@ class _Pass:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
         The order is a depth-first traversal that starts at the last operation whose outputs no
-        operation uses. The operations that compute the inputs of an operation precede it. Among
-        them, the traversal visits the last in the model first.
+        operation uses. Among an operation's inputs, it visits the last in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -439,7 +425,7 @@ def _open(sizes: Sequence[int | str]) -> int:
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return the properties of an input whose dynamic size follows from the number of elements."""
+    """Return the properties of an input. Its dynamic size follows from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -476,7 +462,7 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Parse a serialized graph."""
+    """Parse a serialized graph. The types of a subgraph's inputs follow from the operation."""
     graph = _Graph()
     for number, value in _messages(memoryview(message)):
         match number:
@@ -614,9 +600,8 @@ def _name(message: memoryview, number: int) -> str:
 
 
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return the message in the field `number`. If the field is repeated, join its messages.
-
-    Joining the bytes of messages merges them, as protobuf requires for repeated fields.
+    """Return the message in the field `number`; repeated messages are merged by joining their
+    bytes.
     """
     return b"".join(value for part, value in _messages(message) if part == number)
 

@@ -1,8 +1,8 @@
 """Rewrites graphs to take 16-bit inputs and upcast each input where it is used, to save memory.
 
 A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple the parameters'
-memory. In a rewritten graph each use of a parameter has its own `Cast`, so that a matrix exists in
-fp32 only during one matrix multiplication.
+memory. In a rewritten graph each use has its own `Cast`, so a matrix exists in fp32 only during one
+matrix multiplication.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PREFIX: Final = "narrowed"
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     """Return an equivalent model that takes 16-bit inputs wherever the given arrays are 16-bit.
 
-    Inputs with a dynamic shape stay fp32. They are activations, whose dtype may differ between
+    Inputs with a dynamic shape stay fp32: they are activations, whose dtype may differ between
     runs.
 
     Args:
@@ -63,11 +63,11 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
 
 
 class _Narrowing:
-    """Rewrites a graph to take 16-bit inputs.
+    """Rewrites a graph to take the 16-bit inputs in `dtypes`.
 
-    The rewritten graph lists all casts before the other operations. ONNX Runtime computes the
-    inputs of an operation in reverse order of their listing. So a cast that is listed first runs
-    last, right before the operation that uses the result.
+    The rewritten graph lists all casts first. ONNX Runtime computes an operation's inputs in
+    reverse order of their listing. So a cast that is listed first runs right before the operation
+    that uses its result.
     """
 
     def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
@@ -106,10 +106,8 @@ class _Narrowing:
         return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of an fp32 copy of an array, for one use of the array.
-
-        For a 16-bit parameter or its transpose, this adds a `Cast` and the transposes to the graph.
-        The name of any other array is returned unchanged.
+        """Return the name of a new fp32 copy of a 16-bit parameter or its transpose; else the name
+        itself.
         """
         if name not in self._turned:
             return name
@@ -199,8 +197,5 @@ def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> b
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Serialize a field that `fields` parsed.
-
-    Fixed-length fields are not supported, because ONNX has none in the messages used here.
-    """
+    """Serialize a parsed field. ONNX has no fixed-length fields in the messages used here."""
     return integer(number, value) if isinstance(value, int) else content(number, bytes(value))

@@ -1,8 +1,8 @@
-"""The supported operations of graphs, and rules for the shapes of the operations' results.
+"""The supported operations of graphs (docs/protocol.md, *Operations*), and the shapes of their
+results.
 
-docs/protocol.md (*Operations*) lists the operations. The shape of a result is the shape of an
-input, the broadcast shape of the inputs, or a shape that integer inputs specify. So the values of
-small integer arrays are tracked.
+A shape may depend on the elements of integer inputs. So the elements of small integer arrays are
+tracked.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ Given: TypeAlias = Sequence[Sized | None]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The properties of an operation's result.
-
-    Attributes:
-        outputs: properties of the output arrays, in order.
-        working_bytes: temporary memory of the operation in bytes, without inputs and outputs.
-    """
+    """An operation's outputs, in order, and its temporary memory without inputs and outputs."""
 
     outputs: Sequence[Sized]
     working_bytes: int = 0
@@ -48,11 +43,7 @@ _Rule: TypeAlias = Callable[[Operation, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Compute the properties of an operation's result.
-
-    Args:
-        operation: an operation without a subgraph.
-        given: properties of the operation's inputs.
+    """Compute the properties of the result of an operation that has no subgraph.
 
     Raises:
         UnboundedError: when the operation is not supported, or when the properties of the inputs do
@@ -129,7 +120,9 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the properties of an elementwise operation's result."""
+    """Return the properties of an elementwise operation's result; `each` computes one element, or
+    None.
+    """
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]

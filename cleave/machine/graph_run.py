@@ -1,7 +1,4 @@
-"""Runs graphs on a device, with the arrays and graphs that the device stores.
-
-`cleave.device.core` creates the requests `GraphRun` and `FetchRun`.
-"""
+"""Runs graphs on a device, with the arrays and graphs that the device stores."""
 
 from __future__ import annotations
 
@@ -26,14 +23,7 @@ NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8":
 
 @dataclass(slots=True, eq=False)
 class StoredGraph:
-    """A graph that a device received and stores.
-
-    Attributes:
-        model: serialized ONNX model.
-        nbytes: size that counts towards the device's memory, in bytes.
-        memory: computes the working memory of the graph's runs; None before the first run.
-        session: the open session that runs the graph; None before the first run.
-    """
+    """A graph that a device received. Its first run creates `memory` and `session`."""
 
     model: bytes | memoryview
     nbytes: int
@@ -43,12 +33,8 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """A stored array of integers, booleans or quantized weights, which only graphs can take.
-
-    Attributes:
-        payload: the elements, row-major.
-        dtype: numpy dtype of the elements.
-        nbytes: size of the payload in bytes.
+    """A stored array of integers, booleans or quantized weights, row-major, which only graphs can
+    take.
     """
 
     payload: bytes | memoryview
@@ -63,8 +49,8 @@ class Kept:
     Attributes:
         nbytes: size in bytes, as declared by the PS.
         value: the output array; None until it is computed.
-        replaces: the older output with the same ID that the run takes as an input and then
-            replaces by this output; None if there is no such output, or after the run.
+        replaces: the older output with the same ID that the run takes as an input and then replaces
+            by this output; None if there is no such output, or after the run.
         returned: whether a `result` shares the array's memory, which must then stay unchanged.
     """
 
@@ -78,9 +64,7 @@ class Kept:
 class Concatenated:
     """An array that was received in several parts because it is too large for one message.
 
-    Attributes:
-        parts: arrays with consecutive rows of the whole array; empty once they are concatenated.
-        rows, columns, dtype, nbytes: shape, element type and size in bytes of the whole array.
+    `parts` have consecutive rows of the whole array, and are dropped once they are concatenated.
     """
 
     parts: Sequence[StoredArray]
@@ -116,8 +100,6 @@ class GraphRun:
 
     Attributes:
         run: ID of the `run_graph` message.
-        graph: the graph to run.
-        inputs: arrays for the graph's inputs, in order.
         outputs: receive the graph's outputs, in order; None for an output that is discarded.
         flops: FLOPs of the run, as declared by the PS.
         room: returns the working memory in bytes that is available when the run starts.
@@ -134,14 +116,9 @@ class GraphRun:
 
 @dataclass(slots=True)
 class FetchRun:
-    """A request to return consecutive rows of a stored array.
+    """A request to return consecutive rows of a stored array in the dtype `out`.
 
-    Attributes:
-        run: ID of the `fetch` message.
-        array: the stored array. All dimensions except the last are flattened to rows.
-        first_row, rows: index of the first row, and number of rows to return.
-        columns: size of a row.
-        out: dtype of the result.
+    All dimensions of the array except the last are flattened to rows.
     """
 
     run: int
@@ -168,12 +145,7 @@ MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session for a graph.
-
-    Args:
-        model: serialized ONNX model.
-        given: dtype of each input; None for an input that is not floating-point.
-    """
+    """Open a CPU session; `given` has each input's dtype, None if it is not floating-point."""
     return GraphSession(narrowed(model, given))
 
 
@@ -182,15 +154,13 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph and store its outputs.
+    """Run a graph, store its outputs, and return the seconds that it took without opening the
+    session.
 
     Args:
         order: the request.
         make_session: opens a session at the graph's first run.
         make_memory: parses the graph at its first run, to compute its working memory.
-
-    Returns:
-        The duration of the run in seconds, without opening the session.
 
     Raises:
         GraphError: when the run fails, when it needs more memory than is available, or when an
@@ -264,11 +234,7 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the session of a request's graph.
-
-    A new session is opened for the first run, and when an input is no longer 16-bit as the open
-    session requires.
-    """
+    """Return the session of a request's graph; open a new one if an input's dtype changed."""
     given = [_dtype(array) for array in order.inputs]
     session = order.graph.session
     if session is not None:
@@ -352,9 +318,10 @@ def _narrow(given: StoredArray | Concatenated) -> Array:
 def _shaped(
     name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
 ) -> Array:
-    """Return the array for a graph input in the shape that the graph requires.
+    """Return the array for a graph input in the graph's shape, or zeros if no array is given.
 
-    The dynamic size in the shape follows from the number of elements.
+    Raises:
+        GraphError: when the array does not have the input's shape.
     """
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:

@@ -28,8 +28,7 @@ class Provider(Enum):
     CPU = "cpu"
 
 
-AUTO: Final = "auto"
-"""Name that selects the best available provider on the command line."""
+AUTO: Final = "auto"  # name that selects the best available provider on the command line
 
 _RUNTIME_NAMES: Final = {
     Provider.CUDA: "CUDAExecutionProvider",
@@ -41,12 +40,7 @@ _RUNTIME_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProviderSetup:
-    """An execution provider with options.
-
-    Attributes:
-        provider: the execution provider.
-        options: maps ONNX Runtime's names of options to values.
-    """
+    """An execution provider with options, which map ONNX Runtime's names to values."""
 
     provider: Provider
     options: Mapping[str, str] = field(default_factory=dict)
@@ -87,11 +81,7 @@ For each provider, the fastest setup comes first."""
 
 
 def parse_provider(name: str) -> Provider | None:
-    """Convert a provider's command-line name to the provider, and `auto` to None.
-
-    Raises:
-        UsageError: for an unknown name.
-    """
+    """Convert a provider's command-line name to the provider, and `auto` to None."""
     if name == AUTO:
         return None
     try:
@@ -104,9 +94,7 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the provider setups to try, with the best setup first.
-
-    The last setup is that of the CPU, which is always available.
+    """Return the provider setups to try, best first; the last is the CPU's, which always exists.
 
     Args:
         asked: the only provider other than the CPU that may be used; None to allow all providers.
@@ -121,10 +109,11 @@ def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[Pro
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Map each graph output that can overwrite a graph input to that input.
+    """Map each graph output that can overwrite a graph input, such as a gradient sum, to that
+    input.
 
-    Such an output is the result of an addition, and this addition is the only use of the input.
-    Overwriting is safe because an addition reads each element before it writes the element.
+    The output is the result of an addition that is the only use of the input. Overwriting is safe
+    because an addition reads each element before it writes the element.
 
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.
@@ -168,18 +157,16 @@ class GraphSession:
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.
         shares_memory: whether to allocate from an arena that all such sessions of this process
-            share and that is never freed. Otherwise the session has its own arena, which keeps the
-            memory of the session's largest run.
+            share and that is never freed. Otherwise the session's own arena keeps the memory of its
+            largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape, in which a string stands for the dynamic
-            batch size.
-        outputs: names of the outputs, in order.
+        inputs: maps the name of each input to its shape; a text is the dynamic batch size.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
-        on_cpu: maps the name of each operation that the CPU runs instead of the provider to the
-            number of such operations; empty if ONNX Runtime is too old to report it.
+        on_cpu: counts, by name, the operations that the CPU runs instead of the provider; empty if
+            ONNX Runtime is too old to report it.
 
     Raises:
         GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
@@ -250,11 +237,9 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph and return outputs by name.
+        """Run the graph and return the `wanted` outputs by name; None for all outputs.
 
-        Args:
-            given: input arrays by name. Names that the graph does not have are ignored.
-            wanted: names of the outputs to return; None for all outputs.
+        Names in `given` that the graph does not have are ignored.
 
         Raises:
             GraphError: when an input is missing or has a wrong shape or dtype.
@@ -275,9 +260,7 @@ class GraphSession:
         into: Mapping[str, Array],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Run the graph, write some outputs to the memory of inputs, and return outputs by name.
-
-        This works only with the CPU provider.
+        """Run the graph on the CPU, writing some outputs to the memory of inputs.
 
         Args:
             given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
@@ -316,8 +299,7 @@ class GraphSession:
     def _in_place(self, model: bytes) -> dict[str, str]:
         """Return a map from each output that may overwrite an input to that input.
 
-        Such an output is the sum of an input and something else. Input and output must be fp32 and
-        have the same shape without dynamic sizes.
+        Both must be fp32 and have the same shape without dynamic sizes.
         """
         try:
             found = additions(model)

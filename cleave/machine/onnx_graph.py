@@ -1,4 +1,8 @@
-"""Parses the inputs, outputs and nodes of a serialized ONNX model without copying its bytes."""
+"""Reads and writes ONNX models without the `onnx` package, which devices do not have.
+
+A protobuf message is a sequence of fields. A field has a number and a value: an integer or bytes.
+The bytes may be a text or an embedded message; only the message's schema distinguishes these.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +59,8 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """Yield the unsigned integers in the value of a repeated integer field.
-
-    Args:
-        value: a single integer, or the bytes of a packed list of integers.
+    """Yield the unsigned integers in a repeated field's value: one integer, or a packed list as
+    bytes.
 
     Raises:
         ProtobufError: when the bytes are not a packed list of integers.
@@ -73,7 +75,7 @@ def integers(value: int | memoryview) -> Iterator[int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Decode the unsigned 64-bit varint at index `at`."""
+    """Return the unsigned 64-bit varint at index `at`, and the index after its last byte."""
     if at < len(message) and (first := message[at]) < 0x80:  # the most frequent case
         return first, at + 1
     found = 0
@@ -85,22 +87,12 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Encode an integer field.
-
-    Args:
-        number: field number.
-        value: an integer from -2^63 to 2^64 - 1.
-    """
+    """Encode an integer field; the value is from -2^63 to 2^64 - 1."""
     return _written(number << 3 | _VARINT) + _written(value % _WORD)
 
 
 def content(number: int, *parts: bytes | str) -> bytes:
-    """Encode a text, bytes or message field.
-
-    Args:
-        number: field number.
-        parts: parts of the field's value, which are concatenated.
-    """
+    """Encode a text, bytes or message field, whose value is the concatenation of `parts`."""
     held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     return _written(number << 3 | _BYTES) + _written(len(held)) + held
 
@@ -221,14 +213,11 @@ Bytes = bytes | memoryview
 
 @dataclass(slots=True)
 class OnnxNode:
-    """A node of a graph, which applies an operation.
+    """A node of a graph, which applies an operation such as `MatMul`; `message` is the serialized
+    node.
 
-    Attributes:
-        message: the serialized node.
-        operation: operation type, such as `MatMul`.
-        inputs, outputs: names of the input and output arrays, in order.
-        enclosed: names of all arrays that the node's subgraphs use, including arrays that the
-            subgraphs themselves compute.
+    `enclosed` has the names of all arrays that the node's subgraphs use, including arrays that the
+    subgraphs themselves compute.
     """
 
     message: memoryview
@@ -242,11 +231,7 @@ class OnnxNode:
 class OnnxGraph:
     """The graph of an ONNX model.
 
-    Attributes:
-        opset: version of the ONNX operator set.
-        inputs, outputs: map the names of inputs and outputs to serialized descriptions, in order.
-            Constants are not inputs.
-        nodes: nodes of the graph, in order.
+    `inputs` and `outputs` map names to serialized descriptions, in order. Constants are not inputs.
     """
 
     opset: int
@@ -262,7 +247,7 @@ class OnnxGraph:
 
 
 def read_graph(model: Bytes) -> OnnxGraph:
-    """Parse the graph of a model that passed `check_graph`.
+    """Parse the graph of a model that passed `check_graph`, without copying its bytes.
 
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.
@@ -347,13 +332,7 @@ _INTEGER, _TEXT = 2, 3  # ONNX's codes of attribute types
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a graph, which applies an operation of ONNX's default domain.
-
-    Attributes:
-        operation: operation type, such as `MatMul`.
-        inputs, outputs: names of the input and output arrays, in order.
-        attributes: maps the names of attributes to integers or texts.
-    """
+    """A node of a graph, which applies an operation of ONNX's default domain, such as `MatMul`."""
 
     operation: str
     inputs: Sequence[str]
@@ -363,11 +342,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of a graph input or output.
+    """The type of a graph input or output; a dynamic size in the shape is a name.
 
-    Attributes:
-        shape: shape of the array; a dynamic size is a name.
-        dtype: element type: `float32`, `uint8`, `int64` or `bool`.
+    `dtype` is `float32`, `uint8`, `int64` or `bool`.
     """
 
     shape: Sequence[int | str]
@@ -380,10 +357,10 @@ def written(
     outputs: Mapping[str, ArrayType],
     constants: Mapping[str, Array] | None = None,
 ) -> bytes:
-    """Return a serialized ONNX model.
+    """Return a serialized ONNX model. A node must follow the nodes that compute its inputs.
 
     Args:
-        nodes: nodes of the graph. A node must follow the nodes that compute its inputs.
+        nodes: nodes of the graph.
         inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
         constants: maps the names of constants to little-endian arrays; None for no constants.
     """

@@ -1,8 +1,8 @@
-"""Reads this machine's description and its sensors.
+"""Reads this machine's description, kind and sensors. A value that the system does not expose is
+None.
 
-A value that the operating system does not expose is None. On Linux most values come from `/proc`
-and `/sys`, or from a copy of these folders. On other systems `psutil` and `platform` provide the
-description, and sensors are not supported.
+On Linux most values come from `/proc` and `/sys`. On other systems `psutil` and `platform` provide
+the description, and sensors are not supported.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A description of this machine.
+    """A description of this machine; a text is empty and a value is None if unknown.
 
     Attributes:
-        cpu: name of the processor; empty if unknown.
         cores: number of cores that this process may use.
-        memory_bytes: total memory in bytes; None if unknown.
         system: name and release of the operating system, and processor architecture.
-        has_battery: whether the machine has a battery; None if unknown.
-        board: name of the machine in its device tree; empty if there is no device tree, as on PCs.
+        board: name of the machine in its device tree; PCs have none.
     """
 
     cpu: str
@@ -47,11 +44,7 @@ class Machine:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """Describe this machine.
-
-    Args:
-        root: folder that contains `proc` and `sys`.
-    """
+    """Describe this machine; `root` is the folder that contains `proc` and `sys`."""
     return Machine(
         cpu=_cpu_name(root),
         cores=len(usable_cores()),
@@ -110,20 +103,14 @@ def _has_battery(root: Path) -> bool | None:
 
 
 class Sensors:
-    """Reads the temperature, frequency and energy sensors of this machine.
-
-    Args:
-        root: folder that contains `sys`.
-    """
+    """Reads the temperature, frequency and energy sensors below `root`, which contains `sys`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest temperature that a processor sensor reports, in degrees Celsius.
-
-        If no sensor's name refers to the processor, the highest temperature of all sensors is
-        returned. Without sensors, None is returned.
+        """Return the highest temperature of a processor sensor, else of any sensor; None without
+        sensors.
         """
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
@@ -147,10 +134,8 @@ class Sensors:
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """Return the total discharge power of all batteries in W.
-
-        None is returned if there is no battery, if a battery is not discharging, or if the power of
-        a battery is unknown.
+        """Return the total discharge power of all batteries in W; None if it is unknown or not
+        discharging.
         """
         watts = 0.0
         for folder in _batteries(self._root):
@@ -166,11 +151,8 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return the RAPL energy counters that together cover most of this machine.
-
-        This is the counter of the whole platform if available, and otherwise the counters of the
-        processors and the memory. The list is empty if the machine does not support RAPL, or if
-        only root may read the counters.
+        """Return the RAPL counters of the whole platform, else of processors and memory; may be
+        empty.
         """
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
@@ -188,10 +170,8 @@ class Sensors:
 
 
 class EnergyCounter:
-    """A RAPL energy counter, which restarts at 0 after it overflows.
-
-    Args:
-        folder: folder of the counter in `sys/class/powercap`.
+    """A RAPL energy counter (a folder in `sys/class/powercap`), which restarts at 0 after it
+    overflows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -203,10 +183,7 @@ class EnergyCounter:
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the energy in joules since the previous call of this method.
-
-        The first call returns 0, and so does a call for which the counter could not be read.
-        """
+        """Return the joules since the previous call; 0 at first or if it cannot be read."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -219,12 +196,8 @@ class EnergyCounter:
 class PowerMeter:
     """Measures this machine's energy and mean power between the first and last call of `sample`.
 
-    Args:
-        sensors: sensors of this machine. RAPL counters are used if available, otherwise batteries.
-        clock: returns the current time in seconds.
-
-    Attributes:
-        source: readable name of the sensors in use; empty if the machine has no such sensors.
+    RAPL counters are used if available, otherwise batteries. `source` is the readable name of the
+    sensors; empty if the machine has none.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -245,10 +218,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Read the sensors and add the energy since the previous call.
-
-        The calls must be so frequent that no RAPL counter overflows twice between them.
-        """
+        """Add the energy since the previous call, before a RAPL counter can overflow twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -265,23 +235,15 @@ class PowerMeter:
 
     @property
     def watts(self) -> float | None:
-        """Return the mean power between the first and the last sample in W.
-
-        None is returned if there is no sensor, no energy was measured, or `sample` was called fewer
-        than two times.
-        """
+        """Return the mean power between the first and the last sample in W; None if unknown."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
 
 
 class SessionEnergy:
-    """Reports the energy that this machine used in the current session, for telemetry.
-
-    The session begins when the object is created. The energy includes all processes on the machine.
-
-    Args:
-        meter: power meter of this machine.
+    """Reports the energy that this machine, with all its processes, used since the object's
+    creation.
     """
 
     def __init__(self, meter: PowerMeter) -> None:
@@ -336,10 +298,7 @@ _BOARDS: Final = re.compile(
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
     """Return the kind of a machine; None if it cannot be detected, as for desktops and servers.
 
-    Args:
-        machine: description of the machine.
-        android: whether the machine runs Android. Android apps cannot read most hardware
-            information, so every Android machine counts as a phone.
+    Every Android machine counts as a phone: apps cannot read most hardware information.
     """
     if android:
         return DeviceKind.PHONE
@@ -349,8 +308,7 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if this process runs on Android.
-
-    Python reports the platform `android` since version 3.13. Termux always sets `ANDROID_ROOT`.
+    """Return True on Android: Python 3.13 reports that platform, and Termux always sets
+    ANDROID_ROOT.
     """
     return platform == "android" or "ANDROID_ROOT" in environ

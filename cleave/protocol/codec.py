@@ -1,7 +1,7 @@
 """Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload is the last item and is a msgpack `bin`. So a sender writes header and payload to the
-socket without joining them, and a receiver reads the payload as a view of the message.
+The payload is the last item, a msgpack `bin`. So a sender writes header and payload without joining
+them, and a receiver reads the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ def _header(message: Message) -> bytes:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message.
-
-    Returns:
-        The parts to send, in order: the header, then the payload if the message has a payload.
+    """Encode a message; return the header and, if the message has a payload, the payload.
 
     Raises:
         ProtocolError: when a field cannot be encoded, the peer would refuse the message's fields,
@@ -94,8 +91,8 @@ def wire_size(message: Message) -> int:
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
     """Decode one message and clean its texts (`cleave.protocol.texts`).
 
-    The payload of the returned message, if the message type has one, is a view into `data`. For a
-    `hello` in another protocol version, only the role and the version fields are read.
+    The message's payload is a view into `data`. For a `hello` in another protocol version, only the
+    role and the version fields are read.
 
     Args:
         data: the encoded message.
@@ -207,13 +204,7 @@ def _fields(cls: type[Any]) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """The decoder of one message type.
-
-    Attributes:
-        cls: dataclass of the message type.
-        has_payload: whether messages of this type have a payload.
-        read: decodes the fields and returns the message without its payload.
-    """
+    """The decoder of one message type; `read` returns the message without its payload."""
 
     cls: type[Any]
     has_payload: bool
@@ -229,9 +220,8 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of a `hello` whose meaning is the same in every protocol version.
-
-    The `version` field is decoded separately.
+    """The fields of a `hello` whose meaning is the same in every protocol version, except
+    `version`.
     """
 
     role: Any
@@ -302,7 +292,7 @@ def _texts_to_clean(cls: type[Any]) -> list[str]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Ensure that an untyped value contains only JSON types and is not nested too deeply."""
+    """Raise ValueError for a value with types other than JSON's, long map keys or deep nesting."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

@@ -8,9 +8,9 @@ from typing import Final
 
 @dataclass(slots=True)
 class DeviceCounters:
-    """Cumulative counters of the work of one or more devices.
+    """Cumulative counters of the work of one or more devices; PS and device can both derive them.
 
-    Subtracting an earlier snapshot from a later snapshot gives the work between the two.
+    Subtracting an earlier snapshot gives the work since then.
 
     Attributes:
         blocks: number of requested results that the PS received.

@@ -29,8 +29,7 @@ Texts: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_IDS)]
 REQUIRED: Final = {"required": True}
 """Marks a field that an encoded message must contain, even if the dataclass has a default."""
 
-SECRET: Final = {"secret": True}
-"""Marks a field whose value is never shown in an error."""
+SECRET: Final = {"secret": True}  # marks a field whose value is never shown in an error
 
 VERBATIM: Final = {"verbatim": True}
 """Marks a field whose texts are received unchanged, because they are compared or are file names.
@@ -175,7 +174,7 @@ class CodeResults:
 class Run:
     """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
 
-    For `matmul` the inputs are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
+    The inputs of `matmul` are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
     accumulated in fp32 and returned in the dtype `out`.
     """
 
@@ -213,9 +212,8 @@ class Concat:
 class RunGraph:
     """PS to device: run a graph, store its outputs, and respond with `computed`.
 
-    `inputs` and `outputs` have one array ID for each input and output, in the graph's order. The
-    input ID 0 stands for an array of zeros. An output with the ID 0 is discarded. `output_bytes`
-    has the size of each stored output in bytes, in order.
+    `inputs` and `outputs` have array IDs in the graph's order. An input 0 stands for zeros, and an
+    output 0 is discarded. `output_bytes` has the size of each stored output.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -310,9 +308,8 @@ class Cancel:
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the measured link rates, for a device that requested a measurement.
-
-    The PS ends the session with `bye` after this message.
+    """PS to device: the measured link rates, for a device that requested a measurement; `bye`
+    follows.
     """
 
     TYPE: ClassVar[str] = "measured"
@@ -332,10 +329,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Device to PS: any subset of the values that the device measures.
-
-    Each name ends in the value's SI unit, for example `energy_j`.
-    """
+    """Device to PS: any values that the device measures. Names end in the SI unit."""
 
     TYPE: ClassVar[str] = "telemetry"
     FEATURE: ClassVar[Feature | None] = None

@@ -8,8 +8,8 @@ from typing import Any
 def clean(text: str) -> str:
     """Return a text as one line of printable characters.
 
-    Each unprintable whitespace character, such as a line end, becomes a space. All other characters
-    that Unicode does not call printable, such as terminal codes and direction marks, are removed.
+    Unprintable whitespace becomes a space. Other characters that Unicode does not call printable,
+    such as terminal codes and direction marks, are removed.
     """
     if text.isprintable():  # true for almost all texts
         return text

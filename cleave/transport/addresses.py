@@ -17,11 +17,7 @@ _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on `host`.
-
-    Args:
-        host: host name or IP address; empty for all addresses of this machine.
-    """
+    """Return whether only this machine can reach a server on `host`; empty means all addresses."""
     if not host:
         return False
     try:
@@ -59,11 +55,9 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the host names and IP addresses under which clients can reach a server.
+    """Return the host names and IP addresses under which clients can reach a server on `host`.
 
-    Args:
-        host: host that the server listens on.
-        interfaces: IP addresses of this machine's network interfaces.
+    `interfaces` has the IP addresses of this machine's network interfaces.
     """
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
@@ -97,13 +91,7 @@ def bracketed(host: str) -> str:
 
 
 def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
-    """Return the origins of a server's own pages, in the format of the `Origin` header.
-
-    Args:
-        names: host names and IP addresses under which clients can reach the server.
-        port: port that the server listens on.
-        secure: whether the server uses TLS.
-    """
+    """Return the origins of a server's own pages, in the format of the `Origin` header."""
     scheme = "https" if secure else "http"
     found = set()
     for name in names:
@@ -114,11 +102,7 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """Parse a web origin that a user allows. Return it in the format of the `Origin` header.
-
-    Raises:
-        UsageError: when `text` is not an origin.
-    """
+    """Parse a web origin that a user allows. Return it in the format of the `Origin` header."""
     parts = urlsplit(text.strip().lower())
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment
     if not parts.scheme or not parts.netloc or "@" in parts.netloc or "*" in text or not bare:

@@ -31,10 +31,7 @@ class ConnectionLostError(Exception):
 
 
 class CutError(ConnectionLostError):
-    """This side aborted the connection because the peer sent too much data.
-
-    The text says which limit the peer exceeded.
-    """
+    """This side aborted the connection, because the peer exceeded the stated limit."""
 
 
 class Connection(Protocol):
@@ -92,13 +89,9 @@ class Guarded(Protocol):
 class WebSocketConnection:
     """A connection that sends and receives binary WebSocket messages.
 
-    By default, a large message is sent as two frames (header and payload), which the receiver
-    concatenates.
-
-    Args:
-        socket: WebSocket to use.
-        spare_receiver: whether to send each message as one frame. Devices set this to save the
-            server, which has many connections, the concatenation.
+    A large message is sent as two frames (header and payload), which the receiver concatenates.
+    With `spare_receiver`, each message is one frame. Devices set this to save the server, which has
+    many connections, the concatenation.
     """
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
@@ -145,15 +138,12 @@ class WebSocketConnection:
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept larger messages, up to the sizes of awaited results that `awaited` returns.
-
-        The method has no effect on a socket that is not `Guarded`.
-        """
+        """Accept larger messages, up to the awaited sizes, if the socket is `Guarded`."""
         if isinstance(self._socket, Guarded):
             self._socket.await_results(awaited)
 
     def dismiss(self) -> None:
-        """Ignore further messages. The method has no effect on a socket that is not `Guarded`."""
+        """Ignore further messages, if the socket is `Guarded`."""
         if isinstance(self._socket, Guarded):
             self._socket.dismissed()
 
@@ -163,12 +153,7 @@ class WebSocketConnection:
 
 
 async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
-    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake.
-
-    Args:
-        transport: transport of the WebSocket.
-        closing: coroutine that performs the closing handshake.
-    """
+    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake."""
     task = asyncio.ensure_future(closing)
     try:
         while True:
@@ -243,9 +228,7 @@ def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server.
-
-    If `target` has a fingerprint, no data is sent to a server with a different certificate.
+    """Connect to a server. A server with another certificate than the fingerprint's gets no data.
 
     Args:
         target: join URL of the server.

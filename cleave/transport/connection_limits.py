@@ -1,10 +1,8 @@
-"""Limits on pending connections. A connection is pending until the server accepts its hello.
+"""Limits on pending connections and failed attempts per address, and the log of refusals.
 
-The number of pending connections is limited per address and in total, because unknown clients can
-open them. When the total is reached, a new connection replaces the oldest pending connection of the
-network that has most of them. So slow clients, from any number of addresses, cannot keep out a
-quick client. Admitted devices do not count, because many devices may share an address. This module
-performs no I/O: the listener has the sockets and clocks.
+A connection is pending until the server accepts its hello. Unknown clients can open them, so their
+number is limited per address and in total. At the total, a new connection replaces the oldest one
+of the network that has most. So slow clients cannot keep out a quick client.
 """
 
 from __future__ import annotations
@@ -37,12 +35,10 @@ class ConnectionLimits:
         unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
-        failed, failed_per_s: number of failed connections allowed per address, at once and per
-            second afterwards.
-        devices: maximum number of connected devices.
+        failed, failed_per_s: failed connections allowed per address, at once and per second
+            afterwards.
         operators: maximum number of connected operators, and of connected viewers.
-        unfinished_bytes: maximum total bytes of incomplete messages over all connections. Awaited
-            task results do not count.
+        unfinished_bytes: maximum total bytes of incomplete messages, without awaited task results.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -58,8 +54,8 @@ class ConnectionLimits:
     def within(self, descriptors: int) -> ConnectionLimits:
         """Return these limits, lowered for a process that may open `descriptors` files.
 
-        Without lower limits, unknown clients could exhaust the file descriptors. The process could
-        then write no checkpoint.
+        Otherwise unknown clients could exhaust the descriptors, and the process write no
+        checkpoint.
         """
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
@@ -70,12 +66,9 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """Permission for a new connection to be pending.
+    """Permission for a new connection to be pending, identified by `ticket`.
 
-    Attributes:
-        ticket: number that identifies the pending connection.
-        instead_of: ticket of the pending connection that the caller must close; None if the caller
-            must close no connection.
+    `instead_of` is the ticket of the connection that the caller must close; None for no connection.
     """
 
     ticket: int
@@ -83,11 +76,7 @@ class WaitingPlace:
 
 
 class PendingConnections:
-    """Counts pending connections, and decides whether another connection may be pending.
-
-    Args:
-        allowed: maximum numbers of pending connections.
-    """
+    """Counts pending connections, and decides whether another connection may be pending."""
 
     def __init__(self, allowed: ConnectionLimits) -> None:
         self.allowed = allowed
@@ -102,10 +91,8 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Register a new connection from `address` as pending.
-
-        Returns:
-            The connection's `WaitingPlace`, or the reason why the caller must refuse it.
+        """Register a new pending connection; return its place, or the reason why it must be
+        refused.
         """
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
@@ -123,9 +110,8 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network that has the most pending connections.
-
-        Return None if `network` has as many pending connections.
+        """Return the oldest ticket of the network with most connections; None if `network` has as
+        many.
         """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
@@ -144,19 +130,14 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key under which limits count an address: an IPv4 address or an IPv6 /64 network.
-
-    Args:
-        address: IP address, with or without an IPv6 zone.
-    """
+    """Return the key under which limits count an address: IPv4, or an IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the key under which `PendingConnections` groups an address.
+    """Return the key that groups addresses: an IPv4 address or an IPv6 /48 network.
 
-    The key is an IPv4 address or an IPv6 /48 network, because a single client may own many /64
-    networks of one /48 network.
+    A single client may own many /64 networks of one /48 network.
     """
     return _within(address, _IPV6_NETWORK)
 
@@ -174,11 +155,8 @@ def _within(address: str, prefix: int) -> str:
     return str(ipaddress.ip_network((int(ip), prefix), strict=False))
 
 
-BURST: Final = 10
-"""Number of failed attempts that an address may make in quick succession."""
-
-REFILL_S: Final = 6.0
-"""Seconds after which an address may make one more failed attempt."""
+BURST: Final = 10  # number of failed attempts that an address may make in quick succession
+REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
 
 MAX_ADDRESSES: Final = 10_000
 """Maximum number of tracked addresses. The address with the oldest failure is dropped first."""
@@ -191,13 +169,9 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each address. A failed attempt removes a token from the address's bucket.
+    """A token bucket for each address, from which each failed attempt takes a token.
 
-    Args:
-        clock: returns monotonic seconds.
-        burst: number of tokens in a full bucket.
-        refill_s: seconds after which one token is added to a bucket.
-        max_addresses: maximum number of tracked addresses.
+    `refill_s` is the seconds after which a bucket gains one token.
     """
 
     def __init__(
@@ -251,10 +225,8 @@ of the window.
 class RejectionLog:
     """Logs refused connections. Text from unknown clients never appears in the log, except numbers.
 
-    Args:
-        now: returns the current date and time.
-        call_later: calls a function after a delay in seconds, like `loop.call_later`.
-        lines: maximum number of refusals that get their own log line within `WINDOW_S` seconds.
+    `call_later` calls a function after a delay in seconds, like `loop.call_later`. `lines` refusals
+    get their own log line within `WINDOW_S` seconds; the log only summarizes the others.
     """
 
     def __init__(
@@ -273,11 +245,8 @@ class RejectionLog:
     def refused(self, address: str, reason: str) -> None:
         """Log a refused connection, or count it if the window has no log lines left.
 
-        Args:
-            address: IP address of the client.
-            reason: why the connection was refused, in the server's own words. For a device that
-                was admitted before, `reason` may contain the device's name and error message.
-                Reasons that differ only in numbers are counted together.
+        `reason` is in the server's own words, except for a device that was admitted before. Reasons
+        that differ only in numbers are counted together.
         """
         if not self._open:
             self._open, self._left = True, self._lines

@@ -1,8 +1,8 @@
 """Limits on received WebSocket frames, which are inspected before a message is complete.
 
-A session only sees complete messages. So this module checks announced message lengths, the bytes of
-incomplete messages, and the number of tiny frames. It performs no I/O. The caller passes in bytes
-and times, processes the allowed bytes, and closes the connection when a limit is exceeded.
+The module checks announced message lengths, the bytes of incomplete messages, and the number of
+tiny frames. It performs no I/O. The caller passes in bytes and times, processes the allowed bytes,
+and closes the connection when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes, in bytes, of the largest results that the PS currently expects from a device.
+    """Sizes, in bytes, of the largest results that the PS currently expects from a device; 0 for
+    none.
 
-    Attributes:
-        work: size of the largest expected task result; 0 if no task result is expected.
-        any: size of the largest expected result, including results of probes and of runs that are
-            being cancelled.
+    `work` counts task results only. `any` includes results of probes and of runs that are being
+    cancelled.
     """
 
     work: int = 0
@@ -47,9 +46,6 @@ def nothing() -> AwaitedSizes:
 
 class FrameGate:
     """Inspects the frames that one connection receives.
-
-    Args:
-        now_s: current time, in seconds.
 
     Attributes:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
@@ -72,12 +68,11 @@ class FrameGate:
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Inspect the bytes `data[at:]`, up to `FRAMES_AT_ONCE` frames.
+        """Inspect the bytes `data[at:]`, up to `FRAMES_AT_ONCE` frames; return where the inspection
+        ended.
 
-        Call the method again for the remaining bytes, after the loop has served other connections.
-
-        Returns:
-            The index in `data` up to which the caller may process the bytes now.
+        The caller may process the bytes before that index. Call the method again for the remaining
+        bytes, after the loop has served other connections.
 
         Raises:
             TooMuchError: when the peer exceeds a limit.
@@ -103,9 +98,8 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the received bytes of the current incomplete message.
-
-        Return 0 if the message may be an awaited task result.
+        """Return the received bytes of the incomplete message; 0 if it may be an awaited task
+        result.
         """
         if not self._here:
             return 0
@@ -176,12 +170,9 @@ def _header_bytes(header: bytearray) -> int:
 class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
-    Task results need no limit, because the PS decides how many results it requests. Above the
-    limit, one connection must be closed: the one with the largest product of incomplete bytes and
-    waiting time. Messages of correct clients are either small or soon complete.
-
-    Args:
-        most_bytes: maximum total size of incomplete messages, in bytes.
+    Task results need no limit, because the PS decides how many it requests. Above the limit, the
+    connection with the largest product of incomplete bytes and waiting time must be closed.
+    Messages of correct clients are either small or soon complete.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -190,15 +181,10 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Set the size of a connection's incomplete message.
+        """Set the size of a connection's incomplete message; return a connection that must be
+        closed.
 
-        Args:
-            who: the connection.
-            nbytes: received bytes of the incomplete message; 0 if the connection has none.
-            now_s: current time, in seconds.
-
-        Returns:
-            A connection that the caller must close; None while the total is within the limit.
+        Return None while the total is within the limit.
         """
         if not nbytes and who not in self._held:
             return None

@@ -17,15 +17,13 @@ from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
-JOIN_PATH: Final = "/join"
-"""Path of the page with which a browser joins as a device."""
+JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a device
 
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. All fields except `address` are in the URL's fragment.
-
-    Browsers do not send the fragment of a URL to the server.
+    """A parsed join URL. All fields except `address` are in the fragment, which browsers do not
+    send.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
@@ -116,18 +114,16 @@ def plain_reason(error: BaseException) -> str:
 def url_file(url: str) -> Iterator[str]:
     """Write a join URL to a temporary file that only this user can read, and yield `@FILE`.
 
-    The file is deleted when the `with` block ends.
+    Other users of a machine can see command lines. The file is deleted at the end of the block.
     """
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
 
 def read_url(text: str) -> str:
-    """Return the join URL from a command-line argument.
+    """Return the join URL from a command-line argument: a URL, or `@FILE`.
 
-    Args:
-        text: a join URL, or `@FILE` for a file that contains a join URL. The file may also contain
-            the whole `cleave join` command that `cleave pair` prints.
+    The file may also contain the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
         UsageError: when the file is unreadable or contains no URL. The error message omits the

@@ -1,9 +1,8 @@
 """Listening sockets that refuse connections over a limit before TLS, HTTP or a task costs time.
 
-The event loop accepts connections through a `Listener`, which asks a `ConnectionGate` about each
-connection. The socket of an accepted connection tells the gate when it closes, at any stage. On
-Windows, the proactor event loop bypasses `Listener.accept`. There, connections are not counted, but
-time limits apply.
+A `Listener` asks a `ConnectionGate` about each connection. An accepted connection's socket tells
+the gate when it closes, at any stage. On Windows, the proactor event loop bypasses
+`Listener.accept`. There, connections are not counted, but time limits apply.
 """
 
 from __future__ import annotations
@@ -45,13 +44,10 @@ BACKLOG: Final = 512
 
 
 class PendingSocket(socket.socket):
-    """The socket of a connection that the gate accepted.
+    """The socket of an accepted connection, which tells the gate when it is admitted, refused or
+    closed.
 
-    The socket reports to the gate whether the connection was admitted, refused or closed.
-
-    Attributes:
-        address: IP address of the client.
-        deadline_s: time on the loop's clock by which the client's hello must be accepted.
+    `deadline_s` is the time on the loop's clock by which the client's hello must be accepted.
     """
 
     def __init__(
@@ -78,10 +74,7 @@ class PendingSocket(socket.socket):
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Count the connection as failed and log the reason.
-
-        Do nothing if the connection was admitted, answered or refused before.
-        """
+        """Count the connection as failed and log the reason, unless its outcome is known."""
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
@@ -122,13 +115,7 @@ class PendingSocket(socket.socket):
 
 
 class ConnectionGate:
-    """Accepts or refuses new connections. All listening sockets of a server share one gate.
-
-    Args:
-        allowed: limits on connections.
-        log: log of refused connections.
-        loop: event loop that serves the connections.
-    """
+    """Accepts or refuses new connections. All listening sockets of a server share one gate."""
 
     def __init__(
         self, allowed: ConnectionLimits, log: RejectionLog, loop: asyncio.AbstractEventLoop
@@ -144,10 +131,6 @@ class ConnectionGate:
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
         """Apply the limits to a new connection.
-
-        Args:
-            accepted: socket of the connection.
-            address: IP address of the client.
 
         Returns:
             The socket to use for the connection; None if the gate refused and closed it.
@@ -196,10 +179,6 @@ class Listener(socket.socket):
     After a refusal, the listener pauses briefly and then refuses many connections at once. To
     pause, it gives the event loop an epoll object instead of the socket. Systems without epoll do
     not pause.
-
-    Args:
-        family: address family of the socket (IPv4 or IPv6).
-        gate: gate that accepts or refuses each connection.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
@@ -257,7 +236,7 @@ class GuardedConnection(ServerConnection):
     """A server's WebSocket connection whose frames are inspected before they are processed.
 
     A client may send only a few bytes before the server accepts its hello. Many frames that arrive
-    together are processed in small batches. Between two batches, the loop serves other connections.
+    together are processed in small batches, between which the loop serves other connections.
 
     Attributes:
         cut_because: reason why this side aborted the connection; empty if it did not.
@@ -323,10 +302,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _take_in(self) -> None:
-        """Process a batch of frames, and schedule the next batch if bytes remain.
-
-        Stop reading from the network while unprocessed bytes remain.
-        """
+        """Process a batch of frames; schedule the next, and pause reading, while bytes remain."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -461,20 +437,14 @@ class GuardedConnection(ServerConnection):
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """End the connection after `_FAREWELL_S` seconds, in which queued data can be sent.
-
-        The connection ends even if the peer does not close it.
-        """
+        """End the connection after `_FAREWELL_S`, in which queued data can be sent."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Abort the connection, unless queued data is still being sent before the deadline.
-
-        A slow peer may need until `deadline_s` to receive a web page.
-        """
+        """Abort the connection. A slow peer may need until `deadline_s` to receive a web page."""
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
         else:
@@ -482,9 +452,8 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted.
-
-        Once the hello is accepted, return the seconds allowed for ending the connection.
+        """Return the seconds left until the hello must be accepted; later, the seconds allowed for
+        ending.
         """
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s

@@ -1,8 +1,8 @@
 """TLS for servers and clients: the server's certificate, and how clients verify it.
 
 A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
-only the certificate with this fingerprint. It ignores the certificate's issuer and dates, because
-a device's clock may be wrong. Without a fingerprint, a client verifies the certificate as usual.
+only this certificate, whatever its issuer and dates, because a device's clock may be wrong.
+Creating a certificate needs the package `cryptography`, which clients do not need.
 """
 
 from __future__ import annotations
@@ -44,12 +44,9 @@ _NAME_LENGTH: Final = 64  # maximum length of a certificate's common name, in ch
 
 
 def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """Create an ECDSA P-256 key and a self-signed certificate. Return the two as one PEM text.
+    """Create an ECDSA P-256 key and a self-signed certificate for `names`, as one PEM text.
 
-    Args:
-        names: host names and IP addresses for which the certificate is valid; at least one.
-        now: current time, with its time zone.
-        valid: time from `now` until the certificate expires.
+    `now` has a time zone. The certificate expires `valid` later.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -84,8 +81,8 @@ def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VAL
 def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
     """Return the path of the certificate that is stored in a folder.
 
-    If the stored certificate is missing, is about to expire or is not valid for `needed`, a new
-    certificate with a new fingerprint replaces it.
+    A new certificate with a new fingerprint replaces a stored one that is missing, about to expire
+    or not valid for `needed`. Only the owner can read the file.
 
     Args:
         folder: folder that holds the certificate; created if missing.
@@ -160,10 +157,8 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 class TlsMode(Enum):
     """Whether a server uses TLS, and where its certificate comes from."""
 
-    AUTO = "auto"
-    """TLS with a self-signed certificate that the server creates."""
-    OFF = "off"
-    """No TLS: plain WebSockets and HTTP."""
+    AUTO = "auto"  # TLS with a self-signed certificate that the server creates
+    OFF = "off"  # no TLS: plain WebSockets and HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +167,7 @@ class Security:
 
     Attributes:
         tls: TLS mode. None means `OFF` on loopback or with `insecure_lan`, and `AUTO` otherwise.
-        certificate, key: PEM files with a user's certificate and its private key. Give both files
-            or neither.
+        certificate, key: PEM files with a user's certificate and its private key: both or neither.
         folder: folder that stores a self-signed certificate. If None, every start of the server
             creates a new certificate.
         insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
@@ -212,11 +206,7 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Check that `text` is a certificate fingerprint, and return it in lower case.
-
-    Raises:
-        UsageError: when `text` is not a fingerprint.
-    """
+    """Check that `text` is a certificate fingerprint, and return it in lower case."""
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
@@ -229,11 +219,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(ssl.SSLCertVerificationError):
-    """The server's certificate does not have the expected fingerprint.
-
-    Attributes:
-        shown: fingerprint of the certificate that the server presented.
-    """
+    """The server presented a certificate with another fingerprint: `shown`."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(1, "another certificate")
@@ -241,10 +227,7 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
 
 
 class _PinningObject(ssl.SSLObject):
-    """A client's TLS object that checks the server certificate's fingerprint in the handshake.
-
-    The check comes before any application data is sent.
-    """
+    """A client's TLS object that checks the fingerprint before any data is sent."""
 
     def do_handshake(self) -> None:
         super().do_handshake()
@@ -256,11 +239,7 @@ class _PinningObject(ssl.SSLObject):
 
 
 class PinningContext(ssl.SSLContext):
-    """A client's TLS context that accepts a single certificate. Create the context with `pinning`.
-
-    Attributes:
-        fingerprint: fingerprint of the accepted certificate.
-    """
+    """A client's TLS context that accepts a single certificate. Create it with `pinning`."""
 
     fingerprint = ""
     sslobject_class = _PinningObject
@@ -365,10 +344,7 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
 
 
 def _load(context: Any, pem: bytes) -> None:
-    """Load a certificate and key from memory into a TLS context.
-
-    The key goes through a temporary file, because Python's `ssl` only loads keys from files.
-    """
+    """Load a certificate and key from memory. Python's `ssl` only loads keys from files."""
     with private_file(pem, "cleave-tls-") as path:
         context.load_cert_chain(path)
 

@@ -45,11 +45,7 @@ def observe(
 ) -> Observation:
     """Read the sensors that the policy depends on.
 
-    Args:
-        sensors: the machine's sensors.
-        policy: determines which sensors are read.
-        hour: hour of the day, with fraction; None for the current local time.
-        data_bytes: bytes sent and received in the current span of the data cap.
+    `hour` is the hour of the day, with fraction; None for the current local time.
     """
     now = time.localtime()
     return Observation(
@@ -88,7 +84,7 @@ def step_aside(niceness: int = 10) -> None:
 def cores_to_lend(count: int) -> list[int]:
     """Return the indices of the last `count` usable cores.
 
-    The first cores are left to the operating system, which handles hardware interrupts there.
+    The operating system handles hardware interrupts on the first cores.
 
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
@@ -103,13 +99,10 @@ def cores_to_lend(count: int) -> list[int]:
 
 
 def keep_to_cores(count: int) -> bool:
-    """Restrict this process to the cores that `cores_to_lend` returns.
+    """Restrict this process to the cores of `cores_to_lend`; return False where only Linux could.
 
     Call this function before libraries start threads, because threads inherit the restriction.
-
-    Returns:
-        True if the system supports CPU affinity (only Linux here). Otherwise, only the number of
-        threads limits the CPU usage.
+    Where it returns False, only the number of threads limits the CPU usage.
 
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
@@ -124,15 +117,9 @@ def keep_to_cores(count: int) -> bool:
 class LinuxSensors:
     """Sensors on Linux.
 
-    The time of the last use comes from logind and, with an X display, from `xprintidle`. If neither
-    is available, the last terminal input counts. In a graphical session, `idle_s` then returns
-    None, because terminals do not see the session's input.
-
-    Args:
-        root: root of the file system.
-        run: runs a command.
-        clock: returns the Unix time in seconds.
-        environment: environment variables.
+    The time of the last use comes from logind and, with an X display, from `xprintidle`. Otherwise
+    the last terminal input counts. In a graphical session, `idle_s` then returns None, because
+    terminals do not see the session's input.
     """
 
     def __init__(
@@ -213,7 +200,11 @@ class LinuxSensors:
         return [s for s in sessions if s.get("Class") == "user"]  # skip login screens and services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Return the seconds since the last user input in a session."""
+        """Return the seconds since the last user input in a session with logind's properties.
+
+        None means that the session has no user input, or that `xprintidle` (`by_display`) covers
+        it.
+        """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
@@ -281,11 +272,7 @@ class _PowerStatus(ctypes.Structure):
 
 
 class WindowsSensors:
-    """Sensors on Windows. Ordinary users cannot read temperatures.
-
-    Args:
-        kernel32, user32: the loaded Windows libraries of the same names.
-    """
+    """Sensors on Windows, from kernel32 and user32. Users cannot read temperatures."""
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
         self._kernel32 = kernel32

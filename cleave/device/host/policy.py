@@ -33,8 +33,7 @@ class Span(Enum):
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
-    COMMAND = ""
-    """The whole runtime of the command."""
+    COMMAND = ""  # the whole runtime of the command
 
     def named(self, now: datetime) -> str:
         """Return a name for the hour, day or month that contains `now`; empty for `COMMAND`."""
@@ -44,12 +43,7 @@ class Span(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DataCap:
-    """A limit on the sum of downlink and uplink bytes.
-
-    Attributes:
-        nbytes: maximum number of bytes in one span.
-        span: time span after which the count restarts.
-    """
+    """A limit on the sum of downlink and uplink bytes in one span."""
 
     nbytes: int
     span: Span
@@ -88,14 +82,8 @@ class CountingSession(Protocol):
 class DataMeter:
     """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
 
-    An unreadable file counts as empty. Failed writes are ignored. Until a write succeeds, only the
-    bytes of this process are added to the count.
-
-    Args:
-        cap: the limit.
-        path: file that stores the count between runs; unused for `Span.COMMAND`.
-        now: returns the local time.
-        clock: returns monotonic time in seconds.
+    The file at `path` stores the count between runs, except for `Span.COMMAND`. An unreadable file
+    counts as empty. Until a write succeeds, only the bytes of this process are added.
     """
 
     def __init__(
@@ -159,10 +147,7 @@ class DataMeter:
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to the current hour, day and month in the file.
-
-        All devices of this machine share the file. The write is atomic.
-        """
+        """Add bytes to the current hour, day and month in the file that all devices here share."""
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)
         counts = {span: held.get(span, 0) + more for span in spans}
@@ -181,8 +166,7 @@ BACK_WITHIN_S: Final = 60.0
 half of `idle_after_s` is shorter, half of `idle_after_s` applies."""
 
 
-DAY_MIN: Final = 1440
-"""Minutes of a day, the maximum of `--idle-after`."""
+DAY_MIN: Final = 1440  # minutes of a day, the maximum of `--idle-after`
 
 
 class Condition(Enum):
@@ -230,7 +214,6 @@ class Observation:
         hour: local hour of the day, with fraction.
         idle_s: seconds since the last user input.
         charging: True if the machine is plugged in or has no battery.
-        temperature_c: CPU temperature in degrees Celsius.
         data_bytes: bytes sent and received in the current span of the data cap.
     """
 
@@ -243,13 +226,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The decision whether the machine may compute now, with the reason.
+    """The decision whether the machine may compute now; without a `cause`, it may.
 
-    Attributes:
-        cause: the condition that forbids computation; None if computation is allowed.
-        reason: readable explanation of the decision.
-        until_s: time of the next check on the agent's clock, in seconds; None to check again after
-            the default interval.
+    `until_s` is the time of the next check on the agent's clock, in seconds; None to check again
+    after the default interval.
     """
 
     cause: Cause | None
@@ -287,11 +267,7 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
 
 
 def require_visible(policy: Policy, seen: Observation) -> None:
-    """Raise if the policy depends on sensor values that this machine does not provide.
-
-    Raises:
-        UsageError: with a message for each missing sensor value.
-    """
+    """Raise UsageError if the policy depends on values that this machine does not provide."""
     problems = unseen(policy, seen)
     if problems:
         raise UsageError("; ".join(problems))
@@ -302,8 +278,7 @@ class Gate:
     """Decides from sensor values whether the machine may compute, with hysteresis.
 
     A machine becomes idle after `idle_after_s` without user input, and stays idle until the next
-    user input. A machine is too hot once it exceeds the limit, until it has cooled to `COOL_BY_C`
-    degrees below the limit.
+    input. Once too hot, it must cool to `COOL_BY_C` degrees below the limit.
     """
 
     policy: Policy
@@ -381,11 +356,9 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if an hour of the day is in a span of hours.
+    """Return True if an hour of the day is in a span: start inclusive, end exclusive.
 
-    Args:
-        hours: start (inclusive) and end (exclusive). A span with end < start crosses midnight.
-        hour: hour of the day, with fraction.
+    A span with end < start crosses midnight.
     """
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
@@ -404,11 +377,7 @@ def _hour_text(hour: float) -> str:
 
 
 def parse_when(text: str) -> frozenset[Condition]:
-    """Parse the value of `--when`: `idle`, `charging`, `idle,charging`, or `always` (no condition).
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Parse `--when`: `idle`, `charging`, `idle,charging`, or `always` (no condition)."""
     words = [word.strip() for word in text.split(",")]
     if words == ["always"]:
         return frozenset()
@@ -421,11 +390,7 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours.
-
-    Raises:
-        UsageError: when the text is not a valid span.
-    """
+    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours."""
     match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
     if match:
         whole = [int(part or 0) for part in match.groups()]
@@ -440,12 +405,9 @@ def parse_hours(text: str) -> tuple[float, float]:
 def parse_memory(text: str, total_bytes: int | None) -> int:
     """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's memory; return bytes.
 
-    Args:
-        total_bytes: the machine's memory in bytes; None if unknown.
-
     Raises:
         UsageError: when the text is invalid, or the amount is below the minimum or above
-            `total_bytes`.
+            `total_bytes` (None if unknown).
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
@@ -475,9 +437,6 @@ def parse_policy(
         when, hours, max_data: values of `--when`, `--hours` and `--max-data`; empty if not given.
         max_temp: value of `--max-temp` in degrees Celsius; 0 if not given.
         idle_after_min: value of `--idle-after` in minutes.
-
-    Raises:
-        UsageError: when an option is invalid.
     """
     if not 0 <= max_temp < 150:
         raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")
