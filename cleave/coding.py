@@ -1,4 +1,18 @@
-"""Converts messages with uncompressed payloads to messages with compressed payloads, and back."""
+"""Lossless compression of floating-point payloads, and the messages that carry them.
+
+The exponents of a model's numbers are similar, while signs and fractions are almost random. So only
+the exponents are compressed:
+
+1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
+   a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
+   holds fraction and sign. The upper byte of a rotated fp16 also has three bits of the fraction.
+2. The upper bytes are deflated with Huffman codes alone, because a search for repetitions is slow
+   and finds none.
+3. All other bytes are stored uncompressed.
+
+A chunk inflates to at most as many bytes as it has uncompressed bytes, so decompression bombs are
+impossible. Zlib and numpy release the GIL, so several threads can process chunks in parallel.
+"""
 
 from __future__ import annotations
 
@@ -157,8 +171,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Return the compressed payload of a message; None if the dtype or the size does not allow
-    savings.
+    """Return the compressed payload of a message; None if its dtype or size allows no savings.
 
     The message's payload may be `Packable`. `each` maps a function over the payload's chunks.
     """
@@ -188,16 +201,18 @@ def array_bytes(message: Coded) -> int:
 
 
 def put_of(message: PutCoded, each: Each = map) -> Put:
-    """Convert a `put_coded` message to a `put` by decompressing its payload."""
-    payload = decode(message.payload, _dtype(message), array_bytes(message), each)
-    return Put(message.id, message.rows, message.columns, message.dtype, payload)
+    """Decompress a `put_coded`; raise ProtocolError when the payload is not valid."""
+    return Put(message.id, message.rows, message.columns, message.dtype, _plain(message, each))
 
 
 def result_of(message: ResultCoded, each: Each = map) -> Result:
-    """Convert a `result_coded` message to a `result` by decompressing its payload."""
-    payload = decode(message.payload, _dtype(message), array_bytes(message), each)
+    """Decompress a `result_coded`; raise ProtocolError when the payload is not valid."""
     shape = message.rows, message.columns, message.dtype
-    return Result(message.id, *shape, message.compute_s, payload)
+    return Result(message.id, *shape, message.compute_s, _plain(message, each))
+
+
+def _plain(message: Coded, each: Each) -> memoryview:
+    return decode(message.payload, _dtype(message), array_bytes(message), each)
 
 
 def _dtype(message: Coded) -> DType:

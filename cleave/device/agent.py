@@ -63,30 +63,16 @@ class Notice:
 
 
 class AgentSession(Protocol):
-    """Interface of `DeviceSession`, which runs a device over one connection to a server."""
+    """The part of `DeviceSession` that an agent uses."""
 
     @property
-    def status(self) -> DeviceStatus:
-        """Return the device's number and work counters."""
-        ...
-
+    def status(self) -> DeviceStatus: ...
     @property
-    def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
-        ...
-
+    def comes_back_s(self) -> float | None: ...
     @property
-    def moves_to(self) -> str:
-        """Return the address of the server to connect to next; empty without a redirect."""
-        ...
-
-    def run(self) -> Coroutine[Any, Any, str]:
-        """Process the server's requests until the session ends; return the reason it ended."""
-        ...
-
-    def drain(self) -> None:
-        """Tell the server to send no new requests; the session ends after the pending requests."""
-        ...
+    def moves_to(self) -> str: ...
+    def run(self) -> Coroutine[Any, Any, str]: ...
+    def drain(self) -> None: ...
 
 
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]

@@ -223,7 +223,6 @@ class ComputeThread:
         self._computing = 0
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start an order; call `done` in the event loop's thread, immediately or later."""
         small = isinstance(order, Compute) and order.flops <= self._inline_flops
         if small and not self._computing:
             done(order, compute(self._backend, order, self._make_session))
@@ -242,7 +241,6 @@ class ComputeThread:
         self._pool.submit(work)
 
     def close(self) -> None:
-        """Cancel the orders that have not begun; return without waiting for the running order."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

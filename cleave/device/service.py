@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from cleave.errors import CleaveError, UsageError
-from cleave.files import make_folder, new_file, write_all
+from cleave.files import make_folder, write_atomically
 
 UNIT_NAME: Final = "cleave-join.service"
 LABEL: Final = "org.cleave.join"
@@ -219,19 +219,10 @@ class _Changes:
 
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
-    """Write a file atomically. Its content is never readable with a looser mode than `mode`."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    try:
-        with new_file(draft, mode) as file:
-            draft.chmod(mode)
-            write_all(file, content)
-        if owner is not None:
-            shutil.chown(draft, owner)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_atomically(path, content, mode)
+    path.chmod(mode)  # whatever the umask is
+    if owner is not None:
+        shutil.chown(path, owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +241,7 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Raise CleaveError, with a suggestion of what to do instead, if no service manager runs
-        here.
-        """
+        """Raise CleaveError, which says what to do instead, if no service manager runs here."""
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
         else:
@@ -331,8 +320,7 @@ class Installer:
             commands = [("daemon-reload",), ("enable", UNIT_NAME), ("restart", UNIT_NAME)]
             outcomes = (self._systemctl(*command) for command in commands)
         else:
-            # Unload the previous version of the service.
-            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])
+            self._stop()  # unload the previous version of the service
             start = ["launchctl", "bootstrap", self._domain, str(self.places.unit)]
             outcomes = (self.run(command) for command in [start])
         for outcome in outcomes:

@@ -82,7 +82,6 @@ class NumpyBackend:
     name = "numpy"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b."""
         left, right = a.float32(), b.float32()
         if accumulate:
             out.array[...] += left @ right
@@ -127,7 +126,6 @@ class TorchBackend:
             torch.set_float32_matmul_precision("highest")
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b."""
         torch = self._torch
         left, right, target = (arrays.to_torch(x) for x in (a, b, out))
         with torch.inference_mode():

@@ -44,6 +44,8 @@ from cleave.machine.onnx_graph import (
     ValueField,
     fields,
     integers,
+    name_in,
+    parts,
     text,
 )
 
@@ -464,19 +466,19 @@ def _read(model: memoryview) -> _Graph:
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
     """Parse a serialized graph. The types of a subgraph's inputs follow from the operation."""
     graph = _Graph()
-    for number, value in _messages(memoryview(message)):
+    for number, value in parts(memoryview(message)):
         match number:
             case GraphField.NODE:
                 graph.operations.append(_operation(value))
             case GraphField.CONSTANT:
-                graph.constants[_name(value, TensorField.NAME)] = _tensor(value)
+                graph.constants[name_in(value, TensorField.NAME)] = _tensor(value)
             case GraphField.INPUT:
-                name = _name(value, ValueField.NAME)
+                name = name_in(value, ValueField.NAME)
                 if name in graph.inputs:
                     raise UnboundedError(Refusal.NAME, f"the input {name[:60]} is there twice")
                 graph.inputs[name] = (0, []) if inside else _input(value)
             case GraphField.OUTPUT:
-                graph.outputs.append(_name(value, ValueField.NAME))
+                graph.outputs.append(name_in(value, ValueField.NAME))
             case _:
                 pass
     return graph
@@ -484,7 +486,7 @@ def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
 
 def _operation(message: memoryview) -> Operation:
     operation = Operation()
-    for number, value in _messages(message):
+    for number, value in parts(message):
         match number:
             case NodeField.INPUT:
                 operation.inputs.append(text(value))
@@ -493,7 +495,7 @@ def _operation(message: memoryview) -> Operation:
             case NodeField.OPERATION:
                 operation.name = text(value)
             case NodeField.ATTRIBUTE:
-                name = _name(value, AttributeField.NAME)
+                name = name_in(value, AttributeField.NAME)
                 if name in operation.attributes:
                     raise UnboundedError(
                         Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
@@ -562,7 +564,7 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
             type = value
         elif number == TensorTypeField.SHAPE and not isinstance(value, int):
             shapes += 1
-            for part, size in _messages(value):
+            for part, size in parts(value):
                 if part == ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
                     sizes.append(_number(size))
     if not shapes:
@@ -590,27 +592,11 @@ def _last(message: int | memoryview, number: int) -> int:
     return found
 
 
-def _name(message: memoryview, number: int) -> str:
-    """Return the last text in the field `number` of a message; empty if there is none."""
-    found = ""
-    for part, value in _messages(message):
-        if part == number:
-            found = text(value)
-    return found
-
-
 def _joined(message: memoryview, number: int) -> bytes:
     """Return the message in the field `number`; repeated messages are merged by joining their
     bytes.
     """
-    return b"".join(value for part, value in _messages(message) if part == number)
-
-
-def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and bytes of each field that is a text, bytes or a message."""
-    for number, value in fields(message):
-        if not isinstance(value, int):
-            yield number, value
+    return b"".join(value for part, value in parts(message) if part == number)
 
 
 def _signed(value: int) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from cleave.arrays import DType
+from cleave.machine.graph_session import ONNX_ELEMENTS
 from cleave.machine.onnx_graph import (
-    AttributeField,
     GraphField,
     ModelField,
+    Node,
     NodeField,
     OnnxGraph,
     OnnxNode,
@@ -27,11 +28,10 @@ from cleave.machine.onnx_graph import (
     fields,
     integer,
     read_graph,
+    written_node,
 )
 
 _FLOAT: Final = 1
-_ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's codes of element types
-_INTEGER: Final = 2  # ONNX's code of the integer attribute type
 _FIRST_OPSET: Final = 13  # first operator set in which `Cast` supports bf16
 _PREFIX: Final = "narrowed"
 
@@ -49,7 +49,7 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.
     """
-    if not any(dtype in _ELEMENTS for dtype in given):
+    if not any(dtype in ONNX_ELEMENTS for dtype in given):
         return model
     graph = read_graph(model)
     if graph.opset < _FIRST_OPSET or len(given) != len(graph.inputs):
@@ -57,7 +57,7 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     dtypes = {
         name: dtype
         for (name, value), dtype in zip(graph.inputs.items(), given, strict=True)
-        if dtype in _ELEMENTS and _is_fixed_float(value) and _is_plain(graph, name)
+        if dtype in ONNX_ELEMENTS and _is_fixed_float(value) and _is_plain(graph, name)
     }
     return _Narrowing(graph, dtypes).written(model) if dtypes else model
 
@@ -113,7 +113,7 @@ class _Narrowing:
             return name
         parameter, turns = self._turned[name]
         at = self._next()
-        self._first.append(_cast(parameter, at))
+        self._first.append(written_node(Node("Cast", [parameter], [at], {"to": _FLOAT})))
         for turn in turns:
             before, at = at, self._next()
             self._first.append(_renamed(turn, [before], [at]))
@@ -129,7 +129,7 @@ class _Narrowing:
         name = "".join(str(v, "utf-8") for n, v in parts if n == ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
             return bytes(value)
-        element = integer(TensorTypeField.ELEMENT, _ELEMENTS[self._dtypes[name]])
+        element = integer(TensorTypeField.ELEMENT, ONNX_ELEMENTS[self._dtypes[name]])
         # In protobuf the last value of a field counts, so append the new element type.
         more = content(ValueField.TYPE, content(TypeField.TENSOR, element))
         return bytes(value) + more
@@ -166,22 +166,6 @@ def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview
             for inner in fields(value)
         ]
     return found
-
-
-def _cast(name: str, output: str) -> bytes:
-    to = (
-        content(AttributeField.NAME, "to"),
-        integer(AttributeField.INTEGER, _FLOAT),
-        integer(AttributeField.TYPE, _INTEGER),
-    )
-    return b"".join(
-        (
-            content(NodeField.INPUT, name),
-            content(NodeField.OUTPUT, output),
-            content(NodeField.OPERATION, "Cast"),
-            content(NodeField.ATTRIBUTE, *to),
-        )
-    )
 
 
 def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:

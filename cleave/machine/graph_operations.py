@@ -595,5 +595,3 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
-HOLDING_TENSORS: Final = ("Constant", "ConstantOfShape")
-"""Names of the operations with a tensor attribute."""

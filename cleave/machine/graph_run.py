@@ -12,7 +12,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, DType
-from cleave.machine.backends import StoredArray
+from cleave.machine.backends import StoredArray, as_buffer
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
@@ -80,7 +80,7 @@ class Concatenated:
             whole = arrays.empty(self.rows, self.columns, self.dtype)
             first = 0
             for part in self.parts:
-                whole.array[first : first + part.rows] = _buffer(part).array
+                whole.array[first : first + part.rows] = as_buffer(part).array
                 first += part.rows
             self._whole, self.parts = whole, ()
         return self._whole
@@ -235,7 +235,10 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
     """Return the session of a request's graph; open a new one if an input's dtype changed."""
-    given = [_dtype(array) for array in order.inputs]
+    given = [
+        array.dtype if isinstance(array, StoredArray | Concatenated) else None
+        for array in order.inputs
+    ]
     session = order.graph.session
     if session is not None:
         dtypes = dict(zip(session.inputs, given, strict=False))
@@ -245,10 +248,6 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
         session = make_session(bytes(order.graph.model), given)
     order.graph.session = session
     return session
-
-
-def _dtype(given: GraphInput) -> DType | None:
-    return given.dtype if isinstance(given, StoredArray | Concatenated) else None
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
@@ -287,13 +286,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
         return np.frombuffer(given.payload, given.dtype)
     if isinstance(given, Concatenated):
         return given.buffer().float32()
-    return (_aligned(given) if given.dtype is DType.FP32 else _buffer(given)).float32()
-
-
-def _buffer(given: StoredArray) -> arrays.Buffer:
-    if isinstance(given.payload, arrays.Buffer):  # PS and device run in the same process
-        return given.payload
-    return arrays.unpack(given.payload, given.rows, given.columns, given.dtype)
+    return (_aligned(given) if given.dtype is DType.FP32 else as_buffer(given)).float32()
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
@@ -302,17 +295,10 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
     A received array may start at any address in its message. Some processors cannot read elements
     from unaligned addresses.
     """
-    buffer = _buffer(given)
+    buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
         buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)
     return buffer
-
-
-def _narrow(given: StoredArray | Concatenated) -> Array:
-    """Return a stored 16-bit array as a numpy array without upcasting it to fp32."""
-    if isinstance(given, Concatenated):
-        return given.buffer().array
-    return _aligned(given).array
 
 
 def _shaped(
@@ -329,7 +315,7 @@ def _shaped(
             raise GraphError(f"the input {name} cannot be zeros: its shape is {list(shape)}")
         return np.zeros([int(size) for size in shape], np.float32)
     if narrow and isinstance(given, StoredArray | Concatenated):
-        value = _narrow(given)
+        value = (given.buffer() if isinstance(given, Concatenated) else _aligned(given)).array
     else:
         value = _value(given)
     try:

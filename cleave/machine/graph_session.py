@@ -134,7 +134,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _NO_MESSAGES: Final = 4  # log level for fatal messages only; failures raise exceptions
 _NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
-_ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
+ONNX_ELEMENTS: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
 
 
 def available() -> bool:
@@ -279,7 +279,7 @@ class GraphSession:
         try:
             for name in self.inputs:
                 array, dtype = np.asarray(given[name], order="C"), self.narrow.get(name)
-                values[name] = make_narrow(array, _ONNX_ELEMENT[dtype]) if dtype else make(array)
+                values[name] = make_narrow(array, ONNX_ELEMENTS[dtype]) if dtype else make(array)
                 binding.bind_ortvalue_input(name, values[name])
             for name in wanted or self.outputs:
                 if name in into:

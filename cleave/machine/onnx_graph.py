@@ -253,18 +253,19 @@ def read_graph(model: Bytes) -> OnnxGraph:
         ProtobufError: when `model` is not a serialized ONNX model.
     """
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
-    for number, value in _parts(model):
+    for number, value in parts(model):
         if number == ModelField.OPSET:
-            opset = max([opset, *(v for n, v in _all(value) if n == OpsetField.VERSION)])
+            versions = [v for n, v in fields(value) if n == OpsetField.VERSION]
+            opset = max([opset, *(v for v in versions if isinstance(v, int))])
         elif number == ModelField.GRAPH:
-            for part, held in _parts(value):
+            for part, held in parts(value):
                 match part:
                     case GraphField.INPUT:
-                        inputs[_name(held, ValueField.NAME)] = held
+                        inputs[name_in(held, ValueField.NAME)] = held
                     case GraphField.OUTPUT:
-                        outputs[_name(held, ValueField.NAME)] = held
+                        outputs[name_in(held, ValueField.NAME)] = held
                     case GraphField.CONSTANT:
-                        constants.add(_name(held, TensorField.NAME))
+                        constants.add(name_in(held, TensorField.NAME))
                     case GraphField.NODE:
                         nodes.append(_node(held))
                     case _:
@@ -275,7 +276,7 @@ def read_graph(model: Bytes) -> OnnxGraph:
 
 def _node(message: memoryview) -> OnnxNode:
     node = OnnxNode(message)
-    for number, value in _parts(message):
+    for number, value in parts(message):
         match number:
             case NodeField.INPUT:
                 node.inputs.append(text(value))
@@ -284,7 +285,7 @@ def _node(message: memoryview) -> OnnxNode:
             case NodeField.OPERATION:
                 node.operation = text(value)
             case NodeField.ATTRIBUTE:
-                for part, held in _parts(value):
+                for part, held in parts(value):
                     if part in (AttributeField.GRAPH, AttributeField.GRAPHS):
                         node.enclosed |= _enclosed(held)
             case _:
@@ -295,17 +296,19 @@ def _node(message: memoryview) -> OnnxNode:
 def _enclosed(graph: memoryview) -> set[str]:
     """Return the names of all arrays that a subgraph uses."""
     found = set()
-    for number, value in _parts(graph):
+    for number, value in parts(graph):
         if number == GraphField.NODE:
             node = _node(value)
             found |= {*node.inputs, *node.enclosed}
         elif number == GraphField.OUTPUT:
-            found.add(_name(value, ValueField.NAME))
+            found.add(name_in(value, ValueField.NAME))
     return found
 
 
-def _name(message: memoryview, number: int) -> str:
-    return "".join(text(value) for n, value in _parts(message) if n == number)
+def name_in(message: memoryview, number: int) -> str:
+    """Return the last text in the field `number` of a message; empty if there is none."""
+    found = [text(value) for part, value in parts(message) if part == number]
+    return found[-1] if found else ""
 
 
 def text(value: memoryview) -> str:
@@ -313,11 +316,7 @@ def text(value: memoryview) -> str:
     return str(value, "utf-8", "surrogateescape")
 
 
-def _all(message: Bytes) -> Iterator[tuple[int, int]]:
-    return ((n, value) for n, value in fields(memoryview(message)) if isinstance(value, int))
-
-
-def _parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
+def parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Yield the number and bytes of each field that is a text, bytes or a message."""
     return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))
 
@@ -365,11 +364,11 @@ def written(
         constants: maps the names of constants to little-endian arrays; None for no constants.
     """
     graph = (
-        *(content(GraphField.NODE, _written_node(node)) for node in nodes),
+        *(content(GraphField.NODE, written_node(node)) for node in nodes),
         content(GraphField.NAME, "graph"),
         *(content(GraphField.CONSTANT, _tensor(n, a)) for n, a in (constants or {}).items()),
-        *(content(GraphField.INPUT, _written_value(name, of)) for name, of in inputs.items()),
-        *(content(GraphField.OUTPUT, _written_value(name, of)) for name, of in outputs.items()),
+        *(content(GraphField.INPUT, _value(name, of)) for name, of in inputs.items()),
+        *(content(GraphField.OUTPUT, _value(name, of)) for name, of in outputs.items()),
     )
     return (
         integer(ModelField.IR_VERSION, _IR_VERSION)
@@ -378,7 +377,8 @@ def written(
     )
 
 
-def _written_node(node: Node) -> bytes:
+def written_node(node: Node) -> bytes:
+    """Serialize a node."""
     return b"".join(
         (
             *(content(NodeField.INPUT, name) for name in node.inputs),
@@ -408,7 +408,7 @@ def _tensor(name: str, array: Array) -> bytes:
     )
 
 
-def _written_value(name: str, of: ArrayType) -> bytes:
+def _value(name: str, of: ArrayType) -> bytes:
     sizes = (
         integer(SizeField.NUMBER, size) if isinstance(size, int) else content(SizeField.NAME, size)
         for size in of.shape

@@ -45,11 +45,6 @@ def payload_bytes(payload: Any) -> int:
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
-def _header(message: Message) -> bytes:
-    cls: Any = type(message)
-    return _writer(cls)(message)
-
-
 def encode(message: Message) -> list[Buffer]:
     """Encode a message; return the header and, if the message has a payload, the payload.
 
@@ -57,8 +52,9 @@ def encode(message: Message) -> list[Buffer]:
         ProtocolError: when a field cannot be encoded, the peer would refuse the message's fields,
             or the message exceeds a size limit of the protocol.
     """
+    cls: Any = type(message)
     try:
-        head = _header(message)
+        head = _writer(cls)(message)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a {message.TYPE} message cannot be written: {error}") from None
     if len(head) > limits.MAX_HEADER_BYTES:

@@ -96,12 +96,18 @@ class ErrorCode(_OpenEnum):
     DUPLICATE = "duplicate"
 
 
+class _Always:
+    """A message that belongs to no feature, so that every session may use it."""
+
+    __slots__ = ()
+    FEATURE: ClassVar[Feature | None] = None
+
+
 @dataclass(slots=True)
-class Hello:
+class Hello(_Always):
     """Client to PS: the first message, which describes the client."""
 
     TYPE: ClassVar[str] = "hello"
-    FEATURE: ClassVar[Feature | None] = None
     role: Role = field(metadata=REQUIRED)
     version: Count = field(default=limits.VERSION, metadata=REQUIRED)
     credential: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
@@ -123,11 +129,10 @@ class Hello:
 
 
 @dataclass(slots=True)
-class Welcome:
+class Welcome(_Always):
     """PS to client: the client's `hello` is accepted, and the session begins."""
 
     TYPE: ClassVar[str] = "welcome"
-    FEATURE: ClassVar[Feature | None] = None
     device: Count
     version: Count = limits.VERSION
     heartbeat_s: Rate = limits.HEARTBEAT_S
@@ -137,11 +142,10 @@ class Welcome:
 
 
 @dataclass(slots=True)
-class Put:
+class Put(_Always):
     """PS to device: store this array under this ID. The payload is row-major."""
 
     TYPE: ClassVar[str] = "put"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     rows: Count
     columns: Count
@@ -171,7 +175,7 @@ class CodeResults:
 
 
 @dataclass(slots=True)
-class Run:
+class Run(_Always):
     """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
 
     The inputs of `matmul` are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
@@ -179,7 +183,6 @@ class Run:
     """
 
     TYPE: ClassVar[str] = "run"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     op: Text
     inputs: Inputs
@@ -251,11 +254,10 @@ class Computed:
 
 
 @dataclass(slots=True)
-class Result:
+class Result(_Always):
     """Device to PS: the result of a `run` or `fetch`. The payload is row-major."""
 
     TYPE: ClassVar[str] = "result"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     rows: Count
     columns: Count
@@ -279,30 +281,27 @@ class ResultCoded:
 
 
 @dataclass(slots=True)
-class TaskError:
+class TaskError(_Always):
     """Device to PS: a `run`, `run_graph` or `fetch` failed. The session continues."""
 
     TYPE: ClassVar[str] = "task_error"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     reason: Text
 
 
 @dataclass(slots=True)
-class Drop:
+class Drop(_Always):
     """PS to device: delete the stored arrays and graphs with these IDs."""
 
     TYPE: ClassVar[str] = "drop"
-    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
 @dataclass(slots=True)
-class Cancel:
+class Cancel(_Always):
     """PS to device: skip the runs with these IDs, because the PS no longer needs their results."""
 
     TYPE: ClassVar[str] = "cancel"
-    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
@@ -320,36 +319,32 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class Heartbeat(_Always):
     """Device to PS: the device is still connected; sent at least every `HEARTBEAT_S` seconds."""
 
     TYPE: ClassVar[str] = "heartbeat"
-    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
-class Telemetry:
+class Telemetry(_Always):
     """Device to PS: any values that the device measures. Names end in the SI unit."""
 
     TYPE: ClassVar[str] = "telemetry"
-    FEATURE: ClassVar[Feature | None] = None
     values: dict[Text, Real] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Drain:
+class Drain(_Always):
     """Device to PS: send no new runs. The device finishes its current runs and then leaves."""
 
     TYPE: ClassVar[str] = "drain"
-    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
-class Bye:
+class Bye(_Always):
     """From either side: the sender ends the session, and neither side is at fault."""
 
     TYPE: ClassVar[str] = "bye"
-    FEATURE: ClassVar[Feature | None] = None
     reason: Text = ""
     code: ByeCode = ByeCode.UNSTATED
     retry_after_s: Rate = 0.0
@@ -357,11 +352,10 @@ class Bye:
 
 
 @dataclass(slots=True)
-class Error:
+class Error(_Always):
     """From either side: the sender ends the session because of a fault of the peer."""
 
     TYPE: ClassVar[str] = "error"
-    FEATURE: ClassVar[Feature | None] = None
     code: ErrorCode
     message: Text
     retry_after_s: Rate = 0.0
@@ -372,33 +366,30 @@ class Error:
 
 
 @dataclass(slots=True)
-class Request:
+class Request(_Always):
     """Operator to PS: perform an action. `docs/protocol.md` lists the actions."""
 
     TYPE: ClassVar[str] = "request"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     action: Text
     arguments: dict[Text, Any] = field(default_factory=dict, metadata=SECRET | VERBATIM)
 
 
 @dataclass(slots=True)
-class Reply:
+class Reply(_Always):
     """PS to operator: the response to one `request`."""
 
     TYPE: ClassVar[str] = "reply"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     ok: bool
     data: dict[Text, Any] = field(default_factory=dict, repr=False, metadata=SECRET)
 
 
 @dataclass(slots=True)
-class JobRecord:
+class JobRecord(_Always):
     """PS to operator: one record of a job's progress (a step, an evaluation, or the end)."""
 
     TYPE: ClassVar[str] = "job_record"
-    FEATURE: ClassVar[Feature | None] = None
     job: Text
     record: dict[Text, Any] = field(default_factory=dict)
 

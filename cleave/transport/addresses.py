@@ -13,7 +13,7 @@ from cleave.errors import UsageError
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # Addresses reserved for documentation. No packet is sent: the system only picks a source address.
-_ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def is_loopback(host: str) -> bool:
@@ -34,15 +34,12 @@ def is_everywhere(host: str) -> bool:
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
     """Return the address of this machine that other machines see; empty without a network."""
-    for kind, target in _ELSEWHERE:
-        if kind == family:
-            with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect((target, 9))
-                except OSError:
-                    return ""
-                return str(probe.getsockname()[0])
-    return ""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_ELSEWHERE[family], 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def reachable_host(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Message connections over a WebSocket, or in memory for tests. A message is a byte string."""
+"""Message connections over a WebSocket. A message is a byte string."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ class WebSocketConnection:
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
         size = sum(len(part) for part in parts)
         try:
             if len(parts) == 1:
@@ -113,7 +112,6 @@ class WebSocketConnection:
         return size
 
     async def receive(self) -> bytes:
-        """Wait for the next message and return it."""
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
@@ -127,7 +125,6 @@ class WebSocketConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer. Return whether the peer responded within `within_s` seconds."""
         try:
             async with asyncio.timeout(within_s):
                 await (await self._socket.ping())
@@ -148,7 +145,6 @@ class WebSocketConnection:
             self._socket.dismissed()
 
     async def close(self) -> None:
-        """Close the connection."""
         await close_in_time(self._socket.transport, self._socket.close())
 
 
@@ -172,59 +168,6 @@ def _reason(error: ConnectionClosed) -> str:
     if error.rcvd is not None and error.rcvd.reason:
         return error.rcvd.reason
     return "the connection was closed" if error.rcvd is not None else "the connection broke"
-
-
-class MemoryConnection:
-    """One end of an in-memory link, which transfers the same bytes as a WebSocket."""
-
-    def __init__(
-        self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
-    ) -> None:
-        self._inbox = inbox
-        self._outbox = outbox
-        self._closed = False
-
-    async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
-        if self._closed:
-            raise ConnectionLostError("the connection was closed")
-        data = b"".join(parts)
-        await self._outbox.put(data)
-        return len(data)
-
-    async def receive(self) -> bytes:
-        """Wait for the next message and return it."""
-        data = None if self._closed else await self._inbox.get()
-        if data is None:
-            self._closed = True
-            raise ConnectionLostError("the connection was closed")
-        return data
-
-    async def answers(self, within_s: float) -> bool:
-        """Return True, because the other end of an open in-memory link always responds."""
-        if self._closed:
-            raise ConnectionLostError("the connection was closed")
-        return True
-
-    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Do nothing: an in-memory link does not limit message sizes."""
-
-    def dismiss(self) -> None:
-        """Do nothing: an in-memory link keeps delivering messages until it is closed."""
-
-    async def close(self) -> None:
-        """Close both directions of the link."""
-        if not self._closed:
-            self._closed = True
-            await self._outbox.put(None)
-            await self._inbox.put(None)
-
-
-def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
-    """Create an in-memory link and return both ends."""
-    there: asyncio.Queue[bytes | None] = asyncio.Queue()
-    back: asyncio.Queue[bytes | None] = asyncio.Queue()
-    return MemoryConnection(back, there), MemoryConnection(there, back)
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:

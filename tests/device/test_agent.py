@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from cleave.device.session import (
     UnansweredError,
     device_hello,
 )
-from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.errors import CleaveError, ProtocolError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
@@ -32,8 +31,7 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Error, ErrorCode
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
-from cleave.transport.join_url import read_url
+from tests.memory_link import memory_link
 
 BACK = Permission(Cause.OWNER, "the owner is back")
 HOT = Permission(Cause.HEAT, "82 C is above --max-temp 80")
@@ -165,37 +163,6 @@ def test_a_server_that_is_not_there_is_tried_ever_less_often() -> None:
     assert scene.sleeps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
-def test_a_connection_that_is_lost_is_made_again() -> None:
-    lost = {"ends": "the connection broke"}
-    scene = Scene([ALLOWED, ALLOWED, ALLOWED, ALLOWED], [lost, CleaveError("nobody"), {}])
-    assert scene.run() == [
-        (State.READY, ""),
-        (State.LEFT, "the connection broke"),
-        (State.WAITING, "the connection broke"),
-        (State.WAITING, "nobody"),
-        (State.READY, ""),
-        (State.DRAINING, "asked to stop"),
-        (State.LEFT, "drained"),
-    ]
-    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2]
-
-
-def test_after_a_long_session_waits_are_short_again() -> None:
-    gone = CleaveError("nobody")
-    scene = Scene([ALLOWED] * 30, [gone, gone, {}, gone, gone, {}])
-
-    async def lose_it() -> None:
-        while len(scene.opened) < 1 or scene.now_s < 3 + g.STEADY_S + g.LOOK_S:
-            await asyncio.sleep(0)
-        scene.opened[0]._over.set_result("the connection broke")
-
-    async def both() -> None:
-        await asyncio.gather(scene.guest.run(), lose_it())
-
-    asyncio.run(asyncio.wait_for(both(), 30))
-    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 1, 2, 4]
-
-
 def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:
     refused = {"ends": CleaveError("the server refused this device: wrong credential")}
     with pytest.raises(CleaveError, match="wrong credential"):
@@ -265,31 +232,45 @@ def test_a_server_that_is_known_to_welcome_others_is_tried_again(known: bool) ->
     assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 4]
 
 
+async def _look_allowed() -> Permission:
+    return ALLOWED
+
+
+def _stopped(
+    connect: Callable[[Callable[[int], None]], Awaitable[AgentSession]],
+    begun: Callable[[list[Notice]], bool],
+    policy: bool,
+    *,
+    twice: bool = False,
+) -> list[Notice]:
+    """Stop a guest once it has begun; return what it said."""
+    said: list[Notice] = []
+
+    async def scenario() -> None:
+        guest = Agent(connect, said.append, look=_look_allowed if policy else None)
+        running = asyncio.ensure_future(guest.run())
+        while not begun(said):
+            await asyncio.sleep(0)
+        guest.stop()
+        if twice:
+            await asyncio.sleep(0.01)
+            assert not running.done()
+            guest.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    return said
+
+
 @pytest.mark.parametrize("policy", [True, False])
 def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
-    said: list[Notice] = []
     opened: list[FakeSession] = []
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         opened.append(FakeSession(ready, drains=False))
         return opened[-1]
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        while not said:
-            await asyncio.sleep(0)
-        guest.stop()
-        await asyncio.sleep(0.01)
-        assert not running.done()
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert [(n.state, n.reason) for n in said] == [
+    assert [(n.state, n.reason) for n in _stopped(connect, bool, policy, twice=True)] == [
         (State.READY, ""),
         (State.DRAINING, "asked to stop"),
         (State.LEFT, "interrupted"),
@@ -299,8 +280,6 @@ def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_asked_to_stop_it_does_not_come_back_after_an_error(policy: bool) -> None:
-    said: list[Notice] = []
-
     class Fails(FakeSession):
         def drain(self) -> None:
             self._over.set_exception(refused(ErrorCode.LIMIT))
@@ -308,42 +287,20 @@ def test_asked_to_stop_it_does_not_come_back_after_an_error(policy: bool) -> Non
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         return Fails(ready)
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        while not said:
-            await asyncio.sleep(0)
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    said = _stopped(connect, bool, policy)
     assert [n.state for n in said] == [State.READY, State.DRAINING, State.LEFT]
 
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
-    said: list[Notice] = []
-    connecting = asyncio.Event()
+    connecting: list[None] = []
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
-        connecting.set()
+        connecting.append(None)
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        await connecting.wait()
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    said = _stopped(connect, lambda _: bool(connecting), policy)
     assert said == [Notice(State.LEFT, "interrupted")]
 
 
@@ -465,20 +422,6 @@ def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> No
         Scene([ALLOWED] * 5, first).run() if policy else Plain(first).run()
 
 
-@pytest.mark.parametrize("code", [ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED])
-def test_a_refusal_for_good_ends_it(code: ErrorCode) -> None:
-    plain = Plain([{"ends": "it broke"}, {"ends": refused(code)}])
-    with pytest.raises(RefusedError, match=code.value):
-        plain.run()
-    assert len(plain.sleeps) == 1
-
-
-def test_a_passing_refusal_is_tried_again() -> None:
-    plain = Plain([{"ends": "it broke"}, {"ends": refused(ErrorCode.LIMIT)}, dict(BYE)])
-    assert plain.run()[-1] == (State.LEFT, "measured")
-    assert len(plain.sleeps) == 2
-
-
 @pytest.mark.parametrize("policy", [True, False])
 def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy: bool) -> None:
     if policy:
@@ -559,11 +502,3 @@ def test_a_guest_that_goes_loses_no_result() -> None:
     for states in asyncio.run(asyncio.wait_for(scenario(), 60)):
         assert states.count(State.WAITING) == 3
         assert states[-1] is State.LEFT
-
-
-def test_urls_can_be_in_files(tmp_path: Path) -> None:
-    (tmp_path / "join.url").write_text("ws://host/ws#c=x\n")
-    assert read_url(f"@{tmp_path}/join.url") == "ws://host/ws#c=x"
-    assert read_url("ws://host/ws#c=@x") == "ws://host/ws#c=@x"
-    with pytest.raises(UsageError, match=r"none.url \(no such file"):
-        read_url(f"@{tmp_path}/none.url")

@@ -86,11 +86,6 @@ def test_an_id_of_zero_stands_for_zeros_among_inputs_and_for_nothing_among_outpu
     assert core.occupied_bytes == 100 + 24 + 8 + 12
 
 
-def test_one_array_may_be_several_inputs() -> None:
-    order = _only(_core(GRAPH, X).received(replace(RUN, inputs=(1, 1))))
-    assert order.inputs[0] is order.inputs[1]
-
-
 # --- memory -----------------------------------------------------------------------------------
 
 
@@ -107,24 +102,6 @@ def test_graphs_arrays_and_outputs_are_counted_until_they_are_dropped() -> None:
     for ids, left in (((9,), 80), ((1, 1, 77), 56), ((10,), 16), ((3,), 0)):
         assert core.received(messages.Drop(ids)) == []
         assert core.occupied_bytes == left
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        messages.Graph(8, bytes(77)),
-        messages.Put(8, 1, 77, "bool", bytes(77)),
-        replace(RUN, output_bytes=(77,)),
-        messages.RunGraph(1, 9, (1,), (10, 11), (38, 39)),
-    ],
-    ids=["graph", "put", "run_graph", "outputs together"],
-)
-def test_what_does_not_fit_ends_the_session(message: Message) -> None:
-    needed = 100 + 24 + 77
-    core = _core(GRAPH, X, message, memory_bytes=needed)
-    assert core.occupied_bytes == needed
-    with pytest.raises(ProtocolError, match="does not fit"):
-        _core(GRAPH, X, message, memory_bytes=needed - 1)
 
 
 def test_what_a_run_needs_may_be_dropped_before_it_is_answered() -> None:
@@ -180,64 +157,12 @@ def test_occupied_bytes_are_those_of_all_that_is_kept(steps: list[tuple[str, int
 # --- what ends the session --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        replace(X, id=9),
-        replace(X, id=10),
-        replace(INTEGERS, id=1),
-        replace(GRAPH, id=1),
-        replace(GRAPH, id=9),
-        replace(GRAPH, id=10),
-        replace(RUN, id=2, outputs=(1,)),
-        replace(RUN, id=2, outputs=(9,)),
-        replace(RUN, id=2, outputs=(10,)),
-        replace(RUN, id=1, outputs=(11,)),
-        replace(FETCH, id=1),
-        messages.Run(1, "matmul", (1, 1), False, True, "fp32"),
-    ],
-    ids=lambda m: f"{m.TYPE} {m.id}{' ' + str(m.outputs) if hasattr(m, 'outputs') else ''}",
-)
-def test_an_id_that_is_used_twice_ends_the_session(message: Message) -> None:
-    """Arrays, graphs and outputs share their ids; so do runs of all kinds."""
-    core = _core(GRAPH, X, RUN)
-    with pytest.raises(ProtocolError, match="twice"):
-        core.received(message)
-
-
-def test_two_outputs_with_the_same_id_end_the_session() -> None:
-    core = _core(GRAPH, X)
-    with pytest.raises(ProtocolError, match="twice"):
-        core.received(replace(RUN, outputs=(10, 10), output_bytes=(40, 40)))
-
-
-@pytest.mark.parametrize(
-    ("outputs", "output_bytes"),
-    [((10,), ()), ((0,), (40,)), ((0, 10), (40, 40)), ((10, 11), (40,))],
-)
-def test_a_size_for_each_output_that_is_kept_is_required(
-    outputs: tuple[int, ...], output_bytes: tuple[int, ...]
-) -> None:
-    core = _core(GRAPH, X)
-    with pytest.raises(ProtocolError, match="size"):
-        core.received(replace(RUN, outputs=outputs, output_bytes=output_bytes))
-
-
 def test_a_graph_over_the_limit_ends_the_session() -> None:
     memory_bytes = 2 * limits.MAX_GRAPH_BYTES
     largest = messages.Graph(9, bytes(limits.MAX_GRAPH_BYTES))
     assert _core(largest, memory_bytes=memory_bytes).occupied_bytes == limits.MAX_GRAPH_BYTES
     with pytest.raises(ProtocolError, match=str(limits.MAX_GRAPH_BYTES)):
         _core(messages.Graph(9, bytes(limits.MAX_GRAPH_BYTES + 1)), memory_bytes=memory_bytes)
-
-
-@pytest.mark.parametrize(("dtype", "right"), [("int64", 48), ("bool", 6), ("uint8", 6)])
-def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> None:
-    put = messages.Put(1, 2, 3, dtype)
-    assert _core(replace(put, payload=bytes(right))).occupied_bytes == right
-    for wrong in (right - 1, right + 1, 24):
-        with pytest.raises(ProtocolError, match=f"has {right}"):
-            _core(replace(put, payload=bytes(wrong)))
 
 
 # --- arrays in parts ---------------------------------------------------------------------------
@@ -267,33 +192,6 @@ def test_a_run_goes_on_with_what_becomes_part_of_an_array() -> None:
     assert order.inputs[0].payload == X.payload
 
 
-@pytest.mark.parametrize(
-    ("concat", "reason"),
-    [
-        (messages.Concat(4, ()), "cannot be made"),
-        (messages.Concat(4, (1, 1)), "each once"),
-        (messages.Concat(4, (1, 7)), "that were put"),
-        (messages.Concat(4, (1, 3)), "that were put"),
-        (messages.Concat(4, (1, 9)), "that were put"),
-        (messages.Concat(4, (1, 10)), "that were put"),
-        (messages.Concat(4, (1, 5)), "same columns and dtype"),
-        (messages.Concat(4, (1, 6)), "same columns and dtype"),
-        (messages.Concat(2, (1,)), "twice"),
-        (messages.Concat(1, (1, 2)), "twice"),
-    ],
-)
-def test_what_cannot_become_one_array_ends_the_session(
-    concat: messages.Concat, reason: str
-) -> None:
-    others = (
-        messages.Put(5, 3, 2, "fp32", bytes(24)),
-        messages.Put(6, 2, 3, "bf16", bytes(12)),
-    )
-    core = _core(GRAPH, X, MORE, INTEGERS, *others, RUN)
-    with pytest.raises(ProtocolError, match=reason):
-        core.received(concat)
-
-
 WITHOUT = {
     "not offered": {"graphs": False},
     "not agreed on": {"welcome": messages.Welcome(1, features=("measure", "other"))},
@@ -306,13 +204,6 @@ WITHOUT = {
 def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, message: Message) -> None:
     with pytest.raises(ProtocolError, match=f"{message.TYPE} belongs to a feature"):
         _core(X, message, **how)
-
-
-@pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.parametrize("dtype", ["int64", "bool", "uint8"])
-def test_a_session_without_the_feature_has_none_of_its_dtypes(how: Any, dtype: str) -> None:
-    with pytest.raises(ProtocolError, match="unknown dtype"):
-        _core(messages.Put(1, 0, 0, dtype, b""), **how)
 
 
 @pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, INTEGERS], ids=lambda m: m.TYPE)
@@ -328,11 +219,6 @@ def test_what_a_session_has_is_said_once() -> None:
     assert isinstance(_only(core.received(replace(RUN, inputs=()))), GraphRun)
 
 
-def test_an_answer_is_not_for_devices() -> None:
-    with pytest.raises(ProtocolError, match="computed"):
-        _core(messages.Computed(1, 0.5))
-
-
 def test_runs_of_all_kinds_are_counted_together() -> None:
     core = _core(GRAPH, X, RUN)
     for run in range(2, limits.MAX_RUNS_IN_FLIGHT + 1):
@@ -342,42 +228,6 @@ def test_runs_of_all_kinds_are_counted_together() -> None:
 
 
 # --- what cannot be run -----------------------------------------------------------------------
-
-
-IMPOSSIBLE = {
-    "a graph that is not here": replace(RUN, graph=8),
-    "an array for a graph": replace(RUN, graph=1),
-    "an array that is not here": replace(RUN, inputs=(1, 77)),
-    "a graph for an array": replace(RUN, inputs=(9,)),
-    "an array that is not here, fetched": replace(FETCH, array=77),
-    "a graph, fetched": replace(FETCH, array=9),
-    "integers, fetched": replace(FETCH, array=3),
-    "rows of no columns": replace(FETCH, array=1, columns=0),
-    "an output, multiplied": messages.Run(1, "matmul", (1, 12), False, False, "fp32"),
-    "integers, multiplied": messages.Run(1, "matmul", (3, 3), True, False, "fp32"),
-    "a graph, multiplied": messages.Run(1, "matmul", (9, 9), False, False, "fp32"),
-}
-
-
-@pytest.mark.parametrize("asked", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_what_cannot_be_run_is_answered_with_a_task_error(asked: Any) -> None:
-    core = _core(GRAPH, X, INTEGERS, messages.RunGraph(7, 9, (), (12,), (8,)))
-    core.computed(7, b"", 0.5)
-    occupied = core.occupied_bytes
-    error = _only(core.received(asked))
-    assert isinstance(error, messages.TaskError)
-    assert error.id == asked.id
-    assert "is not here" in error.reason
-    assert core.idle
-    # The session goes on, and nothing is kept of the run.
-    assert core.occupied_bytes == occupied
-    assert isinstance(_only(core.received(RUN)), GraphRun)
-
-
-@pytest.mark.parametrize("ids", [(9,), (1,)])
-def test_what_was_dropped_is_not_here(ids: tuple[int, ...]) -> None:
-    core = _core(GRAPH, X, messages.Drop(ids))
-    assert isinstance(_only(core.received(RUN)), messages.TaskError)
 
 
 def test_a_failed_run_leaves_its_outputs_without_a_value_until_they_are_dropped() -> None:
@@ -419,11 +269,6 @@ def test_rows_of_an_array_are_returned_in_the_dtype_asked_for() -> None:
     assert core.idle
 
 
-def test_a_put_array_can_be_fetched() -> None:
-    order = _only(_core(X).received(replace(FETCH, array=1)))
-    assert isinstance(order.array, StoredArray)
-
-
 def test_the_result_of_a_fetch_takes_memory_until_it_is_answered() -> None:
     core = _core(X, memory_bytes=24 + 20)
     fetch = replace(FETCH, array=1)
@@ -443,12 +288,6 @@ def test_a_result_that_fits_no_message_is_refused() -> None:
         error = _only(core.received(messages.Fetch(2, 1, 0, rows, 4, "fp32")))
         assert isinstance(error, messages.TaskError)
         assert "fits no message" in error.reason
-
-
-@pytest.mark.parametrize("out", ["fp8", "int64", "bool", "uint8"])
-def test_a_result_of_another_dtype_ends_the_session(out: str) -> None:
-    with pytest.raises(ProtocolError, match="unknown dtype"):
-        _core(X, replace(FETCH, array=1, out=out))
 
 
 def test_products_are_computed_beside_graphs() -> None:
@@ -476,22 +315,6 @@ def test_an_output_may_replace_an_input_and_counts_once() -> None:
     assert late.array is second.outputs[0]
     core.received(messages.Drop((10,)))
     assert core.occupied_bytes == taken - 40
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        replace(AGAIN, inputs=(1, 1)),  # no input of this run
-        replace(AGAIN, inputs=(10, 10)),
-        replace(AGAIN, output_bytes=(36,)),
-        replace(AGAIN, outputs=(1,), output_bytes=(24,)),  # it was put
-        replace(AGAIN, outputs=(10, 10), output_bytes=(40, 40)),
-    ],
-)
-def test_nothing_else_is_replaced(wrong: Message) -> None:
-    core = _core(GRAPH, X, RUN)
-    with pytest.raises(ProtocolError, match="was sent twice"):
-        core.received(wrong)
 
 
 def test_what_a_run_without_graph_was_to_replace_has_no_value() -> None:

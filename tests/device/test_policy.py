@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,11 @@ from cleave.errors import UsageError
 
 BOTH = frozenset(Condition)
 IDLE = frozenset({Condition.IDLE})
+
+
+def _memory(text: str) -> int:
+    return p.parse_memory(text, 8 * 10**9)
+
 
 observations = st.builds(
     Observation,
@@ -63,10 +70,6 @@ def test_a_new_gate_opens_exactly_when_the_policy_holds(policy: Policy, seen: Ob
     assert Gate(policy).decide(seen).may_work is all(wanted)
 
 
-def test_without_conditions_it_is_always_open() -> None:
-    assert Gate(Policy()).decide(Observation(hour=3)).may_work
-
-
 @given(start=st.integers(0, 23), end=st.integers(0, 24), hour=st.floats(0, 23.99))
 def test_hours_and_their_opposite_split_the_day(start: int, end: int, hour: float) -> None:
     if start != end and (start, end) not in ((0, 24), (24, 0)):
@@ -101,28 +104,6 @@ def test_heat_has_hysteresis() -> None:
     ]
 
 
-def test_reasons_are_readable() -> None:
-    night = Gate(Policy(hours=(22.5, 7)))
-    assert night.decide(Observation(hour=12)).reason == "outside 22:30-7 h"
-    assert night.decide(Observation(hour=23)).may_work
-    plugged = Gate(Policy(when=BOTH))
-    assert plugged.decide(Observation(0, idle_s=900, charging=False)).reason == "on battery"
-
-
-def test_what_disappears_while_working_closes_the_gate() -> None:
-    gate = Gate(Policy(when=BOTH, max_temperature_c=80))
-    fine = Observation(0, idle_s=900, charging=True, temperature_c=50)
-    for gone, cause in [
-        (Observation(0, charging=True, temperature_c=50), Cause.OWNER),
-        (Observation(0, idle_s=900, temperature_c=50), Cause.BATTERY),
-        (Observation(0, idle_s=900, charging=True), Cause.HEAT),
-    ]:
-        assert gate.decide(fine).may_work
-        verdict = gate.decide(gone)
-        assert verdict.cause is cause
-        assert "cannot be seen any more" in verdict.reason
-
-
 def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
     policy = Policy(when=BOTH, max_temperature_c=80)
     with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*leave"):
@@ -132,60 +113,41 @@ def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("idle", IDLE), ("idle,charging", BOTH), ("charging, idle", BOTH), ("always", frozenset())],
-)
-def test_when(text: str, expected: frozenset[Condition]) -> None:
-    assert p.parse_when(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("22-7", (22, 7)), ("8:30-17", (8.5, 17)), ("0-24", (0, 24)), ("22-06", (22, 6))],
-)
-def test_hours(text: str, expected: tuple[float, float]) -> None:
-    assert p.parse_hours(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"])
-def test_no_hours(text: str) -> None:
-    with pytest.raises(UsageError, match="22-7"):
-        p.parse_hours(text)
-
-
-@pytest.mark.parametrize("text", ["idel", "idle,", "always,idle", ","])
-def test_no_condition(text: str) -> None:
-    with pytest.raises(UsageError, match="charging"):
-        p.parse_when(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("1000", 10**9), ("4GB", 4 * 10**9), ("1.5gb", 15 * 10**8), ("300 MB", 3 * 10**8)],
-)
-def test_memory(text: str, expected: int) -> None:
-    assert p.parse_memory(text, None) == expected
-
-
-def test_memory_as_a_share() -> None:
-    assert p.parse_memory("50%", 8 * 10**9) == 4 * 10**9
-    with pytest.raises(UsageError, match="unknown"):
-        p.parse_memory("50%", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
+    ("parse", "text", "expected"),
     [
-        ("0", "offers too little"),
-        ("16", "--memory 16 offers too little; give 17"),
-        ("lots", "no amount"),
-        ("9GB", "more than the 8.0 GB"),
-        ("-1", "no am"),
+        (p.parse_when, "idle", IDLE),
+        (p.parse_when, "charging, idle", BOTH),
+        (p.parse_when, "always", frozenset()),
+        (p.parse_hours, "22-7", (22, 7)),
+        (p.parse_hours, "8:30-17", (8.5, 17)),
+        (p.parse_hours, "0-24", (0, 24)),
+        (_memory, "1000", 10**9),
+        (_memory, "1.5gb", 15 * 10**8),
+        (_memory, "300 MB", 3 * 10**8),
+        (_memory, "50%", 4 * 10**9),
     ],
 )
-def test_no_memory(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        p.parse_memory(text, 8 * 10**9)
+def test_options_are_read(parse: Callable[[str], Any], text: str, expected: Any) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts", "words"),
+    [
+        (p.parse_hours, ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"], "22-7"),
+        (p.parse_when, ["idel", "idle,", "always,idle", ","], "charging"),
+        (_memory, ["lots", "-1"], "no amount"),
+        (_memory, ["0", "16"], "offers too little; give 17"),
+        (_memory, ["9GB"], "more than the 8.0 GB"),
+        (lambda text: p.parse_memory(text, None), ["50%"], "unknown"),
+    ],
+)
+def test_wrong_options_are_refused(
+    parse: Callable[[str], Any], texts: list[str], words: str
+) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=words):
+            parse(text)
 
 
 def test_options_make_a_policy() -> None:

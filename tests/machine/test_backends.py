@@ -162,15 +162,6 @@ def test_sums_of_pairs_are_rounded_once(name: str) -> None:
     assert execute(_backend(name), order).float32().tolist() == [[258.0]]
 
 
-@names
-def test_backends_say_their_name_and_speed(name: str) -> None:
-    backend = _backend(name)
-    assert backend.name == name.partition(" ")[0]
-    speed = backends.measure(backend, side=16, repeats=1)
-    assert speed.backend is backend
-    assert speed.flops_per_s > 0
-
-
 def test_backends_by_their_names() -> None:
     assert type(backends.backend_named("numpy")) is NumpyBackend
     pytest.importorskip("torch")

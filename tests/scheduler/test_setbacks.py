@@ -45,10 +45,10 @@ from cleave.scheduler.sessions.setbacks import (
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
 from tests.examples import examples
 from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
+from tests.memory_link import memory_link
 from tests.scheduler.test_admission import HELLO, FakeAuth
 
 SIDE = 64

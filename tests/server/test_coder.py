@@ -28,7 +28,7 @@ from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, 
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
+from tests.memory_link import memory_link
 
 SHAPE = (256, 128)
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 from cleave.device.host.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
-from cleave.machine.sensors import Sensors
+from cleave.machine.sensors import Sensors, usable_cores
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
 """Runs a command; returns its output, or None if the command is missing or fails."""
@@ -28,7 +28,7 @@ class OwnerSensors(Protocol):
     """Sensors of a machine. A method returns None if the system does not provide the value."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input."""
+        """Return the seconds since the last user input in any session that the system shows."""
         ...
 
     def charging(self) -> bool | None:
@@ -37,7 +37,7 @@ class OwnerSensors(Protocol):
 
     def temperature_c(self) -> float | None:
         """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
-        ...
+        return None  # macOS and Windows show no temperature to ordinary users
 
 
 def observe(
@@ -89,10 +89,7 @@ def cores_to_lend(count: int) -> list[int]:
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
     """
-    if sys.platform == "linux":
-        usable = sorted(os.sched_getaffinity(0))
-    else:
-        usable = list(range(os.cpu_count() or 1))
+    usable = usable_cores()
     if not 1 <= count <= len(usable):
         raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
     return usable[-count:]
@@ -114,7 +111,7 @@ def keep_to_cores(count: int) -> bool:
     return True
 
 
-class LinuxSensors:
+class LinuxSensors(OwnerSensors):
     """Sensors on Linux.
 
     The time of the last use comes from logind and, with an X display, from `xprintidle`. Otherwise
@@ -135,7 +132,6 @@ class LinuxSensors:
         self._environment = environment
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in any local or remote session."""
         screen_s = self._screen_idle_s()
         sessions = self._sessions()
         idle = [] if screen_s is None else [screen_s]
@@ -149,7 +145,6 @@ class LinuxSensors:
         return self._terminals_idle_s()  # no other source exists, or no user is logged in
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in or has no battery."""
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
             if _read(supply / "scope") == "Device":  # the battery of a mouse
@@ -170,7 +165,6 @@ class LinuxSensors:
         return None if None in discharging else not any(discharging)
 
     def temperature_c(self) -> float | None:
-        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
         return Sensors(self._root).temperature_c()
 
     def _screen_idle_s(self) -> float | None:
@@ -232,28 +226,20 @@ class LinuxSensors:
         return max(0.0, self._clock() - max(used)) if used else None
 
 
-class MacSensors:
+class MacSensors(OwnerSensors):
     """Sensors on macOS, from `ioreg` and `pmset`. Ordinary users cannot read temperatures."""
 
     def __init__(self, run: Runner = run_command) -> None:
         self._run = run
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input."""
         text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in; None if unknown."""
         text = self._run(["pmset", "-g", "batt"])
-        if not text:
-            return None
-        return "'AC Power'" in text
-
-    def temperature_c(self) -> float | None:
-        """Return None, because macOS shows no temperature to ordinary users."""
-        return None
+        return "'AC Power'" in text if text else None
 
 
 class _LastInput(ctypes.Structure):
@@ -271,7 +257,7 @@ class _PowerStatus(ctypes.Structure):
     )
 
 
-class WindowsSensors:
+class WindowsSensors(OwnerSensors):
     """Sensors on Windows, from kernel32 and user32. Users cannot read temperatures."""
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
@@ -279,7 +265,6 @@ class WindowsSensors:
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in the current session."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None
@@ -287,17 +272,12 @@ class WindowsSensors:
         return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in or has no battery."""
         status = _PowerStatus()
         if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
             return None
         if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # no battery
             return True
         return {0: False, 1: True}.get(status.ACLineStatus)
-
-    def temperature_c(self) -> float | None:
-        """Return None, because Windows shows no temperature to ordinary users."""
-        return None
 
 
 def _read(path: Path) -> str | None:

@@ -95,7 +95,7 @@ class DataMeter:
     ) -> None:
         self._cap, self._path, self._now, self._clock = cap, path, now, clock
         self._span = cap.span.named(now())
-        self._used = 0 if cap.span is Span.COMMAND else self._load()
+        self._used = 0 if cap.span is Span.COMMAND else self._held().get(self._span, 0)
         self._session: CountingSession | None = None
         self._counted = 0
         self._rate = 0.0  # highest rate in this session, in bytes per second
@@ -132,9 +132,6 @@ class DataMeter:
         done = self._session.status.done
         before, self._counted = self._counted, done.downlink_bytes + done.uplink_bytes
         return self._counted - before
-
-    def _load(self) -> int:
-        return self._held().get(self._span, 0)
 
     def _held(self) -> dict[str, int]:
         """Read the file: a map from the name of a span to the bytes counted in that span."""
@@ -245,8 +242,8 @@ class Permission:
 ALLOWED: Final = Permission(None, "allowed")
 
 
-def unseen(policy: Policy, seen: Observation) -> list[str]:
-    """Return a message for each sensor value that the policy needs and this machine lacks."""
+def require_visible(policy: Policy, seen: Observation) -> None:
+    """Raise UsageError if the policy depends on values that this machine does not provide."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -263,12 +260,6 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
             f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; "
             f"leave it out and lend fewer --cores"
         )
-    return problems
-
-
-def require_visible(policy: Policy, seen: Observation) -> None:
-    """Raise UsageError if the policy depends on values that this machine does not provide."""
-    problems = unseen(policy, seen)
     if problems:
         raise UsageError("; ".join(problems))
 
@@ -305,7 +296,8 @@ class Gate:
     def _hours(self, seen: Observation) -> Permission:
         if self.policy.hours is None or within(self.policy.hours, seen.hour):
             return ALLOWED
-        return Permission(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
+        span = "-".join(map(_hour_text, self.policy.hours))
+        return Permission(Cause.HOURS, f"outside {span} h")
 
     def _data(self, seen: Observation) -> Permission:
         cap = self.policy.data_cap
@@ -362,10 +354,6 @@ def within(hours: tuple[float, float], hour: float) -> bool:
     """
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
-
-
-def _hours_text(hours: tuple[float, float]) -> str:
-    return "-".join(_hour_text(hour) for hour in hours)
 
 
 def _hour_text(hour: float) -> str:
