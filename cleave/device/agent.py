@@ -185,7 +185,8 @@ class Agent:
                 reason = await self._serve(session, permission)
             except CleaveError as error:
                 for_good = self._is_for_good(error)
-                last = for_good or self._once or not (_answered(error) or self._known())
+                answered = isinstance(error, RefusedError | UnansweredError | ProtocolError)
+                last = for_good or self._once or not (answered or self._known())
                 if last and not (session is None and self._stays):
                     raise
                 reason = str(error)
@@ -299,11 +300,6 @@ class Agent:
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
         return told_s + longest_s * self._jitter()
-
-
-def _answered(error: CleaveError) -> bool:
-    """Return True if a server or proxy was reached, and then refused or dropped the session."""
-    return isinstance(error, RefusedError | UnansweredError | ProtocolError)
 
 
 _Opened = TypeVar("_Opened")

@@ -99,7 +99,11 @@ class GraphChoice:
         except GraphError as error:
             self._notify(f"the CPU runs a graph that {setup.provider.value} cannot: {error}")
             return self._open(narrowed(model, given), CPU_SETUP)
-        heavy = _heavy(session.on_cpu)
+        heavy = ", ".join(
+            f"{count} {name}"
+            for name, count in sorted(session.on_cpu.items())
+            if any(part in name for part in _HEAVY)
+        )
         if heavy:
             self._notify(
                 f"the CPU runs parts of a graph that {setup.provider.value} has not: {heavy}"
@@ -147,15 +151,6 @@ class GraphChoice:
             f"({found.trial})"
         )
         return None
-
-
-def _heavy(operations: Mapping[str, int]) -> str:
-    """Return the compute-intensive operations among `operations` and their counts, as text."""
-    return ", ".join(
-        f"{count} {name}"
-        for name, count in sorted(operations.items())
-        if any(part in name for part in _HEAVY)
-    )
 
 
 Array: TypeAlias = npt.NDArray[Any]

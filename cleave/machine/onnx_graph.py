@@ -106,9 +106,7 @@ def _written(value: int) -> bytes:
     return bytes(found)
 
 
-class ModelField(IntEnum):
-    """Fields of `ModelProto`."""
-
+class ModelField(IntEnum):  # fields of ModelProto
     IR_VERSION = 1
     GRAPH = 7
     OPSET = 8
@@ -116,16 +114,12 @@ class ModelField(IntEnum):
     FUNCTION = 25
 
 
-class OpsetField(IntEnum):
-    """Fields of `OperatorSetIdProto`."""
-
+class OpsetField(IntEnum):  # fields of OperatorSetIdProto
     DOMAIN = 1
     VERSION = 2
 
 
-class GraphField(IntEnum):
-    """Fields of `GraphProto`."""
-
+class GraphField(IntEnum):  # fields of GraphProto
     NODE = 1
     NAME = 2
     CONSTANT = 5
@@ -134,9 +128,7 @@ class GraphField(IntEnum):
     SPARSE_CONSTANT = 15
 
 
-class NodeField(IntEnum):
-    """Fields of `NodeProto`."""
-
+class NodeField(IntEnum):  # fields of NodeProto
     INPUT = 1
     OUTPUT = 2
     OPERATION = 4
@@ -144,9 +136,7 @@ class NodeField(IntEnum):
     DOMAIN = 7
 
 
-class AttributeField(IntEnum):
-    """Fields of `AttributeProto`."""
-
+class AttributeField(IntEnum):  # fields of AttributeProto
     NAME = 1
     INTEGER = 3
     TEXT = 4
@@ -160,9 +150,7 @@ class AttributeField(IntEnum):
     SPARSE_TENSORS = 23
 
 
-class TensorField(IntEnum):
-    """Fields of `TensorProto`."""
-
+class TensorField(IntEnum):  # fields of TensorProto
     SIZE = 1
     TYPE = 2
     INT32 = 5
@@ -173,37 +161,27 @@ class TensorField(IntEnum):
     DATA_LOCATION = 14
 
 
-class ValueField(IntEnum):
-    """Fields of `ValueInfoProto`."""
-
+class ValueField(IntEnum):  # fields of ValueInfoProto
     NAME = 1
     TYPE = 2
 
 
-class TypeField(IntEnum):
-    """Fields of `TypeProto`."""
-
+class TypeField(IntEnum):  # fields of TypeProto
     TENSOR = 1
     SEQUENCE = 4
     DENOTATION = 6
 
 
-class TensorTypeField(IntEnum):
-    """Fields of `TypeProto.Tensor`."""
-
+class TensorTypeField(IntEnum):  # fields of TypeProto.Tensor
     ELEMENT = 1
     SHAPE = 2
 
 
-class ShapeField(IntEnum):
-    """Fields of `TensorShapeProto`."""
-
+class ShapeField(IntEnum):  # fields of TensorShapeProto
     SIZE = 1
 
 
-class SizeField(IntEnum):
-    """Fields of `TensorShapeProto.Dimension`."""
-
+class SizeField(IntEnum):  # fields of TensorShapeProto.Dimension
     NUMBER = 1
     NAME = 2
 

@@ -51,7 +51,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         memory_bytes=total_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
         has_battery=_has_battery(root),
-        board=(_read(root / "proc/device-tree/model") or "").rstrip("\0"),
+        board=(read_file(root / "proc/device-tree/model") or "").rstrip("\0"),
     )
 
 
@@ -63,7 +63,7 @@ def usable_cores() -> list[int]:
 
 
 def _cpu_name(root: Path) -> str:
-    text = _read(root / "proc/cpuinfo")
+    text = read_file(root / "proc/cpuinfo")
     for key in ("model name", "Hardware", "Model", "cpu model"):  # x86, old and new ARM, MIPS
         found = re.search(rf"^{key}\s*:\s*(.+)$", text or "", re.MULTILINE)
         if found:
@@ -118,13 +118,13 @@ class Sensors:
 
     def _hwmon(self) -> Iterator[tuple[str, float]]:
         for folder in sorted((self._root / "sys/class/hwmon").glob("hwmon*")):
-            name = _read(folder / "name") or ""
+            name = read_file(folder / "name") or ""
             for file in sorted(folder.glob("temp*_input")):
                 yield from _celsius(name, file)
 
     def _zones(self) -> Iterator[tuple[str, float]]:
         for folder in sorted((self._root / "sys/class/thermal").glob("thermal_zone*")):
-            yield from _celsius(_read(folder / "type") or "", folder / "temp")
+            yield from _celsius(read_file(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
         """Return the mean of all cores' current frequencies in Hz; None if unknown."""
@@ -139,7 +139,7 @@ class Sensors:
         """
         watts = 0.0
         for folder in _batteries(self._root):
-            if _read(folder / "status") != "Discharging":
+            if read_file(folder / "status") != "Discharging":
                 return None
             power = _number(folder / "power_now")
             if power is None:
@@ -157,7 +157,7 @@ class Sensors:
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)
-            name = _read(folder / "name") or ""
+            name = read_file(folder / "name") or ""
             if counter.microjoules() is None:
                 continue
             if name == "psys":
@@ -260,7 +260,7 @@ class SessionEnergy:
 def _batteries(root: Path) -> Iterator[Path]:
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
         # The battery of a mouse has the scope "Device".
-        if _read(folder / "type") == "Battery" and _read(folder / "scope") != "Device":
+        if read_file(folder / "type") == "Battery" and read_file(folder / "scope") != "Device":
             yield folder
 
 
@@ -271,14 +271,15 @@ def _celsius(name: str, file: Path) -> Iterator[tuple[str, float]]:
 
 
 def _number(file: Path) -> float | None:
-    text = _read(file)
+    text = read_file(file)
     try:
         return None if text is None else float(text)
     except ValueError:
         return None
 
 
-def _read(file: Path) -> str | None:
+def read_file(file: Path) -> str | None:
+    """Return the stripped text of a sensor's file; None if it cannot be read now."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # missing, not readable, or the driver has no value now

@@ -39,11 +39,6 @@ class AwaitedSizes:
     any: int = 0
 
 
-def nothing() -> AwaitedSizes:
-    """Return the sizes for a device from which the PS expects no result."""
-    return AwaitedSizes()
-
-
 class FrameGate:
     """Inspects the frames that one connection receives.
 
@@ -55,7 +50,7 @@ class FrameGate:
 
     def __init__(self, now_s: float) -> None:
         self.least_bytes = limits.MAX_HELLO_BYTES
-        self.awaited: Callable[[], AwaitedSizes] = nothing
+        self.awaited: Callable[[], AwaitedSizes] = AwaitedSizes
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
         self._left = 0  # bytes of the current frame that are still missing

@@ -62,7 +62,7 @@ class PendingSocket(socket.socket):
         self._ticket = ticket
         self._waits = True
         self._settled = False
-        self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
+        self._timer = loop.call_later(limit_s + _FAREWELL_S, lambda: self._shut(self._too_late()))
 
     def admitted(self) -> None:
         """Mark the hello as accepted. The connection is no longer pending and has no deadline."""
@@ -93,9 +93,6 @@ class PendingSocket(socket.socket):
         self._waits = False
         self._timer.cancel()
         self._shut("others from there wait as well, and its place was given to one from elsewhere")
-
-    def _expire(self) -> None:
-        self._shut(self._too_late())
 
     def _shut(self, reason: str) -> None:
         self.refused(reason)

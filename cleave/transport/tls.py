@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError, to_install
 from cleave.files import make_folder, open_to_change, private_file, write_atomically
@@ -339,16 +339,8 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
         pem = path.read_bytes()
     else:
         pem = make_certificate(names, now)
-        _load(context, pem)
-    return Exposure(context, reached, names, fingerprint_of(_der(pem)))
-
-
-def _load(context: Any, pem: bytes) -> None:
-    """Load a certificate and key from memory. Python's `ssl` only loads keys from files."""
-    with private_file(pem, "cleave-tls-") as path:
-        context.load_cert_chain(path)
-
-
-def _der(pem: bytes) -> bytes:
+        with private_file(pem, "cleave-tls-") as path:  # `ssl` only loads keys from files
+            context.load_cert_chain(path)
     text = pem.decode("ascii")
-    return ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE-----") :])
+    der = ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE-----") :])
+    return Exposure(context, reached, names, fingerprint_of(der))

@@ -19,22 +19,14 @@ from cleave.protocol.messages import (
     Bye,
     ByeCode,
     Cancel,
-    Computed,
-    Concat,
-    Drain,
     Drop,
-    Error,
     ErrorCode,
-    Fetch,
-    Graph,
-    Heartbeat,
     Hello,
     JobRecord,
     Message,
     Put,
     Reply,
     Request,
-    Result,
     Role,
     Run,
     RunGraph,
@@ -51,7 +43,6 @@ ids = st.integers(0, 2**limits.OBJECT_ID_BITS - 1)
 many_ids = st.lists(ids, max_size=40).map(tuple)
 texts = st.text(max_size=60)
 said = texts.map(clean)  # as it is once it has been read
-much_said = st.lists(said, max_size=4).map(tuple)
 reals = st.floats(0, allow_nan=False, allow_infinity=False)
 payloads = st.binary(max_size=400)
 plain_values = st.recursive(
@@ -67,75 +58,34 @@ maps = st.dictionaries(texts, plain_values, max_size=4)
 dtypes = st.sampled_from(["fp32", "bf16", "fp16"]) | said
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
+_BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
+    "Any": payloads,
+    "ByeCode": st.sampled_from(ByeCode) | said.map(ByeCode),
+    "Count": ids,
+    "ErrorCode": st.sampled_from(ErrorCode) | said.map(ErrorCode),
+    "Ids": many_ids,
+    "Inputs": many_ids,
+    "Rate": reals,
+    "Role": st.sampled_from(Role),
+    "Text": said,
+    "Texts": st.lists(said, max_size=4).map(tuple),
+    "bool": st.booleans(),
+    "dict[Text, Any]": maps.map(clean_plain),
+    "dict[Text, Real]": st.dictionaries(said, finite, max_size=6),
+}
+
+
+def _values(field: Any) -> st.SearchStrategy[Any]:
+    if field.name == "version":  # of another version, most fields are not read
+        return st.just(limits.VERSION)
+    if field.metadata.get("verbatim"):
+        return maps if field.name == "arguments" else texts
+    return _BY_TYPE[str(field.type)]
+
+
 any_message: st.SearchStrategy[Message] = st.one_of(
-    st.builds(
-        Hello,
-        role=st.sampled_from(Role),
-        credential=texts,
-        join_code=texts,
-        name=said,
-        ops=much_said,
-        dtypes=much_said,
-        memory_bytes=ids,
-        profile=said,
-        kind=said,
-        versions=many_ids,
-        features=much_said,
-        flops_per_s=reals,
-        downlink_bytes_per_s=reals,
-        uplink_bytes_per_s=reals,
-        latency_s=reals,
-    ),
     st.builds(Hello, role=st.sampled_from(Role), version=ids.filter(lambda v: v != limits.VERSION)),
-    st.builds(Welcome, device=ids, heartbeat_s=reals, server=said, credential=texts),
-    st.builds(Put, id=ids, rows=ids, columns=ids, dtype=dtypes, payload=payloads),
-    st.builds(
-        Run,
-        id=ids,
-        op=said,
-        inputs=many_ids,
-        transpose_a=st.booleans(),
-        transpose_b=st.booleans(),
-        out=dtypes,
-    ),
-    st.builds(Graph, id=ids, payload=payloads),
-    st.builds(Concat, id=ids, ids=many_ids),
-    st.builds(
-        RunGraph,
-        id=ids,
-        graph=ids,
-        inputs=many_ids,
-        outputs=many_ids,
-        output_bytes=many_ids,
-        flops=ids,
-    ),
-    st.builds(Fetch, id=ids, array=ids, first_row=ids, rows=ids, columns=ids, out=dtypes),
-    st.builds(Computed, id=ids, compute_s=reals),
-    st.builds(
-        Result, id=ids, rows=ids, columns=ids, dtype=dtypes, compute_s=reals, payload=payloads
-    ),
-    st.builds(TaskError, id=ids, reason=said),
-    st.builds(Drop, ids=many_ids),
-    st.builds(Cancel, ids=many_ids),
-    st.just(Heartbeat()),
-    st.builds(Telemetry, values=st.dictionaries(said, finite, max_size=6)),
-    st.just(Drain()),
-    st.builds(
-        Bye,
-        reason=said,
-        code=st.sampled_from(ByeCode) | said.map(ByeCode),
-        retry_after_s=reals,
-    ),
-    st.builds(
-        Error,
-        code=st.sampled_from(ErrorCode) | said.map(ErrorCode),
-        message=said,
-        retry_after_s=reals,
-        versions=many_ids,
-    ),
-    st.builds(Request, id=ids, action=said, arguments=maps),
-    st.builds(Reply, id=ids, ok=st.booleans(), data=maps.map(clean_plain)),
-    st.builds(JobRecord, job=said, record=maps.map(clean_plain)),
+    *(st.builds(cls, **{f.name: _values(f) for f in fields(cls)}) for cls in TYPES.values()),
 )
 
 

@@ -14,14 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.host.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
-from cleave.machine.sensors import Sensors, usable_cores
+from cleave.machine.sensors import Sensors, read_file, usable_cores
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
 """Runs a command; returns its output, or None if the command is missing or fails."""
+
+
+_NUMBER: Final = re.compile(r"\s*-?\d+(\.\d+)?\s*")
 
 
 class OwnerSensors(Protocol):
@@ -147,15 +150,15 @@ class LinuxSensors(OwnerSensors):
     def charging(self) -> bool | None:
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
-            if _read(supply / "scope") == "Device":  # the battery of a mouse
+            if read_file(supply / "scope") == "Device":  # the battery of a mouse
                 continue
-            match _read(supply / "type"):
+            match read_file(supply / "type"):
                 case "Mains" | "USB":
-                    online.append(_read(supply / "online") == "1")
+                    online.append(read_file(supply / "online") == "1")
                 case "Battery":
                     discharging.append(
                         {"Discharging": True, "Unknown": None}.get(
-                            _read(supply / "status") or "Unknown", False
+                            read_file(supply / "status") or "Unknown", False
                         )
                     )
         if not discharging:
@@ -171,7 +174,7 @@ class LinuxSensors(OwnerSensors):
         if not self._environment.get("DISPLAY"):
             return None
         text = self._run(["xprintidle"])
-        return float(text) / 1000 if text and _is_number(text) else None
+        return float(text) / 1000 if text and _NUMBER.fullmatch(text) else None
 
     def _sessions(self) -> list[dict[str, str]] | None:
         """Return the properties of all user sessions; None if logind does not answer."""
@@ -278,14 +281,3 @@ class WindowsSensors(OwnerSensors):
         if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # no battery
             return True
         return {0: False, 1: True}.get(status.ACLineStatus)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):  # the file is missing, or the sensor is suspended
-        return None
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) is not None
