@@ -22,10 +22,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types of matrices; the values are the names in messages.
-
-    `storage` is the numpy dtype of arrays with these elements; uint16 for bf16.
-    """
+    """Element types by their names in messages; `storage` is the numpy dtype, uint16 for bf16."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -88,11 +85,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a buffer that is a view of received bytes.
-
-    Raises:
-        ValueError: when `data` does not have the size of a matrix of this shape and dtype.
-    """
+    """Return a view of received bytes; raise ValueError if they do not have this shape's size."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
@@ -121,8 +114,7 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to the nearest values of `dtype`, with ties to even; return `values` for
-    fp32.
+    """Round fp32 values to the nearest values of `dtype`, ties to even; do not copy for fp32.
 
     Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
     """
@@ -140,11 +132,7 @@ def narrow(values: Array, dtype: DType) -> Array:
 
 
 def from_torch(tensor: torch.Tensor) -> Buffer:
-    """Return a buffer that shares memory with a 2-D CPU tensor.
-
-    Raises:
-        ValueError: when the tensor's dtype is not float32, bfloat16 or float16.
-    """
+    """Return a buffer on the memory of a 2-D CPU tensor; raise ValueError for other dtypes."""
     import torch
 
     names = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}

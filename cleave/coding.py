@@ -38,10 +38,7 @@ _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress a little-endian payload of `dtype`; the result may be longer than the payload.
-
-    `each` maps a function over the payload's chunks.
-    """
+    """Compress little-endian elements; `each` maps over chunks. The result may be longer."""
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
     chunks = [words[at : at + step] for at in range(0, words.size, step)]
@@ -52,12 +49,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload like `encode`, if compression saves enough bytes.
-
-    Returns:
-        The compressed payload; None if the payload has fewer than `CODED_LEAST_BYTES` bytes, or if
-        a sample of its elements suggests savings below 5%.
-    """
+    """Compress a payload; return None if it is short or a sample suggests savings below 5%."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -171,10 +163,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Return the compressed payload of a message; None if its dtype or size allows no savings.
-
-    The message's payload may be `Packable`. `each` maps a function over the payload's chunks.
-    """
+    """Return a message's compressed payload; None if its dtype or size allows no savings."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None

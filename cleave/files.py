@@ -72,10 +72,7 @@ def refuse_link(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that new and renamed files survive a power loss.
-
-    On Windows this function does nothing.
-    """
+    """Flush a folder's entries to disk, for a power loss; on Windows, do nothing."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -136,12 +133,7 @@ def private_file(data: bytes, prefix: str) -> Iterator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Check that `write_output` can write to a path, without changing the file.
-
-    Raises:
-        OSError: when the folder of the path does not exist or is not writable, or when the path is
-            a folder.
-    """
+    """Raise OSError if `write_output` could not write to a path; do not change the file."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
@@ -182,10 +174,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Open an output file that other programs read while Cleave appends to it, such as a log.
-
-    An existing regular file is first replaced by an empty file (see `write_output`).
-    """
+    """Open an emptied output file, such as a log, that others read while Cleave appends to it."""
     write_output(path, b"")
     if not path.is_file():
         return FileIO(path, "w")

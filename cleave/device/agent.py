@@ -142,11 +142,11 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`; without `stays`, at most until the server no longer needs the device.
+        """Run until `stop`, or until the server does not need the device or refuses it for good.
 
         Raises:
-            CleaveError: when the server refuses the device permanently; without `stays`, also when
-                the first attempt reaches no server.
+            CleaveError: when the server refuses the device; without `stays`, also if none is
+                reached.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -158,10 +158,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain the current session, then end the agent; a second call ends it at once.
-
-        Call this method from the agent's event loop.
-        """
+        """Drain, then end the agent; a second call ends it at once. Call it from the event loop."""
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:
             self._drain(self._session, ASKED)
@@ -313,11 +310,10 @@ class _Moving(Protocol):
 
 
 class ServerSelection:
-    """Selects the server for the next session, and follows redirects.
+    """Selects the server for the next session: the home server, or the target of a redirect.
 
-    After a redirect, the device keeps connecting to the new server as long as that server welcomes
-    it. If the new server does not answer or is full, the device returns to its home server. A
-    permanent refusal by either server stops the device.
+    After a redirect, the device stays with the new server while it welcomes the device. If it does
+    not answer or is full, the device returns to its home server.
     """
 
     def __init__(self) -> None:
@@ -327,13 +323,7 @@ class ServerSelection:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the selected server with `connect`.
-
-        `home` is the join URL of the home server, with the device's credential.
-
-        Raises:
-            CleaveError: when the server cannot be reached.
-        """
+        """Open a connection to the selected server; return home after an error."""
         last, self._session = self._session, None
         if last is not None and not last.welcomed:
             self._elsewhere = None

@@ -1,8 +1,4 @@
-"""Executes a device's orders in a separate thread, and validates received graphs.
-
-ONNX Runtime is a large library, so a device validates each model before ONNX Runtime parses it. The
-check reads the serialized model in place and copies nothing.
-"""
+"""Executes a device's orders in a separate thread, and validates graphs before ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -64,10 +60,7 @@ def check_graph(model: bytes | memoryview) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """Checks one model. Protobuf parsers merge repeated fields, so every occurrence is checked.
-
-    `nodes` counts the nodes checked so far, in the graph and in all nested graphs.
-    """
+    """Checks one model; protobuf merges repeated fields, so every occurrence is checked."""
 
     nodes: int = 0
 
@@ -247,10 +240,7 @@ class ComputeThread:
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute one order; return its result and computation time, or an error message for the PS.
-
-    A graph is validated before ONNX Runtime parses it.
-    """
+    """Execute one order; return its result and seconds, or an error message for the PS."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

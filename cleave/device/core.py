@@ -74,8 +74,7 @@ class DeviceCore:
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Process one message from the PS; return orders to execute and messages to send, in
-        sequence.
+        """Return orders to execute and messages to send for one message from the PS, in sequence.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -138,11 +137,7 @@ class DeviceCore:
         return codes.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Return the message that reports a finished run; nothing if the PS cancelled the run.
-
-        `payload` is the encoded result; graph runs have none, because their outputs stay on the
-        device.
-        """
+        """Return the message for a finished run, if not cancelled; a graph run has no payload."""
         order = self._take(run)
         if order is None:
             return []

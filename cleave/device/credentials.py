@@ -16,11 +16,7 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 
 @dataclass(frozen=True, slots=True)
 class SavedCredential:
-    """One device's credential for one server.
-
-    `server` is the ID from the server's `welcome`. Several devices of a machine need different
-    names.
-    """
+    """A device's credential for the server with the ID `server`; devices need different names."""
 
     server: str
     name: str
@@ -35,11 +31,7 @@ class SavedCredentials:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return the saved credential of device `name` for a server; empty if none is saved.
-
-        The ID in the join URL identifies the server, or the address if the URL has no ID.
-        Unreadable files are ignored: the user can join again with a new join code.
-        """
+        """Return a device's credential for a server, by ID or else address; empty if none."""
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
             if saved is None or saved.name != name:
@@ -53,20 +45,12 @@ class SavedCredentials:
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """Return the values of `credential` and `join_code` for `hello`.
-
-        A saved credential makes the join URL's credential the `join_code`. Otherwise the join URL's
-        credential is the `credential`, and `join_code` is empty.
-        """
+        """Return `credential` and `join_code` for `hello`: saved and the URL's, or the URL's only."""
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; replace an earlier one with the same server and device name.
-
-        Raises:
-            CleaveError: when the file cannot be written.
-        """
+        """Save a credential, in place of one with the same server and device name."""
         # A server chooses its ID freely, so a hash of the ID and the name is the file name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"

@@ -85,11 +85,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Paths of a service's files.
-
-    `unit` is a systemd unit file or launchd property list. `url` holds the join URL with the
-    credential. systemd, which logs to its journal, does not use `log`.
-    """
+    """Paths of the unit file or property list, the file with the join URL, and launchd's log."""
 
     unit: Path
     url: Path
@@ -126,11 +122,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a command line for `ExecStart=`. The leading colon disables expansion of `$`.
-
-    Raises:
-        UsageError: when the program's path has quotes or backslashes.
-    """
+    """Return a command line for `ExecStart=`; raise UsageError for a path with quotes."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
             f"systemd starts no program with quotes or backslashes in its path, as in "
@@ -227,11 +219,7 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installs, removes and inspects the service, either for this user or system-wide.
-
-    `run` runs a command of the service manager. `user` is the user ID, for launchd. `root` is the
-    root of the file system.
-    """
+    """Installs, removes and inspects the service of a user (`user` is its ID) or the system."""
 
     manager: ServiceManager
     places: Places

@@ -32,10 +32,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds before a reconnect after the PS's last message; None for never.
-
-    The rules are the table in `docs/protocol.md`.
-    """
+    """Return the minimum seconds before a reconnect (table in docs/protocol.md); None for never."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s

@@ -18,13 +18,7 @@ from cleave.errors import CleaveError, UsageError, to_install
 
 @dataclass(slots=True)
 class StoredArray:
-    """A floating-point array that a device stores.
-
-    Attributes:
-        payload: elements of the array, in a format that the backend understands.
-        used: whether the array was an operand of a multiplication. Only some backends set this,
-            such as the emulator's backend.
-    """
+    """A floating-point array that a device stores; some backends set `used` in a multiplication."""
 
     rows: int
     columns: int
@@ -36,10 +30,7 @@ class StoredArray:
 
 @dataclass(slots=True)
 class Compute:
-    """A request to multiply pairs of stored arrays and sum the products.
-
-    `flops` counts two operations for each multiply-add.
-    """
+    """A request to multiply pairs of stored arrays and sum the products."""
 
     run: int
     pairs: list[tuple[StoredArray, StoredArray]]

@@ -47,10 +47,8 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The properties of an array that are known before a run.
-
-    `values` are the elements of an integer or boolean array with at most one dimension; None if
-    they are unknown. `type` is ONNX's code of the element type.
+    """The type and shape of an array, and `values`: its elements if known, of at most one
+    dimension.
     """
 
     shape: Shape
@@ -85,10 +83,7 @@ class Sized:
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation. The field that matches the attribute's type holds the value.
-
-    `tensor` and `graph` hold the serialized value of a tensor or graph attribute.
-    """
+    """An attribute of an operation, with the value in the field of its type."""
 
     integer: int = 0
     integers: list[int] = field(default_factory=list)
@@ -99,11 +94,7 @@ class Attribute:
 
 @dataclass(slots=True)
 class Operation:
-    """An operation (node) of a graph. `name` is its type in ONNX's default domain, such as
-    `MatMul`.
-
-    An empty name in `inputs` or `outputs` stands for an omitted optional array.
-    """
+    """An operation of a graph, such as `MatMul`. An empty name stands for an omitted array."""
 
     name: str = ""
     inputs: list[str] = field(default_factory=list)

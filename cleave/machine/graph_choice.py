@@ -174,11 +174,7 @@ OpenGraph: TypeAlias = Callable[[bytes], RunsGraph]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph with inputs and expected fp64 outputs by name.
-
-    If `each` is set, the error of an element is relative to that element. Otherwise it is relative
-    to the largest element of the output.
-    """
+    """A test graph with inputs and fp64 outputs; `each` takes errors relative to each element."""
 
     name: str
     model: bytes
@@ -209,11 +205,7 @@ class Accuracy:
 
 
 def accuracy(open_graph: OpenGraph) -> Accuracy:
-    """Run all trials and return the accuracy of the worst trial.
-
-    `open_graph` prepares a serialized ONNX model to run. Exceptions from preparing or running a
-    graph propagate.
-    """
+    """Return the accuracy of the worst trial; `open_graph` prepares a serialized model to run."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 
@@ -235,10 +227,7 @@ def trials() -> Iterator[Trial]:
 
 
 def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
-    """Return a trial of long dot products of random numbers with mixed signs.
-
-    The results are small relative to the terms, so rounding of the operands causes large errors.
-    """
+    """Return a trial of long dot products, whose results are small relative to the terms."""
     model = written(
         [
             Node("MatMul", ["x", "w"], ["y"]),

@@ -1,7 +1,6 @@
-"""Computes the working memory of a graph's run before the run.
+"""Computes the working memory of a graph's run before the run (docs/protocol.md, *Working memory*).
 
-A small model may create large arrays. This module computes all sizes from the shapes of the inputs,
-as docs/protocol.md (*Working memory*) specifies. All models must have passed `check_graph`.
+A small model may create large arrays. All models must have passed `check_graph`.
 """
 
 from __future__ import annotations
@@ -70,9 +69,8 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed graph or subgraph.
-
-    `inputs` maps names to element type and shape, in order. A dynamic size in a shape is a name.
+    """A parsed (sub)graph; inputs have an element type and a shape, in which a text is a dynamic
+    size.
     """
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
@@ -82,8 +80,7 @@ class _Graph:
 
 
 class GraphMemory:
-    """Computes the working memory of the runs of one serialized ONNX model that passed
-    `check_graph`.
+    """Computes the working memory of the runs of one serialized ONNX model.
 
     Raises:
         UnboundedError: when the model has an unsupported operator set or element type.
@@ -148,10 +145,7 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 
 
 class _Pass:
-    """One pass through a graph whose inputs have known shapes, to compute the sizes of all arrays.
-
-    `known` maps names of arrays to properties. `enclosed` has the names that subgraphs use.
-    """
+    """Computes the sizes of all arrays of a graph whose inputs have known shapes."""
 
     def __init__(
         self, graph: _Graph, inputs: Mapping[str, Sized], outer: Mapping[str, Sized]
@@ -254,10 +248,7 @@ class _Pass:
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return True if an input's only use is an addition whose result is a stored output.
-
-        That output then overwrites the input's memory.
-        """
+        """Return True if a stored output overwrites an input, which is only added to something."""
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
             return False

@@ -1,8 +1,6 @@
-"""The supported operations of graphs (docs/protocol.md, *Operations*), and the shapes of their
-results.
+"""The supported operations of graphs (docs/protocol.md, *Operations*), and their results' shapes.
 
-A shape may depend on the elements of integer inputs. So the elements of small integer arrays are
-tracked.
+A shape may depend on integer inputs. So the elements of small integer arrays are tracked.
 """
 
 from __future__ import annotations
@@ -43,12 +41,7 @@ _Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Compute the properties of the result of an operation that has no subgraph.
-
-    Raises:
-        UnboundedError: when the operation is not supported, or when the properties of the inputs do
-            not determine the shape of the result.
-    """
+    """Return the properties of a result; raise UnboundedError if they are not known."""
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
@@ -428,9 +421,8 @@ def _slice(operation: Operation, first: Sized, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices that a slice of a dimension of length `size` selects.
-
-    With a negative step, `start` is clamped to 0 or more, unlike in Python.
+    """Return the indices that a slice selects; a negative step clamps `start` to 0, unlike in
+    Python.
     """
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:

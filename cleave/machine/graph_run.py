@@ -62,10 +62,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Concatenated:
-    """An array that was received in several parts because it is too large for one message.
-
-    `parts` have consecutive rows of the whole array, and are dropped once they are concatenated.
-    """
+    """An array that came in several parts, because it is too large for one message."""
 
     parts: Sequence[StoredArray]
     rows: int
@@ -116,10 +113,7 @@ class GraphRun:
 
 @dataclass(slots=True)
 class FetchRun:
-    """A request to return consecutive rows of a stored array in the dtype `out`.
-
-    All dimensions of the array except the last are flattened to rows.
-    """
+    """A request for rows of an array, whose dimensions except the last are flattened to rows."""
 
     run: int
     array: StoredArray | Concatenated | Kept
@@ -258,11 +252,7 @@ def _may_write(given: GraphInput, output: Kept) -> bool:
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return the requested rows of a stored array as bytes, rounded to the requested dtype.
-
-    Raises:
-        GraphError: when the array was not computed, or lacks the requested rows and columns.
-    """
+    """Return the requested rows as bytes in the requested dtype; raise GraphError without them."""
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
     if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):
@@ -290,10 +280,8 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return a stored array at an aligned address; if it is not aligned, replace it by a copy.
-
-    A received array may start at any address in its message. Some processors cannot read elements
-    from unaligned addresses.
+    """Return a stored array at an aligned address, which some processors need; copy it if
+    necessary.
     """
     buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
@@ -304,10 +292,8 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 def _shaped(
     name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
 ) -> Array:
-    """Return the array for a graph input in the graph's shape, or zeros if no array is given.
-
-    Raises:
-        GraphError: when the array does not have the input's shape.
+    """Return the array for a graph input in the graph's shape, or zeros; raise GraphError
+    otherwise.
     """
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:

@@ -237,13 +237,7 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph and return the `wanted` outputs by name; None for all outputs.
-
-        Names in `given` that the graph does not have are ignored.
-
-        Raises:
-            GraphError: when an input is missing or has a wrong shape or dtype.
-        """
+        """Return the `wanted` outputs (None: all); raise GraphError for missing or wrong inputs."""
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
@@ -297,10 +291,7 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Return a map from each output that may overwrite an input to that input.
-
-        Both must be fp32 and have the same shape without dynamic sizes.
-        """
+        """Map outputs that may overwrite an input of the same fixed fp32 shape to that input."""
         try:
             found = additions(model)
         except ProtobufError:  # the model is valid, because ONNX Runtime accepted it

@@ -30,12 +30,7 @@ class ProtobufError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield the fields of a message in order. Values that are bytes are views of the message.
-
-    Raises:
-        ProtobufError: when the message is not valid, or contains a group, which is a deprecated
-            kind of field.
-    """
+    """Yield a message's fields in order, bytes as views; raise ProtobufError for invalid ones."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -59,12 +54,7 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """Yield the unsigned integers in a repeated field's value: one integer, or a packed list as
-    bytes.
-
-    Raises:
-        ProtobufError: when the bytes are not a packed list of integers.
-    """
+    """Yield the unsigned integers in a repeated field's value; bytes are a packed list."""
     if isinstance(value, int):
         yield value
         return
@@ -191,12 +181,7 @@ Bytes = bytes | memoryview
 
 @dataclass(slots=True)
 class OnnxNode:
-    """A node of a graph, which applies an operation such as `MatMul`; `message` is the serialized
-    node.
-
-    `enclosed` has the names of all arrays that the node's subgraphs use, including arrays that the
-    subgraphs themselves compute.
-    """
+    """A node of a graph; `enclosed` has the names of all arrays that the node's subgraphs use."""
 
     message: memoryview
     operation: str = ""
@@ -207,10 +192,7 @@ class OnnxNode:
 
 @dataclass(slots=True)
 class OnnxGraph:
-    """The graph of an ONNX model.
-
-    `inputs` and `outputs` map names to serialized descriptions, in order. Constants are not inputs.
-    """
+    """A model's graph, with serialized descriptions of inputs (without constants) and outputs."""
 
     opset: int
     inputs: dict[str, memoryview]
@@ -225,11 +207,7 @@ class OnnxGraph:
 
 
 def read_graph(model: Bytes) -> OnnxGraph:
-    """Parse the graph of a model that passed `check_graph`, without copying its bytes.
-
-    Raises:
-        ProtobufError: when `model` is not a serialized ONNX model.
-    """
+    """Parse the graph of a model that passed `check_graph`; raise ProtobufError for other bytes."""
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
     for number, value in parts(model):
         if number == ModelField.OPSET:
@@ -319,10 +297,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of a graph input or output; a dynamic size in the shape is a name.
-
-    `dtype` is `float32`, `uint8`, `int64` or `bool`.
-    """
+    """The type of a graph input or output; a dynamic size in the shape is a name."""
 
     shape: Sequence[int | str]
     dtype: str = "float32"

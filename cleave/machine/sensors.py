@@ -1,8 +1,6 @@
-"""Reads this machine's description, kind and sensors. A value that the system does not expose is
-None.
+"""Reads this machine's description, kind and sensors; what the system does not expose is None.
 
-On Linux most values come from `/proc` and `/sys`. On other systems `psutil` and `platform` provide
-the description, and sensors are not supported.
+Only Linux has sensors, in `/proc` and `/sys`. Elsewhere `psutil` and `platform` describe it.
 """
 
 from __future__ import annotations
@@ -297,10 +295,7 @@ _BOARDS: Final = re.compile(
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return the kind of a machine; None if it cannot be detected, as for desktops and servers.
-
-    Every Android machine counts as a phone: apps cannot read most hardware information.
-    """
+    """Return a machine's kind: every Android machine is a phone; None for desktops and servers."""
     if android:
         return DeviceKind.PHONE
     if _BOARDS.search(machine.board):

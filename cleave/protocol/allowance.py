@@ -102,11 +102,7 @@ class CancelledRuns:
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Return True if a device's response to a run is requested, so that it needs no allowance.
-
-    This updates `cancelled_runs`. A second response to the same run is not requested. `awaited` has
-    the IDs of the runs without a response.
-    """
+    """Return True if a response to a run was awaited, or is the first to a cancelled run."""
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True

@@ -173,10 +173,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a function that quickly computes the encoded size of `cls` messages in bytes.
-
-    Emulators, which send no bytes, need this size for every message.
-    """
+    """Return a function that computes an encoded size quickly, which emulators need."""
     names, has_payload = _fields(cls)
     # A map and an array with equally many items have headers of the same size. The keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)

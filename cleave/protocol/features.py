@@ -20,10 +20,7 @@ def of_device(*, graphs: bool) -> tuple[str, ...]:
 
 
 def agreed(hello: Hello) -> frozenset[Feature]:
-    """Return the features that both the client and the PS support; the PS calls this.
-
-    Feature names in `hello` that the PS does not know are ignored.
-    """
+    """Return the features that the PS and the client of this `hello` support."""
     named = {feature for feature in Feature if feature.value in hello.features}
     if hello.measure:  # older clients request the feature in this way
         named.add(Feature.MEASURE)

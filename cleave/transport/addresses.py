@@ -52,10 +52,7 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the host names and IP addresses under which clients can reach a server on `host`.
-
-    `interfaces` has the IP addresses of this machine's network interfaces.
-    """
+    """Return the host names and IP addresses of a server, given its network interfaces."""
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
     elif is_loopback(host):
@@ -66,11 +63,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the IP addresses of this machine's network interfaces, except link-local addresses.
-
-    Raises:
-        ImportError: when `ifaddr` is not installed.
-    """
+    """Return the IP addresses of this machine, except link-local ones; needs `ifaddr`."""
     import ifaddr
 
     found = []

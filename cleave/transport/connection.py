@@ -51,11 +51,7 @@ class Connection(Protocol):
         ...
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer. Return whether the peer responded within `within_s` seconds.
-
-        Raises:
-            ConnectionLostError: when the connection is closed or lost.
-        """
+        """Ping the peer; return whether it responded in time, or raise ConnectionLostError."""
         ...
 
     async def close(self) -> None:

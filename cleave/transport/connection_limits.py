@@ -52,11 +52,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return these limits, lowered for a process that may open `descriptors` files.
-
-        Otherwise unknown clients could exhaust the descriptors, and the process write no
-        checkpoint.
-        """
+        """Return limits for a process that may open `descriptors` files, and needs some itself."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)
@@ -66,10 +62,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """Permission for a new connection to be pending, identified by `ticket`.
-
-    `instead_of` is the ticket of the connection that the caller must close; None for no connection.
-    """
+    """A pending connection's ticket, and the ticket of the one that must be closed instead."""
 
     ticket: int
     instead_of: int | None = None
@@ -135,10 +128,7 @@ def home_of(address: str) -> str:
 
 
 def network_of(address: str) -> str:
-    """Return the key that groups addresses: an IPv4 address or an IPv6 /48 network.
-
-    A single client may own many /64 networks of one /48 network.
-    """
+    """Return the group of an address: IPv4, or an IPv6 /48 network, which one client may own."""
     return _within(address, _IPV6_NETWORK)
 
 
@@ -169,10 +159,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each address, from which each failed attempt takes a token.
-
-    `refill_s` is the seconds after which a bucket gains one token.
-    """
+    """A token bucket for each address, which gains a token after `refill_s`; failures take one."""
 
     def __init__(
         self,
@@ -223,10 +210,9 @@ of the window.
 
 
 class RejectionLog:
-    """Logs refused connections. Text from unknown clients never appears in the log, except numbers.
+    """Logs refused connections, with no text from unknown clients except numbers.
 
-    `call_later` calls a function after a delay in seconds, like `loop.call_later`. `lines` refusals
-    get their own log line within `WINDOW_S` seconds; the log only summarizes the others.
+    `lines` refusals get their own log line within `WINDOW_S`; the log only summarizes the others.
     """
 
     def __init__(
@@ -243,11 +229,7 @@ class RejectionLog:
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
-        """Log a refused connection, or count it if the window has no log lines left.
-
-        `reason` is in the server's own words, except for a device that was admitted before. Reasons
-        that differ only in numbers are counted together.
-        """
+        """Log a refused connection, or count it by its reason, without numbers."""
         if not self._open:
             self._open, self._left = True, self._lines
             self._call_later(WINDOW_S, self.flush)

@@ -28,12 +28,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes, in bytes, of the largest results that the PS currently expects from a device; 0 for
-    none.
-
-    `work` counts task results only. `any` includes results of probes and of runs that are being
-    cancelled.
-    """
+    """Sizes in bytes of the largest awaited task result, and of `any` result, as of probes."""
 
     work: int = 0
     any: int = 0
@@ -176,11 +171,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Set the size of a connection's incomplete message; return a connection that must be
-        closed.
-
-        Return None while the total is within the limit.
-        """
+        """Set the size of a connection's message; return a connection to close above the limit."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

@@ -112,10 +112,7 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Write a join URL to a temporary file that only this user can read, and yield `@FILE`.
-
-    Other users of a machine can see command lines. The file is deleted at the end of the block.
-    """
+    """Yield `@FILE`, a private file with a join URL, because other users can see command lines."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 

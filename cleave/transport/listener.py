@@ -44,11 +44,7 @@ BACKLOG: Final = 512
 
 
 class PendingSocket(socket.socket):
-    """The socket of an accepted connection, which tells the gate when it is admitted, refused or
-    closed.
-
-    `deadline_s` is the time on the loop's clock by which the client's hello must be accepted.
-    """
+    """The socket of an accepted connection, which tells the gate what becomes of it."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
@@ -127,11 +123,7 @@ class ConnectionGate:
         self._waiting: dict[int, PendingSocket] = {}  # ticket -> socket
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
-        """Apply the limits to a new connection.
-
-        Returns:
-            The socket to use for the connection; None if the gate refused and closed it.
-        """
+        """Return the socket for a new connection; None if the gate refused and closed it."""
         place: WaitingPlace | str = "too many connections from there came to nothing"
         if not self._failures.wait_s(address):
             place = self.pending_connections.arrive(address)
@@ -198,11 +190,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection that the gate does not refuse; return its socket and address.
-
-        Raises:
-            BlockingIOError: when no connection is queued, or after `_REFUSALS_AT_ONCE` refusals.
-        """
+        """Accept the next connection that the gate allows; BlockingIOError after many refusals."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])
@@ -353,10 +341,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Record the bytes of this connection's incomplete message, except a task result.
-
-        If the total of all connections exceeds its limit, cut one of the connections.
-        """
+        """Record the bytes of an incomplete message; cut a connection if the total is too much."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
@@ -494,10 +479,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit on open files to the maximum that the system allows.
-
-    Only commands call this, because it changes the whole process.
-    """
+    """Raise this process's limit on open files to the system's maximum, which commands do."""
     try:
         import resource
     except ImportError:  # Windows has no such module and no such limit

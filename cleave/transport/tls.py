@@ -44,10 +44,7 @@ _NAME_LENGTH: Final = 64  # maximum length of a certificate's common name, in ch
 
 
 def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """Create an ECDSA P-256 key and a self-signed certificate for `names`, as one PEM text.
-
-    `now` has a time zone. The certificate expires `valid` later.
-    """
+    """Return an ECDSA P-256 key and a self-signed certificate for `names`, as one PEM text."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -120,11 +117,7 @@ def _serves(pem: bytes, needed: str, now: datetime) -> bool:
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """Return the host names and IP addresses for which a certificate is valid.
-
-    Raises:
-        ValueError: when `pem` is not a certificate.
-    """
+    """Return the names and addresses in a certificate; raise ValueError for other bytes."""
     from cryptography import x509
 
     try:

@@ -223,11 +223,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The decision whether the machine may compute now; without a `cause`, it may.
-
-    `until_s` is the time of the next check on the agent's clock, in seconds; None to check again
-    after the default interval.
-    """
+    """Whether the machine may compute now: without a cause. `until_s` is when to check again."""
 
     cause: Cause | None
     reason: str
@@ -268,8 +264,7 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 class Gate:
     """Decides from sensor values whether the machine may compute, with hysteresis.
 
-    A machine becomes idle after `idle_after_s` without user input, and stays idle until the next
-    input. Once too hot, it must cool to `COOL_BY_C` degrees below the limit.
+    Once idle, a machine stays idle until the next input. Once too hot, it must cool by `COOL_BY_C`.
     """
 
     policy: Policy
@@ -278,10 +273,7 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may compute and, if not, the first cause that forbids it.
-
-        A sensor value that the policy needs but that is not available also forbids computation.
-        """
+        """Return whether the machine may compute; an unknown value that is needed forbids it."""
         verdicts = [
             self._hours(seen),
             self._data(seen),
@@ -348,10 +340,7 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if an hour of the day is in a span: start inclusive, end exclusive.
-
-    A span with end < start crosses midnight.
-    """
+    """Return True if an hour is in a span without its end; a span may cross midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -391,12 +380,7 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's memory; return bytes.
-
-    Raises:
-        UsageError: when the text is invalid, or the amount is below the minimum or above
-            `total_bytes` (None if unknown).
-    """
+    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of `total_bytes`; return bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")
