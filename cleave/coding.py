@@ -28,9 +28,7 @@ from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 Payload: TypeAlias = bytes | memoryview
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""A function that works like `map`; for example, a thread pool's `map` method."""
-
+Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # such as `map`
 _WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
 _SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4

@@ -10,21 +10,10 @@ DX: Final = "dx"  # the gradient of the loss with respect to the input
 DY: Final = "dy"  # the gradient of the loss with respect to the output
 
 
-TARGETS: Final = "targets"
-"""The target token at each position; -100 at positions that do not contribute to the loss."""
-
-SCALE: Final = "scale"
-"""The factor by which each token's loss is multiplied: one over the tokens of the global batch."""
-
-FIRST: Final = "first"
-"""The index, in the whole LM head, of the first row of a slice of the LM head."""
-
-SLICE_COLUMNS: Final = 2
-"""Number of columns in the forward output of a slice of the LM head.
-
-For each token, the columns are the log-sum-exp and the target logit.
-"""
-
+TARGETS: Final = "targets"  # target token of each position; -100 if it has no loss
+SCALE: Final = "scale"  # of each token's loss: one over the tokens of the global batch
+FIRST: Final = "first"  # row in the whole LM head at which a slice begins
+SLICE_COLUMNS: Final = 2  # a slice's output for a token: log-sum-exp and target logit
 LOSS: Final = "loss"  # the sum of the losses of all tokens, each multiplied by the scale
 
 

@@ -16,22 +16,13 @@ from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
 from cleave.errors import CleaveError, ProtocolError, UsageError, VersionError
 from cleave.transport.join_url import JoinUrl, parse_join_url
 
-LOOK_S: Final = 5.0
-"""Default interval between two checks of the machine, in seconds. A check may set another time."""
-
-DRAIN_S: Final = 30.0
-"""Seconds that a draining device has to finish its current runs. After this time, the device
-disconnects and the PS reassigns the unfinished runs to other devices."""
-
-LONGEST_WAIT_S: Final = 300.0
-"""Maximum backoff between two connection attempts, in seconds. The first wait is at most 1 s."""
-
-STEADY_S: Final = 60.0
-"""Session duration, in seconds, after which the backoff between attempts is reset to 1 s."""
+LOOK_S: Final = 5.0  # between two checks of the machine, unless a check sets another time
+DRAIN_S: Final = 30.0  # for a draining device's current runs; the PS reassigns later ones
+LONGEST_WAIT_S: Final = 300.0  # between two connection attempts; the first wait is at most 1 s
+STEADY_S: Final = 60.0  # of a session, after which the backoff is reset to 1 s
 
 INTERRUPTED: Final = "interrupted"
-ASKED: Final = "asked to stop"
-"""`ASKED` and `INTERRUPTED` are the reasons to disconnect that do not come from the policy."""
+ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come from the policy
 
 
 class State(Enum):
@@ -75,11 +66,10 @@ class AgentSession(Protocol):
     def drain(self) -> None: ...
 
 
+# Opens a session. The argument is called with the device's number once it is welcomed.
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
-"""Opens a session. The argument is called with the device's number once the server welcomes it."""
 
-Look: TypeAlias = Callable[[], Awaitable[Permission]]
-"""Checks the machine against the policy; returns whether the machine may compute now."""
+Look: TypeAlias = Callable[[], Awaitable[Permission]]  # whether the machine may compute now
 
 
 class Agent:

@@ -177,11 +177,8 @@ def _text(value: int | memoryview) -> str:
     return bytes(_content(value)[:60]).decode(errors="replace")
 
 
-INLINE_FLOPS: Final = 4e6
-"""FLOPs of a matrix multiplication that takes about as long as waking a thread."""
-
-Outcome: TypeAlias = tuple[Any, float] | str
-"""The result of an order and its computation time in seconds, or an error message."""
+INLINE_FLOPS: Final = 4e6  # takes about as long as waking a thread
+Outcome: TypeAlias = tuple[Any, float] | str  # result and seconds, or an error message
 
 
 class Computer(Protocol):

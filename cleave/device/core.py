@@ -32,10 +32,7 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15
-"""Upper bound on the FLOPs that the PS declares for one graph run. Larger declarations are clamped.
-
-The declared FLOPs are only displayed. The fastest GPU needs seconds to execute 10**15 FLOPs."""
+_MOST_FLOPS: Final = 10**15  # of one graph run, to display; the fastest GPU needs seconds for them
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 

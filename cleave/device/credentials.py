@@ -45,7 +45,7 @@ class SavedCredentials:
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """Return `credential` and `join_code` for `hello`: saved and the URL's, or the URL's only."""
+        """Return `credential` and `join_code` for `hello`; a join URL's credential may be either."""
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 

@@ -24,11 +24,8 @@ from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Feature, Me
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
-_DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)
-"""Codes of a `bye` after which the client does not reconnect."""
-
-_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
-"""Codes of an `error` with a temporary cause, such as a silent client or a garbled message."""
+_DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)  # no reconnect
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
@@ -43,9 +40,7 @@ def least_wait_s(message: Bye | Error) -> float | None:
 
 
 VERSIONS: Final = (limits.VERSION,)  # protocol versions that a device supports
-
-_ANSWER_S: Final = 60.0
-"""Seconds to wait for the PS's pong. On a slow link, a long message may delay the pong."""
+_ANSWER_S: Final = 60.0  # to wait for the pong, which a long message may delay on a slow link
 
 
 class RefusedError(CleaveError):

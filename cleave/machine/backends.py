@@ -218,8 +218,8 @@ def measure(
     return Speed(backend, 2 * side**3 / max(best_s, 1e-9))
 
 
+# Maximum relative error of rounding a result; for fp32, of the summation.
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
-"""Maximum relative error of rounding a result to each dtype; for fp32, of the summation."""
 
 _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
 """Rows, columns and depth of the tested multiplications: odd sizes, a single column, and sums that

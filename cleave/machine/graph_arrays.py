@@ -12,16 +12,14 @@ from cleave.machine.graph_session import GraphError
 
 Shape: TypeAlias = tuple[int, ...]
 
-LARGEST_NUMBER: Final = 2**53
-"""Integers with this magnitude or more are not distinguished, because JavaScript's numbers cannot
-represent them exactly."""
+LARGEST_NUMBER: Final = 2**53  # JavaScript's numbers represent no larger integers exactly
 
 LARGEST_RANK: Final = 32
 MOST_VALUES: Final = 64  # maximum elements of an array whose values are tracked
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
+# bytes of an element, by ONNX's code of the supported type
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
-"""Maps ONNX's code of each supported element type to the size of an element in bytes."""
 
 FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose values are tracked
 

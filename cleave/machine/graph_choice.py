@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,10 @@ from cleave.machine.graph_session import (
 )
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
-OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]
-"""Opens a session for a graph with a provider setup; raises GraphError if that fails."""
+OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # or raises GraphError
 
+# Operations that take most of a layer's compute time; fused operations contain these names.
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
-"""Names of the operations that take most of a layer's compute time. The name of a fused operation
-contains the name of such an operation."""
 
 
 def installed() -> tuple[str, ...]:
@@ -163,15 +161,6 @@ _SEED: Final = 20
 _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 
-class RunsGraph(Protocol):
-    """An object that runs a graph, such as `GraphSession`."""
-
-    def run(self, given: Mapping[str, Array]) -> dict[str, Array]: ...
-
-
-OpenGraph: TypeAlias = Callable[[bytes], RunsGraph]
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A test graph with inputs and fp64 outputs; `each` takes errors relative to each element."""
@@ -182,7 +171,7 @@ class Trial:
     wanted: Mapping[str, Array]
     each: bool = False
 
-    def error(self, graph: RunsGraph) -> float:
+    def error(self, graph: GraphSession) -> float:
         """Run the trial; return the largest relative error, infinite for NaN or a wrong shape."""
         found = graph.run(self.given)
         return max(
@@ -204,7 +193,7 @@ class Accuracy:
         return self.error < LARGEST_ERROR
 
 
-def accuracy(open_graph: OpenGraph) -> Accuracy:
+def accuracy(open_graph: Callable[[bytes], GraphSession]) -> Accuracy:
     """Return the accuracy of the worst trial; `open_graph` prepares a serialized model to run."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)

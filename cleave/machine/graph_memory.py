@@ -50,8 +50,8 @@ from cleave.machine.onnx_graph import (
 
 OPSETS: Final = range(18, 24)  # supported versions of the ONNX operator set
 
+# operations whose output shares the memory of the input
 _VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operations whose output shares the memory of the input."""
 
 
 @dataclass(frozen=True, slots=True)

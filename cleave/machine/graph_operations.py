@@ -25,8 +25,7 @@ from cleave.machine.graph_arrays import (
     UnboundedError,
 )
 
-Given: TypeAlias = Sequence[Sized | None]
-"""The properties of each input of an operation; None for an omitted optional input."""
+Given: TypeAlias = Sequence[Sized | None]  # None for an omitted optional input
 
 
 @dataclass(frozen=True, slots=True)

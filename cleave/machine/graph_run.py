@@ -17,8 +17,8 @@ from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
 
+# Element types of non-floating-point arrays, which only graphs can take as inputs.
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
-"""Element types of non-floating-point arrays, which only graphs can take as inputs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,8 +83,7 @@ class Concatenated:
         return self._whole
 
 
-GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
-"""An array that a run passes to a graph input; None for zeros."""
+GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None  # None: zeros
 
 
 @dataclass(slots=True)
@@ -135,7 +134,6 @@ floating-point."""
 
 
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
-"""Parses a graph and returns the object that computes the working memory of the graph's runs."""
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
@@ -161,28 +159,23 @@ def run_graph(
             output does not have the declared size.
     """
     try:
-        _refuse_too_large(order, make_memory)
+        if order.graph.memory is None:
+            order.graph.memory = make_memory(order.graph.model)
+        needed_bytes = order.graph.memory.peak_bytes(
+            [_given(array) for array in order.inputs], [kept is not None for kept in order.outputs]
+        )
+        room_bytes = order.room()
+        if needed_bytes > room_bytes:  # before the run allocates memory
+            raise GraphError(
+                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: "
+                f"send fewer rows, or drop arrays first"
+            )
         return _run_graph(order, make_session)
     finally:
         for kept in order.outputs:
             if kept is not None and kept.replaces is not None:
                 kept.replaces.value = None
                 kept.replaces = None
-
-
-def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
-    """Ensure, before a run allocates memory, that it needs no more memory than is available."""
-    if order.graph.memory is None:
-        order.graph.memory = make_memory(order.graph.model)
-    needed_bytes = order.graph.memory.peak_bytes(
-        [_given(array) for array in order.inputs], [kept is not None for kept in order.outputs]
-    )
-    room_bytes = order.room()
-    if needed_bytes > room_bytes:
-        raise GraphError(
-            f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: send "
-            f"fewer rows, or drop arrays first"
-        )
 
 
 def _given(array: GraphInput) -> GivenInput:

@@ -10,8 +10,7 @@ from typing import Final
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
-IDLE_BYTES: Final = 2 * 2**20
-"""An idle device that stores fewer bytes than this is assumed to be between two training steps."""
+IDLE_BYTES: Final = 2 * 2**20  # an idle device that stores less is between two training steps
 
 
 def hold_strips_well() -> Callable[[], None]:

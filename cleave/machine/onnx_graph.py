@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Field: TypeAlias = tuple[int, int | memoryview]
-"""A field's number and value. A fixed-length value, such as a float, is given as bytes."""
+Field: TypeAlias = tuple[int, int | memoryview]  # number and value; fixed-length values are bytes
 
 _VARINT: Final = 0
 _BYTES: Final = 2

@@ -229,7 +229,14 @@ class _AnyVersion(msgspec.Struct):
 
 def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
     decoder = msgspec.msgpack.Decoder(cls)
-    to_check, to_clean = _untyped_fields(cls), _texts_to_clean(cls)
+    arguments = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(cls).items()}
+    to_check = [f.name for f in fields(cls) if arguments[f.name][1:] == (Any,)]
+    to_clean = [
+        f.name
+        for f in fields(cls)
+        if not f.metadata.get("verbatim")
+        and (typing.get_type_hints(cls)[f.name] is str or str in arguments[f.name])
+    ]
     versions = _version_decoder(cls)
 
     def read(part: msgspec.Raw) -> Any:
@@ -265,23 +272,6 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
                 msgspec.defstruct("_Version", [("version", messages.Count, *default)])
             )
     return None
-
-
-def _untyped_fields(cls: type[Any]) -> list[str]:
-    """Return the names of a message type's fields whose values may be any JSON value."""
-    hints = typing.get_type_hints(cls)
-    return [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
-
-
-def _texts_to_clean(cls: type[Any]) -> list[str]:
-    """Return the names of a message type's text fields that are not marked `VERBATIM`."""
-    hints = typing.get_type_hints(cls)
-    return [
-        f.name
-        for f in fields(cls)
-        if not f.metadata.get("verbatim")
-        and (hints[f.name] is str or str in typing.get_args(hints[f.name]))
-    ]
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:

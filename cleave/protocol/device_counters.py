@@ -36,5 +36,5 @@ class DeviceCounters:
         return DeviceCounters(*(getattr(self, n) - getattr(earlier, n) for n in COUNTER_FIELDS))
 
 
+# The store uses the same names.
 COUNTER_FIELDS: Final = tuple(field.name for field in fields(DeviceCounters))
-"""Names of the counters. The store uses the same names."""

@@ -10,8 +10,7 @@ from typing import Final
 
 from cleave.protocol.messages import Feature, Hello, Message, Welcome
 
-ALL: Final = tuple(feature.value for feature in Feature)
-"""Names of the features that this code supports."""
+ALL: Final = tuple(feature.value for feature in Feature)  # that this code supports
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:

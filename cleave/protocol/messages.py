@@ -15,11 +15,10 @@ from cleave.protocol.texts import clean
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**limits.OBJECT_ID_BITS - 1)]
 """A non-negative 63-bit integer: an ID, a count, or a size."""
 
+# A finite number.
 Real: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""A finite floating-point number."""
 
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-"""A finite, non-negative floating-point number: a rate or a duration."""
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # a rate or a duration
 
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
 Ids: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_IDS)]

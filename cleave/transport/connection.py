@@ -19,11 +19,8 @@ from cleave.transport.frame_limits import AwaitedSizes
 from cleave.transport.join_url import JoinUrl, plain_reason
 from cleave.transport.tls import WrongCertificateError, pinning
 
-WRITE_LIMIT_BYTES: Final = 2**20
-"""Number of bytes that a connection buffers before `send` waits. The buffer keeps the link busy."""
-
-_JOIN_BELOW_BYTES: Final = 65536
-"""Messages smaller than this are sent as one frame: a copy costs less than a second frame."""
+WRITE_LIMIT_BYTES: Final = 2**20  # buffered before `send` waits, to keep the link busy
+_JOIN_BELOW_BYTES: Final = 65536  # sent as one frame: a copy costs less than a second frame
 
 
 class ConnectionLostError(Exception):

@@ -147,9 +147,7 @@ def _within(address: str, prefix: int) -> str:
 
 BURST: Final = 10  # number of failed attempts that an address may make in quick succession
 REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
-
-MAX_ADDRESSES: Final = 10_000
-"""Maximum number of tracked addresses. The address with the oldest failure is dropped first."""
+MAX_ADDRESSES: Final = 10_000  # tracked; the address with the oldest failure is dropped first
 
 
 @dataclass(slots=True)
@@ -198,15 +196,8 @@ class RateLimit:
 
 _logger = logging.getLogger(__name__)
 
-LINES: Final = 10
-"""Maximum number of refusals that get their own log line within `WINDOW_S` seconds."""
-
-WINDOW_S: Final = 10.0
-"""Length of a log window in seconds.
-
-Refusals beyond the first `LINES` in a window are only counted. The log summarizes them at the end
-of the window.
-"""
+LINES: Final = 10  # refusals with their own log line in `WINDOW_S`
+WINDOW_S: Final = 10.0  # then the log summarizes further refusals
 
 
 class RejectionLog:

@@ -14,8 +14,7 @@ from typing import Final
 from cleave.protocol import limits
 from cleave.protocol.allowance import Bucket
 
-FRAMES_AT_ONCE: Final = 16
-"""Number of frames of one connection to process before the loop serves other connections."""
+FRAMES_AT_ONCE: Final = 16  # of one connection, before the loop serves other connections
 
 _CONTINUES: Final = 0
 _CONTROL: Final = 8  # lowest opcode of a control frame

@@ -39,8 +39,7 @@ _FAREWELL_S: Final = 1.0  # time for a peer to read the reason before its socket
 _LAST_FRAMES: Final = 256  # maximum number of frames to process after the peer closed
 _END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
-BACKLOG: Final = 512
-"""Maximum number of connections that the operating system queues before the loop accepts them."""
+BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):

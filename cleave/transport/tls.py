@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 
-CERTIFICATE_FILE: Final = "tls.pem"
-"""Name of the file with the private key and the certificate. One file keeps the two consistent."""
-
-VALID: Final = timedelta(days=825)
-"""Longest validity that operating systems accept for a manually trusted certificate."""
-
-RENEWED: Final = timedelta(days=90)
-"""At startup, a server replaces a certificate that expires within this time."""
+CERTIFICATE_FILE: Final = "tls.pem"  # key and certificate, which one file keeps consistent
+VALID: Final = timedelta(days=825)  # the longest that operating systems accept
+RENEWED: Final = timedelta(days=90)  # a certificate that expires within this time is replaced
 
 _CLOCKS_DIFFER: Final = timedelta(days=1)
 _BEGIN: Final = b"-----BEGIN "

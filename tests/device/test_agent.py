@@ -81,7 +81,7 @@ class FakeSession:
 class Scene:
     """A guest in fake time, its machine's verdicts one after the other, and what it said.
 
-    When there are no verdicts left the guest is stopped.
+    When there are no verdicts left the guest is stopped. A guest without a policy has none.
 
     Args:
         sessions: for each connection, how the session behaves, or why there is none.
@@ -91,7 +91,7 @@ class Scene:
 
     def __init__(
         self,
-        verdicts: list[Permission],
+        verdicts: list[Permission] | None,
         sessions: list[dict[str, Any] | Exception],
         *,
         known: bool | None = None,
@@ -101,16 +101,16 @@ class Scene:
         self.sleeps: list[float] = []
         self.said: list[Notice] = []
         self.opened: list[FakeSession] = []
-        self._verdicts: Iterator[Permission] = iter(verdicts)
+        self._verdicts: Iterator[Permission] = iter(verdicts or ())
         self._sessions = iter(sessions)
         self.guest = Agent(
             self._connect,
             self.said.append,
-            look=self._look,
+            look=None if verdicts is None else self._look,
             known=None if known is None else lambda: known,
             clock=lambda: self.now_s,
             sleep=self._sleep,
-            jitter=lambda: 1.0,
+            jitter=lambda: 1.0 if verdicts else 0.25,
             **options,
         )
 
@@ -135,6 +135,8 @@ class Scene:
         how = next(self._sessions)
         if isinstance(how, Exception):
             raise how
+        how = dict(how)
+        self.now_s += how.pop("lasts_s", 0.0)
         self.opened.append(FakeSession(ready, **how))
         return self.opened[-1]
 
@@ -218,7 +220,7 @@ def test_a_server_that_is_known_to_welcome_others_is_tried_again(known: bool) ->
         GONE,
         {"ends": closed},
         {"ends": "it broke"},
-        dict(BYE),
+        BYE,
     ]
     scene = Scene([ALLOWED] * 9, sessions, stays=False, known=known)
     if not known:
@@ -304,44 +306,6 @@ def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
     assert said == [Notice(State.LEFT, "interrupted")]
 
 
-class Plain:
-    """A guest without a policy, in fake time.
-
-    Args:
-        sessions: for each connection, how the session behaves, or why there is none.
-    """
-
-    def __init__(self, sessions: list[dict[str, Any] | Exception], *, once: bool = False) -> None:
-        self.said: list[Notice] = []
-        self.sleeps: list[float] = []
-        self.now_s = 0.0
-        self._sessions = iter(sessions)
-        self._once = once
-
-    def run(self) -> list[tuple[State, str]]:
-        guest = Agent(
-            self._connect,
-            self.said.append,
-            once=self._once,
-            clock=lambda: self.now_s,
-            sleep=self._sleep,
-            jitter=lambda: 0.25,
-        )
-        asyncio.run(asyncio.wait_for(guest.run(), 30))
-        return [(notice.state, notice.reason) for notice in self.said]
-
-    async def _connect(self, ready: Callable[[int], None]) -> AgentSession:
-        how = next(self._sessions)
-        if isinstance(how, Exception):
-            raise how
-        self.now_s += how.pop("lasts_s", 0.0)
-        return FakeSession(ready, **how)
-
-    async def _sleep(self, wait_s: float) -> None:
-        self.sleeps.append(wait_s)
-        self.now_s += wait_s
-
-
 BYE: dict[str, Any] = {"ends": "measured", "back_s": None}
 CLOSING: dict[str, Any] = {"ends": "the server is closing", "back_s": 3.0}
 GONE = CleaveError("no server answers")
@@ -352,17 +316,17 @@ def refused(code: ErrorCode) -> RefusedError:
 
 
 def test_without_a_policy_a_goodbye_ends_it_and_first_errors_are_errors() -> None:
-    plain = Plain([dict(BYE)])
+    plain = Scene(None, [BYE])
     assert plain.run() == [(State.READY, ""), (State.LEFT, "measured")]
     for first in (GONE, {"ends": CleaveError("the server closed the connection")}):
-        plain = Plain([first])
+        plain = Scene(None, [first])
         with pytest.raises(CleaveError, match="server"):
             plain.run()
         assert plain.said == []
 
 
 def test_a_lost_connection_is_made_again_without_a_policy() -> None:
-    plain = Plain([{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, dict(BYE)])
+    plain = Scene(None, [{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, BYE])
     assert plain.run() == [
         (State.READY, ""),
         (State.LEFT, "it broke"),
@@ -383,7 +347,7 @@ def test_a_lost_connection_is_made_again_without_a_policy() -> None:
 def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
     lost = {"ends": "it broke"}
     long = {"ends": "it broke", "lasts_s": g.STEADY_S}
-    plain = Plain([lost, *[GONE] * 11, long, dict(BYE)])
+    plain = Scene(None, [lost, *[GONE] * 11, long, BYE])
     plain.run()
     assert plain.sleeps[-3:] == [g.LONGEST_WAIT_S / 4, g.LONGEST_WAIT_S / 4, 0.25]
 
@@ -409,7 +373,7 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
         states = [state for state, _ in scene.run()]
         assert [s for s in scene.sleeps if s != g.LOOK_S] == [least_s + 1]
     else:
-        plain = Plain([{"ends": ends}, dict(BYE)])
+        plain = Scene(None, [{"ends": ends}, BYE])
         states = [state for state, _ in plain.run()]
         assert plain.sleeps == [least_s + 0.25]
     assert states[:3] == [State.LEFT, State.WAITING, State.READY]
@@ -419,18 +383,18 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
 def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> None:
     first: list[dict[str, Any] | Exception] = [{"ends": refused(ErrorCode.DUPLICATE)}]
     with pytest.raises(RefusedError):
-        Scene([ALLOWED] * 5, first).run() if policy else Plain(first).run()
+        Scene([ALLOWED] * 5, first).run() if policy else Scene(None, first).run()
 
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy: bool) -> None:
     if policy:
-        scene = Scene([ALLOWED] * 5, [dict(CLOSING), GONE, {}])
+        scene = Scene([ALLOWED] * 5, [CLOSING, GONE, {}])
         states = [state for state, _ in scene.run()]
         sleeps = [s for s in scene.sleeps if s != g.LOOK_S]
         assert sleeps == [3 + 1, 2]
     else:
-        plain = Plain([dict(CLOSING), GONE, dict(BYE)])
+        plain = Scene(None, [CLOSING, GONE, BYE])
         states = [state for state, _ in plain.run()]
         assert plain.sleeps == [3 + 0.25, 0.5]
     assert states[:3] == [State.READY, State.LEFT, State.WAITING]
@@ -439,13 +403,13 @@ def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy
 
 def test_a_refusal_that_says_when_is_tried_again_then() -> None:
     full = RefusedError(Error(ErrorCode.LIMIT, "full", 30.0))
-    plain = Plain([{"ends": "it broke"}, {"ends": full}, dict(BYE)])
+    plain = Scene(None, [{"ends": "it broke"}, {"ends": full}, BYE])
     plain.run()
     assert plain.sleeps == [0.25, 30 + 0.5]
 
 
 def test_once_is_once() -> None:
-    plain = Plain([{"ends": "it broke"}], once=True)
+    plain = Scene(None, [{"ends": "it broke"}], once=True)
     assert plain.run() == [(State.READY, ""), (State.LEFT, "it broke")]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave.arrays import DType
 from cleave.device.core import Action, DeviceCore
 from cleave.errors import ProtocolError
-from cleave.machine.backends import Compute, StoredArray
+from cleave.machine.backends import StoredArray
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import Message
@@ -89,21 +89,6 @@ def test_an_id_of_zero_stands_for_zeros_among_inputs_and_for_nothing_among_outpu
 # --- memory -----------------------------------------------------------------------------------
 
 
-def test_graphs_arrays_and_outputs_are_counted_until_they_are_dropped() -> None:
-    core = _core(GRAPH)
-    assert core.occupied_bytes == 100
-    core.received(X)
-    core.received(INTEGERS)
-    assert core.occupied_bytes == 100 + 24 + 16
-    core.received(RUN)  # from here on, not from when it is computed
-    assert core.occupied_bytes == 100 + 24 + 16 + 40
-    core.computed(1, b"", 0.5)
-    assert core.occupied_bytes == 100 + 24 + 16 + 40
-    for ids, left in (((9,), 80), ((1, 1, 77), 56), ((10,), 16), ((3,), 0)):
-        assert core.received(messages.Drop(ids)) == []
-        assert core.occupied_bytes == left
-
-
 def test_what_a_run_needs_may_be_dropped_before_it_is_answered() -> None:
     core = _core(GRAPH, X)
     order = _only(core.received(RUN))
@@ -169,20 +154,6 @@ def test_a_graph_over_the_limit_ends_the_session() -> None:
 
 
 CONCAT = messages.Concat(4, (2, 1))
-MORE = messages.Put(2, 4, 3, "fp32", bytes(48))
-
-
-def test_arrays_become_one_of_the_same_size() -> None:
-    core = _core(GRAPH, X, MORE)
-    assert core.received(CONCAT) == []
-    assert core.occupied_bytes == 100 + 24 + 48
-    order = _only(core.received(replace(RUN, inputs=(4,))))
-    (array,) = order.inputs
-    assert (array.rows, array.columns, array.dtype, array.nbytes) == (6, 3, DType.FP32, 72)
-    assert [part.payload for part in array.parts] == [MORE.payload, X.payload]
-    core.received(messages.Drop((4,)))
-    assert core.occupied_bytes == 100 + 40
-    core.received(X)  # the names of the parts are free
 
 
 def test_a_run_goes_on_with_what_becomes_part_of_an_array() -> None:
@@ -210,13 +181,6 @@ def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, messag
 def test_nothing_is_agreed_on_before_the_welcome(message: Message) -> None:
     with pytest.raises(ProtocolError):
         DeviceCore(1000, graphs=True).received(message)
-
-
-def test_what_a_session_has_is_said_once() -> None:
-    core = _core(GRAPH)
-    with pytest.raises(ProtocolError, match="welcome"):
-        core.received(messages.Welcome(1))
-    assert isinstance(_only(core.received(replace(RUN, inputs=()))), GraphRun)
 
 
 def test_runs_of_all_kinds_are_counted_together() -> None:
@@ -269,33 +233,12 @@ def test_rows_of_an_array_are_returned_in_the_dtype_asked_for() -> None:
     assert core.idle
 
 
-def test_the_result_of_a_fetch_takes_memory_until_it_is_answered() -> None:
-    core = _core(X, memory_bytes=24 + 20)
-    fetch = replace(FETCH, array=1)
-    assert isinstance(_only(core.received(fetch)), FetchRun)
-    error = _only(core.received(replace(fetch, id=3)))
-    assert isinstance(error, messages.TaskError)
-    assert "result has 20 bytes" in error.reason
-    with pytest.raises(ProtocolError, match="does not fit"):
-        core.received(messages.Graph(9, b"x"))
-    core.computed(2, bytes(20), 0.5)
-    core.received(messages.Graph(9, b"x" * 20))
-
-
 def test_a_result_that_fits_no_message_is_refused() -> None:
     core = _core(X, memory_bytes=2**40)
     for rows in (2**26, 2**63 - 1):
         error = _only(core.received(messages.Fetch(2, 1, 0, rows, 4, "fp32")))
         assert isinstance(error, messages.TaskError)
         assert "fits no message" in error.reason
-
-
-def test_products_are_computed_beside_graphs() -> None:
-    core = _core(GRAPH, X, RUN)
-    order = _only(core.received(messages.Run(2, "matmul", (1, 1), False, True, "fp32")))
-    assert isinstance(order, Compute)
-    assert isinstance(_only(core.computed(2, bytes(16), 0.5)), messages.Result)
-    assert core.computed(1, b"", 0.5) == [messages.Computed(1, 0.5)]
 
 
 # --- outputs that replace inputs --------------------------------------------------------------

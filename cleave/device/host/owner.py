@@ -20,8 +20,7 @@ from cleave.device.host.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
 from cleave.machine.sensors import Sensors, read_file, usable_cores
 
-Runner: TypeAlias = Callable[[Sequence[str]], str | None]
-"""Runs a command; returns its output, or None if the command is missing or fails."""
+Runner: TypeAlias = Callable[[Sequence[str]], str | None]  # None if the command fails
 
 
 _NUMBER: Final = re.compile(r"\s*-?\d+(\.\d+)?\s*")

@@ -155,8 +155,7 @@ class DataMeter:
             return
 
 
-COOL_BY_C: Final = 5.0
-"""Degrees Celsius below the limit to which an overheated machine must cool before it computes."""
+COOL_BY_C: Final = 5.0  # below the limit, to which an overheated machine must cool
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine computes, user input within this many seconds means that the owner is back. If
