@@ -10,23 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.core import Order
+from cleave.machine import onnx_graph as onnx
 from cleave.machine.backends import Compute, MatmulBackend, execute
 from cleave.machine.graph_memory import GraphMemory
 from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, open_on_cpu, run_graph
 from cleave.machine.graph_session import GraphError
-from cleave.machine.onnx_graph import (
-    AttributeField,
-    GraphField,
-    ModelField,
-    NodeField,
-    OpsetField,
-    ProtobufError,
-    TensorField,
-    TypeField,
-    ValueField,
-    fields,
-    integers,
-)
 from cleave.protocol import limits
 
 REFUSED_OPERATIONS: Final = frozenset(
@@ -54,7 +42,7 @@ def check_graph(model: bytes | memoryview) -> None:
     """
     try:
         _Check().model(memoryview(model))
-    except ProtobufError as error:
+    except onnx.ProtobufError as error:
         raise GraphError(f"it is no ONNX model: {error}") from None
 
 
@@ -66,18 +54,18 @@ class _Check:
 
     def model(self, model: memoryview) -> None:
         graphs = 0
-        for number, value in fields(model):
+        for number, value in onnx.fields(model):
             match number:
-                case ModelField.GRAPH:
+                case onnx.ModelField.GRAPH:
                     graphs += 1
                     self.graph(_content(value), 1)
-                case ModelField.OPSET:
-                    for part, domain in fields(_content(value)):
-                        if part == OpsetField.DOMAIN:
+                case onnx.ModelField.OPSET:
+                    for part, domain in onnx.fields(_content(value)):
+                        if part == onnx.OpsetField.DOMAIN:
                             _check_domain(domain)
-                case ModelField.FUNCTION:
+                case onnx.ModelField.FUNCTION:
                     raise GraphError("a graph has no functions of its own, and this model has some")
-                case ModelField.TRAINING:
+                case onnx.ModelField.TRAINING:
                     raise GraphError("a graph does not say how it is trained, and this model does")
                 case _:
                     pass
@@ -87,15 +75,15 @@ class _Check:
     def graph(self, graph: memoryview, depth: int) -> None:
         if depth > limits.MAX_GRAPH_DEPTH:
             raise GraphError(f"graphs stand in it more than {limits.MAX_GRAPH_DEPTH} deep")
-        for number, value in fields(graph):
+        for number, value in onnx.fields(graph):
             match number:
-                case GraphField.NODE:
+                case onnx.GraphField.NODE:
                     self.node(_content(value), depth)
-                case GraphField.CONSTANT:
+                case onnx.GraphField.CONSTANT:
                     _check_tensor(_content(value))
-                case GraphField.SPARSE_CONSTANT:
+                case onnx.GraphField.SPARSE_CONSTANT:
                     raise GraphError("a graph has no sparse constants, and this model has some")
-                case GraphField.INPUT | GraphField.OUTPUT:
+                case onnx.GraphField.INPUT | onnx.GraphField.OUTPUT:
                     _check_value(_content(value))
                 case _:
                     pass
@@ -104,27 +92,27 @@ class _Check:
         self.nodes += 1
         if self.nodes > limits.MAX_GRAPH_NODES:
             raise GraphError(f"it has more than {limits.MAX_GRAPH_NODES} operations")
-        for number, value in fields(node):
+        for number, value in onnx.fields(node):
             match number:
-                case NodeField.OPERATION:
+                case onnx.NodeField.OPERATION:
                     operation = _text(value)
                     if operation in REFUSED_OPERATIONS:
                         raise GraphError(f"a graph has no operation {operation}")
-                case NodeField.DOMAIN:
+                case onnx.NodeField.DOMAIN:
                     _check_domain(value)
-                case NodeField.ATTRIBUTE:
+                case onnx.NodeField.ATTRIBUTE:
                     self.attribute(_content(value), depth)
                 case _:
                     pass
 
     def attribute(self, attribute: memoryview, depth: int) -> None:
-        for number, value in fields(attribute):
+        for number, value in onnx.fields(attribute):
             match number:
-                case AttributeField.GRAPH | AttributeField.GRAPHS:
+                case onnx.AttributeField.GRAPH | onnx.AttributeField.GRAPHS:
                     self.graph(_content(value), depth + 1)
-                case AttributeField.TENSOR | AttributeField.TENSORS:
+                case onnx.AttributeField.TENSOR | onnx.AttributeField.TENSORS:
                     _check_tensor(_content(value))
-                case AttributeField.SPARSE_TENSOR | AttributeField.SPARSE_TENSORS:
+                case onnx.AttributeField.SPARSE_TENSOR | onnx.AttributeField.SPARSE_TENSORS:
                     raise GraphError("a graph has no sparse constants, and this model has some")
                 case _:
                     pass
@@ -133,15 +121,15 @@ class _Check:
 def _check_tensor(tensor: memoryview) -> None:
     """Raise if a constant is in an external file, or declares more elements than its bytes hold."""
     most, elements, empty = _MOST_ELEMENTS_OF_A_BYTE * len(tensor), 1, False
-    for number, value in fields(tensor):
+    for number, value in onnx.fields(tensor):
         match number:
-            case TensorField.SIZE:
-                for size in integers(value):
+            case onnx.TensorField.SIZE:
+                for size in onnx.integers(value):
                     empty |= size == 0
                     elements = min(elements * max(size, 1), most + 1)
-            case TensorField.EXTERNAL_DATA:
+            case onnx.TensorField.EXTERNAL_DATA:
                 raise GraphError("a graph reads no files, and a constant of this model is in one")
-            case TensorField.DATA_LOCATION if value:
+            case onnx.TensorField.DATA_LOCATION if value:
                 raise GraphError("a graph reads no files, and a constant of this model is in one")
             case _:
                 pass
@@ -151,10 +139,10 @@ def _check_tensor(tensor: memoryview) -> None:
 
 def _check_value(value: memoryview) -> None:
     """Raise if a graph's input or output is not a tensor, for example a sequence of tensors."""
-    for number, of in fields(value):
-        if number == ValueField.TYPE:
-            for kind, _ in fields(_content(of)):
-                if kind not in (TypeField.TENSOR, TypeField.DENOTATION):
+    for number, of in onnx.fields(value):
+        if number == onnx.ValueField.TYPE:
+            for kind, _ in onnx.fields(_content(of)):
+                if kind not in (onnx.TypeField.TENSOR, onnx.TypeField.DENOTATION):
                     raise GraphError("inputs and outputs of a graph are arrays, and not all here")
 
 
@@ -168,7 +156,7 @@ def _check_domain(value: int | memoryview) -> None:
 
 def _content(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise ProtobufError("an integer stands for a text or a message")
+        raise onnx.ProtobufError("an integer stands for a text or a message")
     return value
 
 

@@ -45,7 +45,10 @@ class SavedCredentials:
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """Return `credential` and `join_code` for `hello`; a join URL's credential may be either."""
+        """Return the values of `credential` and `join_code` for `hello`.
+
+        If a credential is saved, the join URL's credential is the `join_code`.
+        """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 

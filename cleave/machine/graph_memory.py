@@ -12,6 +12,7 @@ from itertools import islice
 from math import prod
 from typing import Final
 
+from cleave.machine import onnx_graph as onnx
 from cleave.machine.graph_arrays import (
     FLOAT32,
     FOLLOWED,
@@ -28,25 +29,6 @@ from cleave.machine.graph_arrays import (
 )
 from cleave.machine.graph_operations import Given, Made, made_by
 from cleave.machine.graph_session import GraphError
-from cleave.machine.onnx_graph import (
-    AttributeField,
-    GraphField,
-    ModelField,
-    NodeField,
-    OpsetField,
-    ProtobufError,
-    ShapeField,
-    SizeField,
-    TensorField,
-    TensorTypeField,
-    TypeField,
-    ValueField,
-    fields,
-    integers,
-    name_in,
-    parts,
-    text,
-)
 
 OPSETS: Final = range(18, 24)  # supported versions of the ONNX operator set
 
@@ -90,7 +72,7 @@ class GraphMemory:
     def __init__(self, model: bytes | memoryview) -> None:
         try:
             self._graph = _read(memoryview(model))
-        except ProtobufError as error:
+        except onnx.ProtobufError as error:
             raise GraphError(f"it is no ONNX model: {error}") from None
         self._inputs = [name for name in self._graph.inputs if name not in self._graph.constants]
         self._found: dict[tuple[object, ...], int] = {}
@@ -112,7 +94,7 @@ class GraphMemory:
                 self._found.clear()
             try:
                 self._found[key] = self._peak(given, kept)
-            except ProtobufError as error:  # subgraphs are parsed only here
+            except onnx.ProtobufError as error:  # subgraphs are parsed only here
                 raise GraphError(f"it is no ONNX model: {error}") from None
         return self._found[key]
 
@@ -441,9 +423,9 @@ def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) 
 
 def _read(model: memoryview) -> _Graph:
     versions = {
-        _last(value, OpsetField.VERSION)
-        for number, value in fields(model)
-        if number == ModelField.OPSET
+        _last(value, onnx.OpsetField.VERSION)
+        for number, value in onnx.fields(model)
+        if number == onnx.ModelField.OPSET
     }
     if len(versions) != 1 or not versions <= set(OPSETS):
         raise UnboundedError(
@@ -451,25 +433,25 @@ def _read(model: memoryview) -> _Graph:
             f"graphs are of ONNX's operations {OPSETS[0]} to {OPSETS[-1]}, and this one is of "
             f"{', '.join(map(str, sorted(versions))) or 'none'}",
         )
-    return _graph_of(_joined(model, ModelField.GRAPH), inside=False)
+    return _graph_of(_joined(model, onnx.ModelField.GRAPH), inside=False)
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
     """Parse a serialized graph. The types of a subgraph's inputs follow from the operation."""
     graph = _Graph()
-    for number, value in parts(memoryview(message)):
+    for number, value in onnx.parts(memoryview(message)):
         match number:
-            case GraphField.NODE:
+            case onnx.GraphField.NODE:
                 graph.operations.append(_operation(value))
-            case GraphField.CONSTANT:
-                graph.constants[name_in(value, TensorField.NAME)] = _tensor(value)
-            case GraphField.INPUT:
-                name = name_in(value, ValueField.NAME)
+            case onnx.GraphField.CONSTANT:
+                graph.constants[onnx.name_in(value, onnx.TensorField.NAME)] = _tensor(value)
+            case onnx.GraphField.INPUT:
+                name = onnx.name_in(value, onnx.ValueField.NAME)
                 if name in graph.inputs:
                     raise UnboundedError(Refusal.NAME, f"the input {name[:60]} is there twice")
                 graph.inputs[name] = (0, []) if inside else _input(value)
-            case GraphField.OUTPUT:
-                graph.outputs.append(name_in(value, ValueField.NAME))
+            case onnx.GraphField.OUTPUT:
+                graph.outputs.append(onnx.name_in(value, onnx.ValueField.NAME))
             case _:
                 pass
     return graph
@@ -477,16 +459,16 @@ def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
 
 def _operation(message: memoryview) -> Operation:
     operation = Operation()
-    for number, value in parts(message):
+    for number, value in onnx.parts(message):
         match number:
-            case NodeField.INPUT:
-                operation.inputs.append(text(value))
-            case NodeField.OUTPUT:
-                operation.outputs.append(text(value))
-            case NodeField.OPERATION:
-                operation.name = text(value)
-            case NodeField.ATTRIBUTE:
-                name = name_in(value, AttributeField.NAME)
+            case onnx.NodeField.INPUT:
+                operation.inputs.append(onnx.text(value))
+            case onnx.NodeField.OUTPUT:
+                operation.outputs.append(onnx.text(value))
+            case onnx.NodeField.OPERATION:
+                operation.name = onnx.text(value)
+            case onnx.NodeField.ATTRIBUTE:
+                name = onnx.name_in(value, onnx.AttributeField.NAME)
                 if name in operation.attributes:
                     raise UnboundedError(
                         Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
@@ -499,41 +481,41 @@ def _operation(message: memoryview) -> Operation:
 
 def _attribute(message: memoryview) -> Attribute:
     found = Attribute()
-    for number, value in fields(message):
+    for number, value in onnx.fields(message):
         match number, value:
-            case AttributeField.INTEGER, int():
+            case onnx.AttributeField.INTEGER, int():
                 found.integer = _signed(value)
-            case AttributeField.INTEGERS, _:
-                found.integers += map(_signed, islice(integers(value), _MOST_INTEGERS))
+            case onnx.AttributeField.INTEGERS, _:
+                found.integers += map(_signed, islice(onnx.integers(value), _MOST_INTEGERS))
                 if len(found.integers) >= _MOST_INTEGERS:
                     raise UnboundedError(Refusal.SHAPE, "an attribute has too many integers")
-            case AttributeField.TEXT, memoryview():
-                found.text = text(value)
+            case onnx.AttributeField.TEXT, memoryview():
+                found.text = onnx.text(value)
             case _:
                 pass
-    found.tensor = _joined(message, AttributeField.TENSOR)
-    found.graph = _joined(message, AttributeField.GRAPH)
+    found.tensor = _joined(message, onnx.AttributeField.TENSOR)
+    found.graph = _joined(message, onnx.AttributeField.GRAPH)
     return found
 
 
 def _tensor(message: bytes | memoryview) -> Sized:
     sizes: list[int] = []
     values: list[int] = []
-    type, raw = 0, memoryview(b"")
-    for number, value in fields(memoryview(message)):
+    type, raw, most = 0, memoryview(b""), MOST_VALUES
+    for number, value in onnx.fields(memoryview(message)):
         match number, value:
-            case TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
-                sizes += map(_signed, islice(integers(value), LARGEST_RANK + 1))
-            case TensorField.TYPE, int():
+            case onnx.TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
+                sizes += map(_signed, islice(onnx.integers(value), LARGEST_RANK + 1))
+            case onnx.TensorField.TYPE, int():
                 type = value
-            case ((TensorField.INT32 | TensorField.INT64), _) if len(values) <= MOST_VALUES:
-                values += map(_signed, islice(integers(value), MOST_VALUES + 1))
-            case TensorField.BYTES, memoryview():
+            case ((onnx.TensorField.INT32 | onnx.TensorField.INT64), _) if len(values) <= most:
+                values += map(_signed, islice(onnx.integers(value), most + 1))
+            case onnx.TensorField.BYTES, memoryview():
                 raw = value
             case _:
                 pass
     found = Sized(tuple(sizes), type)
-    if len(sizes) > 1 or type not in FOLLOWED or found.elements > MOST_VALUES:
+    if len(sizes) > 1 or type not in FOLLOWED or found.elements > most:
         return found
     if len(raw):
         each = ITEM_BYTES[type]
@@ -546,17 +528,17 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
     """Return the element type and the shape of a graph input; a dynamic size is a name."""
-    kind = _joined(memoryview(_joined(message, ValueField.TYPE)), TypeField.TENSOR)
+    kind = _joined(memoryview(_joined(message, onnx.ValueField.TYPE)), onnx.TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0
     type = 0
-    for number, value in fields(memoryview(kind)):
-        if number == TensorTypeField.ELEMENT and isinstance(value, int):
+    for number, value in onnx.fields(memoryview(kind)):
+        if number == onnx.TensorTypeField.ELEMENT and isinstance(value, int):
             type = value
-        elif number == TensorTypeField.SHAPE and not isinstance(value, int):
+        elif number == onnx.TensorTypeField.SHAPE and not isinstance(value, int):
             shapes += 1
-            for part, size in parts(value):
-                if part == ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
+            for part, size in onnx.parts(value):
+                if part == onnx.ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
                     sizes.append(_number(size))
     if not shapes:
         raise UnboundedError(Refusal.SHAPE, "an input has no shape")
@@ -566,18 +548,18 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
 def _number(size: memoryview) -> int | str:
     """Return the value of a fixed size, or the name of a dynamic size."""
     found: int | str = ""
-    for number, value in fields(size):
-        if number == SizeField.NUMBER and isinstance(value, int):
+    for number, value in onnx.fields(size):
+        if number == onnx.SizeField.NUMBER and isinstance(value, int):
             found = _signed(value)
-        elif number == SizeField.NAME and isinstance(value, memoryview):
-            found = text(value)
+        elif number == onnx.SizeField.NAME and isinstance(value, memoryview):
+            found = onnx.text(value)
     return found
 
 
 def _last(message: int | memoryview, number: int) -> int:
     found = 0
     if not isinstance(message, int):
-        for part, value in fields(message):
+        for part, value in onnx.fields(message):
             if part == number and isinstance(value, int):
                 found = value
     return found
@@ -587,7 +569,7 @@ def _joined(message: memoryview, number: int) -> bytes:
     """Return the message in the field `number`; repeated messages are merged by joining their
     bytes.
     """
-    return b"".join(value for part, value in parts(message) if part == number)
+    return b"".join(value for part, value in onnx.parts(message) if part == number)
 
 
 def _signed(value: int) -> int:

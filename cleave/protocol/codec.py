@@ -229,13 +229,13 @@ class _AnyVersion(msgspec.Struct):
 
 def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
     decoder = msgspec.msgpack.Decoder(cls)
-    arguments = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(cls).items()}
-    to_check = [f.name for f in fields(cls) if arguments[f.name][1:] == (Any,)]
+    hints = typing.get_type_hints(cls)
+    to_check = [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
     to_clean = [
         f.name
         for f in fields(cls)
         if not f.metadata.get("verbatim")
-        and (typing.get_type_hints(cls)[f.name] is str or str in arguments[f.name])
+        and (hints[f.name] is str or str in typing.get_args(hints[f.name]))
     ]
     versions = _version_decoder(cls)
 
