@@ -61,12 +61,6 @@ def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memor
     payload has more than half of the payload's size, so a peer cannot cause large allocations with
     short messages.
 
-    Args:
-        coded: compressed payload.
-        dtype: dtype of the elements.
-        nbytes: size of the decompressed payload in bytes.
-        each: maps a function over the payload's chunks.
-
     Raises:
         ProtocolError: when `coded` is not a compressed payload of `nbytes` bytes.
     """

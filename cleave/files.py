@@ -98,8 +98,6 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
     error is raised, no temporary file remains.
 
     Args:
-        path: the file.
-        data: content of the new file.
         mode: permissions of the new file, less the user's umask.
         sync: whether to flush the new file to disk, so that it survives a power loss.
     """
@@ -273,7 +271,6 @@ class Lock:
     read-only file can also be locked.
 
     Args:
-        path: the file, which is created if it does not exist.
         wait_s: maximum seconds to wait until another process releases the lock.
 
     Raises:

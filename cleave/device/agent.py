@@ -82,17 +82,13 @@ class Agent:
     device.
 
     Args:
-        connect: opens a session.
         say: called with every change of the agent's state.
         look: returns whether the machine may compute now; None to compute at any time.
         stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
-        once: end after one session.
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
         drain_s: seconds to finish the current runs when the policy no longer permits computation; 0
             to disconnect at once.
-        clock: returns monotonic time in seconds.
-        sleep: coroutine that waits for a number of seconds.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 

@@ -121,10 +121,6 @@ class DeviceCore:
         """Convert a `put_coded` to a `put` message by decompressing its payload, possibly in
         another thread.
 
-        Args:
-            message: `put_coded` message from the PS.
-            each: function like `map` that decompresses the payload's chunks, possibly in parallel.
-
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
         """

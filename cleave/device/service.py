@@ -73,7 +73,6 @@ class Service:
     """The parameters of a service that runs `cleave join`.
 
     Attributes:
-        command: program and arguments to run.
         memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
         account: account that a system-wide service runs as; None for a service of the user.
     """
@@ -98,11 +97,8 @@ def places(
     """Return the paths of a service's files.
 
     Args:
-        manager: the service manager (systemd or launchd).
         system: True for a system-wide service, False for a service of the user.
         config: the user's configuration folder, usually `~/.config`.
-        home: the user's home folder.
-        root: root of the file system.
     """
     if manager is ServiceManager.SYSTEMD:
         units = root / "etc/systemd/system" if system else config / "systemd/user"

@@ -82,9 +82,6 @@ class DeviceSession:
     messages that the core returns.
 
     Args:
-        connection: connection to the PS.
-        computer: executes the orders (matrix multiplications, graphs, fetches).
-        hello: the device's first message.
         on_welcomed: called with the device's number once the PS has welcomed the device.
         on_idle: called, at most once a second, when the device holds no arrays and no runs.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.

@@ -89,7 +89,6 @@ class TorchBackend:
     because tiles arrive in and leave from host memory.
 
     Args:
-        device: `cpu`, `cuda`, `mps` or `xpu`.
         by_copies: whether to copy even on the CPU, so that tests can cover copying without an
             accelerator.
 
@@ -197,11 +196,8 @@ def measure(
     """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
 
     Args:
-        backend: the backend to measure.
         side: number of rows and columns of the square operands.
         repeats: number of timed multiplications; the fastest determines the throughput.
-        dtype: dtype of the operands and the result.
-        clock: returns the current time in seconds.
     """
     rng = np.random.default_rng(0)
     a, b = (
@@ -309,7 +305,6 @@ def choose(
         available: candidates; None for all backends that are available on this machine.
         notify: called with a sentence for each requested backend that fails or computes wrong
             results.
-        clock: returns the current time in seconds.
 
     Raises:
         UsageError: for an unknown name, or a backend that is not available.

@@ -58,8 +58,6 @@ class GraphChoice:
             is used. None to choose among all providers.
         notify: called with a sentence for each provider that is chosen or rejected, and for each
             graph that the CPU must run.
-        available: returns ONNX Runtime's names of the available providers.
-        open_with: opens a session for a graph.
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class GraphChoice:
         """Open a session with the chosen provider; the CPU runs what the provider does not support.
 
         Args:
-            model: the graph as a serialized ONNX model.
             given: dtype of each graph input; None for inputs that are not floating-point. On the
                 CPU, graphs take 16-bit inputs without an upcast before the run.
 

@@ -26,7 +26,6 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     runs.
 
     Args:
-        model: a serialized ONNX model that passed `check_graph`.
         given: dtype of the array for each input, in order; None if it is not floating-point.
 
     Raises:

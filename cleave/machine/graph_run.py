@@ -95,9 +95,7 @@ class GraphRun:
     run fails.
 
     Attributes:
-        run: ID of the `run_graph` message.
         outputs: receive the graph's outputs, in order; None for an output that is discarded.
-        flops: FLOPs of the run, as declared by the PS.
         room: returns the working memory in bytes that is available when the run starts.
     """
 
@@ -150,7 +148,6 @@ def run_graph(
     session.
 
     Args:
-        order: the request.
         make_session: opens a session at the graph's first run.
         make_memory: parses the graph at its first run, to compute its working memory.
 

@@ -91,7 +91,6 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
     role and the version fields are read.
 
     Args:
-        data: the encoded message.
         header_bytes: maximum size of the message without its payload, in bytes. Devices have a
             lower limit than other senders.
 

@@ -16,7 +16,6 @@ class DeviceCounters:
         blocks: number of requested results that the PS received.
         flops: floating-point operations that computing these results took.
         downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
-        compute_s: compute time in seconds, as reported by the device.
         energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
         failures: number of runs that failed, or whose result had another form than requested.
     """

@@ -167,7 +167,6 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
     """Connect to a server. A server with another certificate than the fingerprint's gets no data.
 
     Args:
-        target: join URL of the server.
         memory_bytes: memory in bytes that a device offers in its `hello`. It also limits the size
             of received messages. None for an operator.
 

@@ -37,7 +37,6 @@ class ConnectionLimits:
             total.
         failed, failed_per_s: failed connections allowed per address, at once and per second
             afterwards.
-        operators: maximum number of connected operators, and of connected viewers.
         unfinished_bytes: maximum total bytes of incomplete messages, without awaited task results.
     """
 

@@ -19,8 +19,6 @@ class HttpRequest:
 
     Attributes:
         path: path of the URL without the query, percent-encoded as the client sent it.
-        secure: whether the request arrived over TLS.
-        address: IP address of the client.
         host: value of the `Host` header; empty unless the client sent exactly one such header.
         forwarded: whether the request has a header that proxies add.
         trusted: whether the client sent `Sec-Fetch-Dest`. A browser sends this header only to an

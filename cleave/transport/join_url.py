@@ -27,7 +27,6 @@ class JoinUrl:
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
-        credential: credential or join code.
         server: id of the server; empty if the URL does not contain it.
         fingerprint: fingerprint of the only certificate to accept; empty to verify the certificate
             as usual.

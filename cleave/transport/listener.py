@@ -447,7 +447,6 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
     Args:
         host: host name or IP address; empty for all addresses of this machine.
         port: port to use on all addresses; 0 for any free port.
-        gate: gate that accepts or refuses connections.
 
     Raises:
         OSError: when a listener cannot be bound to an address.

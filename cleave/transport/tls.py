@@ -77,10 +77,8 @@ def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datet
     or not valid for `needed`. Only the owner can read the file.
 
     Args:
-        folder: folder that holds the certificate; created if missing.
         names: host names and IP addresses for which a new certificate is valid.
         needed: host name or IP address for which the certificate must be valid.
-        now: current time, with its time zone.
 
     Raises:
         UsageError: when the folder is not writable.
@@ -177,7 +175,6 @@ class Exposure:
     Attributes:
         context: the server's TLS context; None for plain WebSockets.
         host: host name or IP address to put into the server's URLs.
-        names: host names and IP addresses under which clients can reach the server.
         fingerprint: fingerprint of the only certificate that clients accept; empty if clients
             verify the certificate as usual, or without TLS.
     """
@@ -249,8 +246,6 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Load or create a server's certificate, and return the addresses for clients.
 
     Args:
-        host: host that the server listens on.
-        security: settings for TLS.
         now: current time, with its time zone, for the dates of a new certificate.
 
     Raises:

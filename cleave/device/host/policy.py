@@ -190,9 +190,7 @@ class Policy:
         when: conditions that must all hold.
         hours: start and end as local hours of the day; the span may cross midnight. None permits
             all hours.
-        max_temperature_c: maximum temperature in degrees Celsius; None for no limit.
         idle_after_s: seconds without user input after which the machine counts as idle.
-        data_cap: limit on sent and received bytes; None for no limit.
     """
 
     when: frozenset[Condition] = frozenset()
@@ -208,8 +206,6 @@ class Observation:
 
     Attributes:
         hour: local hour of the day, with fraction.
-        idle_s: seconds since the last user input.
-        charging: True if the machine is plugged in or has no battery.
         data_bytes: bytes sent and received in the current span of the data cap.
     """
 
