@@ -16,6 +16,7 @@ from cleave.files import (
     LOCK,
     Lock,
     LockedError,
+    cache_folder,
     check_output,
     copy_file,
     is_ours,
@@ -300,3 +301,11 @@ def test_what_is_no_lock_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="did not write"):
         Lock(path)
     assert path.read_bytes() == THESIS
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLEAVE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/cleave")
+    monkeypatch.setenv("CLEAVE_CACHE", "/mine")
+    assert cache_folder() == Path("/mine")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cleave.errors import UsageError
 from cleave.transport import addresses, tls
-from cleave.transport.join_url import JoinUrl, parse_join_url
+from cleave.transport.join_url import JoinUrl, parse_join_url, read_url, url_file
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of, parse_fingerprint
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -169,3 +169,37 @@ def test_origins_are_written_as_browsers_write_them() -> None:
     for text in ("*", "example.org", "https://*.example.org", "https://a/b", "null", "https://u@h"):
         with pytest.raises(UsageError, match="no origin"):
             addresses.parse_origin(text)
+
+
+URL = "https://192.0.2.1:8765/join#c=abcd&fp=ef"
+
+
+@pytest.mark.parametrize(
+    "text", [URL, f"{URL}\n", f"  cleave join '{URL}'\n\nvalid for 10 minutes"]
+)
+def test_a_file_holds_the_url_or_what_pair_printed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "join.url"
+    path.write_text(text)
+    assert read_url(f"@{path}") == URL
+    assert read_url(URL) == URL
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be read from .*join\.url"):
+        read_url(f"@{tmp_path / 'join.url'}")
+
+
+def test_what_is_in_a_file_without_a_url_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "viewer.token"
+    path.write_text("RJBc-secret\n")
+    with pytest.raises(UsageError, match="holds no URL") as refused:
+        read_url(f"@{path}")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_is_ones_own_and_gone_afterwards() -> None:
+    with url_file(URL) as named:
+        path = Path(named[1:])
+        assert path.stat().st_mode & 0o077 == 0
+        assert read_url(named) == URL
+    assert not path.exists()
