@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -152,12 +153,18 @@ def test_a_dictionary_and_other_formats_are_refused() -> None:
             decode(coded_by(deflated, 4, 1), DType.BF16, 8)
 
 
+@cache
+def _bomb() -> bytes:
+    """A gigabyte of zeros in a megabyte."""
+    packer = zlib.compressobj(9)
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(1024)) + packer.flush()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DType)
 def test_a_bomb_takes_no_memory(dtype: DType) -> None:
     """A gigabyte in a megabyte, for as many elements as are said, and for four."""
-    packer = zlib.compressobj(9)
-    bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(1024)) + packer.flush()
+    bomb = _bomb()
     for count, said in ((4, 4), (4, 2**30), (CODED_CHUNK, CODED_CHUNK)):
         coded = coded_by(bomb, count, dtype.itemsize - 1)
         tracemalloc.start()

@@ -394,29 +394,7 @@ class JobRecord(_Always):
 
 
 Message: TypeAlias = (
-    Hello
-    | Welcome
-    | Put
-    | PutCoded
-    | CodeResults
-    | Run
-    | Graph
-    | Concat
-    | RunGraph
-    | Fetch
-    | Computed
-    | Result
-    | ResultCoded
-    | TaskError
-    | Drop
-    | Cancel
-    | Measured
-    | Heartbeat
-    | Telemetry
-    | Drain
-    | Bye
-    | Error
-    | Request
-    | Reply
-    | JobRecord
-)
+    Hello | Welcome | Put | PutCoded | CodeResults | Run | Graph | Concat | RunGraph | Fetch
+    | Computed | Result | ResultCoded | TaskError | Drop | Cancel | Measured | Heartbeat
+    | Telemetry | Drain | Bye | Error | Request | Reply | JobRecord
+)  # fmt: skip
