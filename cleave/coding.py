@@ -81,9 +81,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress at most `CODED_CHUNK` elements, given as 16-bit words; return the parts of the
-    result.
-    """
+    """Compress elements, given as 16-bit words; return the parts of the result."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY

@@ -85,9 +85,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Create a file for unbuffered writing; raise FileExistsError if the path exists, even as a
-    link.
-    """
+    """Create a file for unbuffered writing; FileExistsError if the path exists, even as a link."""
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 

@@ -79,23 +79,18 @@ class DeviceCore:
         match message:
             case messages.Put():
                 self._put(message)
-                return []
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
             case _ if not features.may_send(message, self._features):
                 raise _not_agreed(message)
             case messages.PutCoded():
                 self._put(self.decoded(message))
-                return []
             case messages.CodeResults():
                 self.codes_results = True
-                return []
             case messages.Graph():
                 self._put_graph(message)
-                return []
             case messages.Concat():
                 self._concat(message)
-                return []
             case messages.RunGraph():
                 return [self._begin(message, self._graph_run)]
             case messages.Fetch():
@@ -105,21 +100,18 @@ class DeviceCore:
                     array = self._store.pop(name, None)
                     if array is not None:
                         self.occupied_bytes -= array.nbytes
-                return []
             case messages.Cancel():
                 for run in message.ids:
                     self._take(run)
-                return []
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
                 self._features = features.of_session(self._offered, message)
-                return []
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
+        return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Convert a `put_coded` to a `put` message by decompressing its payload, possibly in
-        another thread.
+        """Return the `put` for a `put_coded`. This may run in another thread.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -155,9 +147,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return the `drain` message, which tells the PS to send no new runs; nothing if it was
-        sent.
-        """
+        """Return the `drain` message, which asks for no new runs; nothing if it was sent."""
         if self.draining:
             return []
         self.draining = True

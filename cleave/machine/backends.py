@@ -66,9 +66,7 @@ class MatmulBackend(Protocol):
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy: upcasts 16-bit operands to fp32, and rounds a 16-bit result
-    once.
-    """
+    """Multiplies matrices with numpy: upcasts 16-bit operands, and rounds a result once."""
 
     name = "numpy"
 

@@ -45,9 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The type and shape of an array, and `values`: its elements if known, of at most one
-    dimension.
-    """
+    """The type, shape and (at most one dimension) known elements of an array."""
 
     shape: Shape
     type: int

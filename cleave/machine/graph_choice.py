@@ -129,9 +129,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Run the self-test with a setup; return why the setup must not be used, or None if it
-        passes.
-        """
+        """Return why the self-test forbids a setup; None if it passes."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:

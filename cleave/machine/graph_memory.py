@@ -51,9 +51,7 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed (sub)graph; inputs have an element type and a shape, in which a text is a dynamic
-    size.
-    """
+    """A parsed (sub)graph; a dynamic size in the shape of an input is a name."""
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -311,9 +309,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices that only matrix multiplications use, without copying
-        them.
-        """
+        """Return the transposed matrices in their original's memory: only matrix products use them."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -566,9 +562,7 @@ def _last(message: int | memoryview, number: int) -> int:
 
 
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return the message in the field `number`; repeated messages are merged by joining their
-    bytes.
-    """
+    """Return the message in the field `number`, merged from all its occurrences."""
     return b"".join(value for part, value in onnx.parts(message) if part == number)
 
 

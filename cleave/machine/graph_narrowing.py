@@ -88,9 +88,7 @@ class _Narrowing:
         return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of a new fp32 copy of a 16-bit parameter or its transpose; else the name
-        itself.
-        """
+        """Return the name of a new fp32 copy of a 16-bit parameter, or the name itself."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]

@@ -112,9 +112,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the properties of an elementwise operation's result; `each` computes one element, or
-    None.
-    """
+    """Return the properties of an elementwise result; `each` computes an element, or None."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -420,9 +418,7 @@ def _slice(operation: Operation, first: Sized, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices that a slice selects; a negative step clamps `start` to 0, unlike in
-    Python.
-    """
+    """Return the indices that a slice selects, as ONNX clamps `start` for a negative step."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)

@@ -33,9 +33,7 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """A stored array of integers, booleans or quantized weights, row-major, which only graphs can
-    take.
-    """
+    """A stored array of integers, booleans or quantized weights, for graphs only."""
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
@@ -144,8 +142,7 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph, store its outputs, and return the seconds that it took without opening the
-    session.
+    """Run a graph, store its outputs, and return the seconds without opening the session.
 
     Args:
         make_session: opens a session at the graph's first run.
@@ -265,9 +262,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return a stored array at an aligned address, which some processors need; copy it if
-    necessary.
-    """
+    """Return a stored array at an aligned address, which some processors need."""
     buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
         buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)

@@ -109,11 +109,10 @@ def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[Pro
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Map each graph output that can overwrite a graph input, such as a gradient sum, to that
-    input.
+    """Map each graph output that can overwrite a graph input to that input.
 
-    The output is the result of an addition that is the only use of the input. Overwriting is safe
-    because an addition reads each element before it writes the element.
+    The output, such as a gradient sum, is the result of an addition that is the only use of the
+    input. An addition reads each element before it writes the element.
 
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.

@@ -107,9 +107,7 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest temperature of a processor sensor, else of any sensor; None without
-        sensors.
-        """
+        """Return the highest temperature of processor sensors, else of any; None without."""
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
@@ -132,9 +130,7 @@ class Sensors:
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """Return the total discharge power of all batteries in W; None if it is unknown or not
-        discharging.
-        """
+        """Return the batteries' discharge power in W; None if unknown or not discharging."""
         watts = 0.0
         for folder in _batteries(self._root):
             if read_file(folder / "status") != "Discharging":
@@ -149,9 +145,7 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return the RAPL counters of the whole platform, else of processors and memory; may be
-        empty.
-        """
+        """Return RAPL counters of the whole platform, else of processors and memory."""
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)
@@ -168,9 +162,7 @@ class Sensors:
 
 
 class EnergyCounter:
-    """A RAPL energy counter (a folder in `sys/class/powercap`), which restarts at 0 after it
-    overflows.
-    """
+    """A RAPL energy counter, which restarts at 0 after it overflows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -240,9 +232,7 @@ class PowerMeter:
 
 
 class SessionEnergy:
-    """Reports the energy that this machine, with all its processes, used since the object's
-    creation.
-    """
+    """Reports the energy that this machine has used since the object's creation."""
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter
@@ -304,7 +294,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True on Android: Python 3.13 reports that platform, and Termux always sets
-    ANDROID_ROOT.
-    """
+    """Return True on Android, as Python 3.13 or Termux (`ANDROID_ROOT`) report it."""
     return platform == "android" or "ANDROID_ROOT" in environ

@@ -212,9 +212,7 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of a `hello` whose meaning is the same in every protocol version, except
-    `version`.
-    """
+    """The fields of a `hello` with the same meaning in every version, except `version`."""
 
     role: Any
     versions: messages.Ids = ()

@@ -306,9 +306,7 @@ class Cancel(_Always):
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the measured link rates, for a device that requested a measurement; `bye`
-    follows.
-    """
+    """PS to device: the link rates, if a measurement was requested; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE

@@ -83,9 +83,7 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Register a new pending connection; return its place, or the reason why it must be
-        refused.
-        """
+        """Return the place of a new pending connection, or the reason for a refusal."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -102,9 +100,7 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network with most connections; None if `network` has as
-        many.
-        """
+        """Return the oldest ticket of the largest network; None if `network` is as large."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None

@@ -57,11 +57,10 @@ class FrameGate:
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Inspect the bytes `data[at:]`, up to `FRAMES_AT_ONCE` frames; return where the inspection
-        ended.
+        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index of their end.
 
-        The caller may process the bytes before that index. Call the method again for the remaining
-        bytes, after the loop has served other connections.
+        The caller may process the bytes before that index, and must call the method again for the
+        rest after the loop has served other connections.
 
         Raises:
             TooMuchError: when the peer exceeds a limit.
@@ -87,9 +86,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the received bytes of the incomplete message; 0 if it may be an awaited task
-        result.
-        """
+        """Return the bytes of an incomplete message; 0 if it may be an awaited task result."""
         if not self._here:
             return 0
         if self._work is None:

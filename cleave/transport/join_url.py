@@ -22,8 +22,7 @@ JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a d
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. All fields except `address` are in the fragment, which browsers do not
-    send.
+    """A parsed join URL. Browsers do not send the fragment, which has all but `address`.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.

@@ -433,9 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted; later, the seconds allowed for
-        ending.
-        """
+        """Return the seconds left for an accepted hello; later, those for ending."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
