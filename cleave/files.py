@@ -264,7 +264,7 @@ class LockedError(CleaveError):
 class Lock:
     """An exclusive lock on a file, acquired on construction; a context manager releases it on exit.
 
-    The operating system releases the lock when the process ends, for whatever reason. While the
+    The operating system releases the lock when the process ends. While the
     lock is held, the file contains the ID and host of the holder. The file is never deleted. A
     read-only file can also be locked.
 

@@ -208,7 +208,7 @@ class _Changes:
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
     write_atomically(path, content, mode)
-    path.chmod(mode)  # whatever the umask is
+    path.chmod(mode)  # regardless of the umask
     if owner is not None:
         shutil.chown(path, owner)
 

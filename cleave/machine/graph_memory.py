@@ -309,7 +309,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices in their original's memory: only matrix products use them."""
+        """Return the transposed matrices that only matrix products use, from the original."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):

@@ -43,7 +43,7 @@ BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):
-    """The socket of an accepted connection, which tells the gate what becomes of it."""
+    """An accepted connection's socket, which reports admission, refusal and closing."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate

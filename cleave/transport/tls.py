@@ -1,7 +1,7 @@
 """TLS for servers and clients: the server's certificate, and how clients verify it.
 
 A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
-only this certificate, whatever its issuer and dates, because a device's clock may be wrong.
+only this certificate and ignores its issuer and dates, because a device's clock may be wrong.
 Creating a certificate needs the package `cryptography`, which clients do not need.
 """
 
