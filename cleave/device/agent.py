@@ -17,7 +17,7 @@ from cleave.errors import CleaveError, ProtocolError, UsageError, VersionError
 from cleave.transport.join_url import JoinUrl, parse_join_url
 
 LOOK_S: Final = 5.0  # between two checks of the machine, unless a check sets another time
-DRAIN_S: Final = 30.0  # for a draining device's current runs; the PS reassigns later ones
+DRAIN_S: Final = 30.0  # for a draining device's runs; then the PS reassigns them
 LONGEST_WAIT_S: Final = 300.0  # between two connection attempts; the first wait is at most 1 s
 STEADY_S: Final = 60.0  # of a session, after which the backoff is reset to 1 s
 
@@ -309,7 +309,7 @@ class ServerSelection:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the selected server; return home after an error."""
+        """Open a connection to the selected server; after an error, the home server is next."""
         last, self._session = self._session, None
         if last is not None and not last.welcomed:
             self._elsewhere = None

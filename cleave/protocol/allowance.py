@@ -100,7 +100,7 @@ class CancelledRuns:
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Return True if a response to a run was awaited, or is the first to a cancelled run."""
+    """Return True for an awaited response, or the first to a cancelled run, which is removed."""
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True
