@@ -67,8 +67,6 @@ class _Check:
                     raise GraphError("a graph has no functions of its own, and this model has some")
                 case onnx.ModelField.TRAINING:
                     raise GraphError("a graph does not say how it is trained, and this model does")
-                case _:
-                    pass
         if not graphs:
             raise GraphError("it is no ONNX model: it holds no graph")
 
@@ -85,8 +83,6 @@ class _Check:
                     raise GraphError("a graph has no sparse constants, and this model has some")
                 case onnx.GraphField.INPUT | onnx.GraphField.OUTPUT:
                     _check_value(_content(value))
-                case _:
-                    pass
 
     def node(self, node: memoryview, depth: int) -> None:
         self.nodes += 1
@@ -102,8 +98,6 @@ class _Check:
                     _check_domain(value)
                 case onnx.NodeField.ATTRIBUTE:
                     self.attribute(_content(value), depth)
-                case _:
-                    pass
 
     def attribute(self, attribute: memoryview, depth: int) -> None:
         for number, value in onnx.fields(attribute):
@@ -114,8 +108,6 @@ class _Check:
                     _check_tensor(_content(value))
                 case onnx.AttributeField.SPARSE_TENSOR | onnx.AttributeField.SPARSE_TENSORS:
                     raise GraphError("a graph has no sparse constants, and this model has some")
-                case _:
-                    pass
 
 
 def _check_tensor(tensor: memoryview) -> None:
@@ -131,8 +123,6 @@ def _check_tensor(tensor: memoryview) -> None:
                 raise GraphError("a graph reads no files, and a constant of this model is in one")
             case onnx.TensorField.DATA_LOCATION if value:
                 raise GraphError("a graph reads no files, and a constant of this model is in one")
-            case _:
-                pass
     if elements > most and not empty:
         raise GraphError(f"a constant is larger than its {len(tensor)} bytes")
 
@@ -174,11 +164,9 @@ class Computer(Protocol):
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """Start an order; call `done` in the event loop's thread, immediately or later."""
-        ...
 
     def close(self) -> None:
         """Cancel the orders that have not begun; return without waiting for the running order."""
-        ...
 
 
 class ComputeThread:

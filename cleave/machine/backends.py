@@ -62,7 +62,6 @@ class MatmulBackend(Protocol):
                 must be fp32 if `accumulate` is set.
             accumulate: whether to add to `out` instead of overwriting `out`.
         """
-        ...
 
 
 class NumpyBackend:

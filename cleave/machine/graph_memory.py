@@ -448,8 +448,6 @@ def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
                 graph.inputs[name] = (0, []) if inside else _input(value)
             case onnx.GraphField.OUTPUT:
                 graph.outputs.append(onnx.name_in(value, onnx.ValueField.NAME))
-            case _:
-                pass
     return graph
 
 
@@ -470,8 +468,6 @@ def _operation(message: memoryview) -> Operation:
                         Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
                     )
                 operation.attributes[name] = _attribute(value)
-            case _:
-                pass
     return operation
 
 
@@ -487,8 +483,6 @@ def _attribute(message: memoryview) -> Attribute:
                     raise UnboundedError(Refusal.SHAPE, "an attribute has too many integers")
             case onnx.AttributeField.TEXT, memoryview():
                 found.text = onnx.text(value)
-            case _:
-                pass
     found.tensor = _joined(message, onnx.AttributeField.TENSOR)
     found.graph = _joined(message, onnx.AttributeField.GRAPH)
     return found
@@ -508,8 +502,6 @@ def _tensor(message: bytes | memoryview) -> Sized:
                 values += map(_signed, islice(onnx.integers(value), most + 1))
             case onnx.TensorField.BYTES, memoryview():
                 raw = value
-            case _:
-                pass
     found = Sized(tuple(sizes), type)
     if len(sizes) > 1 or type not in FOLLOWED or found.elements > most:
         return found

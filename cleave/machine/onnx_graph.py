@@ -223,8 +223,6 @@ def read_graph(model: Bytes) -> OnnxGraph:
                         constants.add(name_in(held, TensorField.NAME))
                     case GraphField.NODE:
                         nodes.append(_node(held))
-                    case _:
-                        pass
     inputs = {name: held for name, held in inputs.items() if name not in constants}
     return OnnxGraph(opset, inputs, outputs, nodes)
 
@@ -243,8 +241,6 @@ def _node(message: memoryview) -> OnnxNode:
                 for part, held in parts(value):
                     if part in (AttributeField.GRAPH, AttributeField.GRAPHS):
                         node.enclosed |= _enclosed(held)
-            case _:
-                pass
     return node
 
 

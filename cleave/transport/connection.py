@@ -36,7 +36,6 @@ class Connection(Protocol):
 
     async def send(self, parts: Sequence[Buffer]) -> int:
         """Send the concatenation of `parts` as one message. Return the message size in bytes."""
-        ...
 
     async def receive(self) -> bytes:
         """Wait for the next message and return it.
@@ -45,15 +44,12 @@ class Connection(Protocol):
             ConnectionLostError: when no more messages can arrive.
             ProtocolError: when the message is text or too large.
         """
-        ...
 
     async def answers(self, within_s: float) -> bool:
         """Ping the peer; return whether it responded in time, or raise ConnectionLostError."""
-        ...
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
-        ...
 
 
 class Accepted(Connection, Protocol):
@@ -61,11 +57,9 @@ class Accepted(Connection, Protocol):
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
-        ...
 
     def dismiss(self) -> None:
         """Ignore further messages from the device, which was told why its session ends."""
-        ...
 
 
 @runtime_checkable

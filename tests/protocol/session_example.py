@@ -83,8 +83,6 @@ class _Talk:
                 case Done():
                     self._output.finish()
                     self._done = True
-                case _:
-                    pass
 
     def _hear(self, message: Message) -> None:
         """The device is told something; whoever is told bye answers nothing."""

@@ -31,11 +31,9 @@ class OwnerSensors(Protocol):
 
     def idle_s(self) -> float | None:
         """Return the seconds since the last user input in any session that the system shows."""
-        ...
 
     def charging(self) -> bool | None:
         """Return True if the machine is plugged in or has no battery."""
-        ...
 
     def temperature_c(self) -> float | None:
         """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
