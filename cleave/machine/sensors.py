@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from profiles.device_profile import DeviceKind
+if TYPE_CHECKING:
+    from profiles.device_profile import DeviceKind
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
 _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
@@ -286,6 +287,8 @@ _BOARDS: Final = re.compile(
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
     """Return a machine's kind: every Android machine is a phone; None for desktops and servers."""
+    from profiles.device_profile import DeviceKind  # its msgspec would slow down every command
+
     if android:
         return DeviceKind.PHONE
     if _BOARDS.search(machine.board):
