@@ -117,8 +117,8 @@ def names_in(pem: bytes) -> tuple[str, ...]:
         stated = _read(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    addresses = [str(ip) for ip in stated.get_values_for_type(x509.IPAddress)]
-    return (*(name.lower() for name in stated.get_values_for_type(x509.DNSName)), *addresses)
+    names = [name.lower() for name in stated.get_values_for_type(x509.DNSName)]
+    return (*names, *(str(ip) for ip in stated.get_values_for_type(x509.IPAddress)))
 
 
 def _read(pem: bytes) -> x509.Certificate:
