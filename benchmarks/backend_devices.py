@@ -21,10 +21,8 @@ import torch
 from benchmarks.common import resident_bytes
 from cleave.arrays import DType, empty
 from cleave.machine.backends import MatmulBackend, candidates, self_check
-from cleave.machine.graph_choice import installed, open_session
-from cleave.machine.graph_provider import ProviderSetup, setups_of
-from cleave.machine.graph_self_test import accuracy
-from cleave.machine.graph_session import GraphError
+from cleave.machine.graph_choice import accuracy, installed, open_session
+from cleave.machine.graph_session import GraphError, ProviderSetup, setups_of
 
 TORCH_DTYPES = {
     DType.FP32: torch.float32,

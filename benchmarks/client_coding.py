@@ -18,7 +18,7 @@ from typing import Protocol
 from playwright.sync_api import Page
 
 from cleave.arrays import DType
-from cleave.coding.exponents import decode
+from cleave.coding import decode
 from tests.android.jvm import Classes, compile_core
 from tests.web.browser import build_lab, chromium, serving
 

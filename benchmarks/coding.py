@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from benchmarks.client_coding import Client, chromium_coder, jvm_coder
 from benchmarks.common import make_trainer
 from cleave.arrays import DType, narrow
-from cleave.coding.exponents import decode, encode, encode_if_shorter
+from cleave.coding import decode, encode, encode_if_shorter
 from cleave.planner.coding import LINK_BYTES_PER_S
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.training.loop.job import JobSpec

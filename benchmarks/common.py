@@ -23,7 +23,7 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, Trainer, prepare
 from cleave.training.lora.adapters import load_adapted
 from cleave.training.lora.spec import LoraSpec
-from cleave.transport.url_file import url_file
+from cleave.transport.join_url import url_file
 from cleave.workload.models.build import load_model
 
 

@@ -60,8 +60,7 @@ from websockets.frames import Frame, Opcode
 from benchmarks.common import joined, resident_bytes, spread
 from cleave.device.core import DeviceCore
 from cleave.device.session import device_hello
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message

@@ -41,7 +41,7 @@ from cleave.gemm import Gemm
 from cleave.planner.plan import PsRates
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.server.fleet_server import Server
-from cleave.transport.url_file import url_file
+from cleave.transport.join_url import url_file
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 

@@ -40,7 +40,7 @@ from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.noise import noisy
-from cleave.machine.graph_provider import CPU_SETUP
+from cleave.machine.graph_session import CPU_SETUP
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName

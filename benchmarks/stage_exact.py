@@ -62,7 +62,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
-from cleave.machine.graph_provider import CPU_SETUP
+from cleave.machine.graph_session import CPU_SETUP
 from cleave.planner.coding import coded_ratio
 from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
 from cleave.planner.stages.search import plan_stages

@@ -39,7 +39,7 @@ from cleave.machine.backends import NumpyBackend
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import JobSpec
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.log_lines import logged
 

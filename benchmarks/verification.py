@@ -56,8 +56,7 @@ from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
-from cleave.machine.backends import NumpyBackend, TorchBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, TorchBackend, execute
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.scheduler.sessions.probe import FIRST_ID

@@ -32,11 +32,11 @@ from cleave.device.compute_thread import Outcome
 from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.product import GemmFuture, Side
+from cleave.machine.backends import Compute
 from cleave.machine.memory import hold_strips_well
-from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 from cleave.server.fleet_server import Server
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 
 SHAPES = [(64, 768, 768)] * 4 + [(64, 3072, 768), (64, 768, 3072)]

@@ -1,7 +1,6 @@
 """Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy array with a dtype tag. numpy has no bf16 dtype, so bf16 elements are stored
-as uint16. `Buffer.region` returns a view. `Buffer.pack` copies only arrays that are not contiguous.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are uint16.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types of matrices in the protocol. The enum values are the names in messages.
-
-    Attributes:
-        itemsize: bytes per element.
-        storage: the numpy dtype of arrays with these elements; uint16 for bf16.
-    """
+    """Element types by their names in messages; `storage` is the numpy dtype, uint16 for bf16."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -41,12 +35,7 @@ class DType(Enum):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Buffer:
-    """A matrix with a dtype tag.
-
-    Attributes:
-        array: the elements, shape (rows, columns), numpy dtype `dtype.storage`, any strides.
-        dtype: dtype of the elements.
-    """
+    """A matrix with a dtype tag: a 2-D array of numpy dtype `dtype.storage`, with any strides."""
 
     array: Array
     dtype: DType
@@ -76,10 +65,7 @@ class Buffer:
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements as bytes, row by row.
-
-        The bytes are a view of the array if the array is C-contiguous, else a copy.
-        """
+        """Return the elements as bytes, row by row: a view of a C-contiguous array, else a copy."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
@@ -99,11 +85,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a buffer that is a view of received bytes.
-
-    Raises:
-        ValueError: when `data` does not have the size of a matrix of this shape and dtype.
-    """
+    """Return a view of received bytes; raise ValueError if they do not have this shape's size."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
@@ -114,15 +96,11 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the largest magnitude of any element.
+    """Return the largest magnitude of any element; NaN if an element is NaN.
 
-    If an element is NaN, the result is NaN. Otherwise, if an element is infinite, the result is
-    infinite. The function reads the elements as integers, without copying them: floating-point
-    numbers of the same sign have the same order as their bit patterns, with NaN last.
-
-    Args:
-        data: the elements, as bytes or as a contiguous array.
-        dtype: dtype of the elements.
+    The function reads the elements, bytes or a contiguous array, as integers without copying them:
+    floating-point numbers of the same sign have the same order as their bit patterns, with NaN
+    last.
     """
     bits = 8 * dtype.itemsize
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")
@@ -136,12 +114,9 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to the nearest values of `dtype`, with ties to even.
+    """Round fp32 values to the nearest values of `dtype`, ties to even; do not copy for fp32.
 
     Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
-
-    Returns:
-        An array of dtype `dtype.storage`; `values` itself for fp32.
     """
     if dtype is DType.FP32:
         return values
@@ -157,11 +132,7 @@ def narrow(values: Array, dtype: DType) -> Array:
 
 
 def from_torch(tensor: torch.Tensor) -> Buffer:
-    """Return a buffer that shares memory with a 2-D CPU tensor.
-
-    Raises:
-        ValueError: when the tensor's dtype is not float32, bfloat16 or float16.
-    """
+    """Return a buffer on the memory of a 2-D CPU tensor; raise ValueError for other dtypes."""
     import torch
 
     names = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}

@@ -1,11 +1,8 @@
 """All of Cleave's code that opens files for writing or locks folders.
 
 No function writes through a symbolic link. A function that replaces a file replaces the link, not
-the link's target. A function that continues an existing file refuses a link. Some functions
-continue a file only if the file begins with the header of Cleave's files. `tests/test_files.py`
-checks that no other module writes files.
-
-Functions raise OSError, with an explanation for the user in `strerror`.
+its target. A function that continues an existing file refuses a link. Functions raise OSError with
+an explanation in `strerror`. `tests/test_files.py` checks that no other module writes files.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from cleave.errors import CleaveError
@@ -35,8 +31,7 @@ _OPEN: Final = _NO_FOLLOW | _BINARY
 _LINK: Final = "it is a link, and Cleave writes through none"
 _FOREIGN: Final = "Cleave did not write what is there"
 
-LOCK: Final = "lock"
-"""The name of the file that locks a folder."""
+LOCK: Final = "lock"  # the name of the file that locks a folder
 
 _HELD: Final = re.compile(rb"(\d+) (\S+)\n?")
 _LOOK_S: Final = 0.1
@@ -47,44 +42,25 @@ _LOCKED_BYTE: Final = 2**30  # beyond the end of the text: Windows makes a locke
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder whose path a user gave, and its missing parents, unless it exists.
-
-    Args:
-        mode: permissions of a new folder, less the user's umask.
-    """
+    """Create a folder whose path a user gave, and its missing parents, unless it exists."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def writable_folder(path: Path) -> None:
-    """Create a folder whose path a user gave, unless it exists, and check that it is writable.
-
-    Raises:
-        OSError: when the folder cannot be created, or is not writable.
-    """
+    """Create a folder whose path a user gave, unless it exists, and check that it is writable."""
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
         pass
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder inside one of Cleave's own folders, unless it exists.
-
-    Args:
-        mode: permissions of a new folder, less the user's umask.
-
-    Raises:
-        OSError: when the path is a link, or the folder cannot be created.
-    """
+    """Create a folder inside one of Cleave's own folders, unless it exists; refuse a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def new_folder(path: Path) -> None:
-    """Create a folder that must not exist yet, and its missing parents.
-
-    Raises:
-        FileExistsError: when the path exists.
-    """
+    """Create a folder and its missing parents; raise FileExistsError if the path exists."""
     path.mkdir(parents=True)
 
 
@@ -95,10 +71,7 @@ def refuse_link(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that new and renamed files survive a power loss.
-
-    On Windows this function does nothing.
-    """
+    """Flush a folder's entries to disk, for a power loss; on Windows, do nothing."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -112,31 +85,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Create a file, and open the file for unbuffered writing.
-
-    Args:
-        mode: permissions of the file, less the user's umask.
-
-    Raises:
-        FileExistsError: when the path exists, also as a broken link.
-    """
+    """Create a file for unbuffered writing; FileExistsError if the path exists, even as a link."""
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
     """Replace a file atomically: readers see either the old content or the new content.
 
-    Missing parent folders are created. If the path is a link, the link is replaced, and the link's
-    target does not change.
+    Missing parent folders are created. A link is replaced, and its target does not change. If an
+    error is raised, no temporary file remains.
 
     Args:
-        path: the file.
-        data: content of the new file.
         mode: permissions of the new file, less the user's umask.
         sync: whether to flush the new file to disk, so that it survives a power loss.
-
-    Raises:
-        OSError: when the new file cannot be written. No temporary file remains.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -155,14 +116,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
 
 @contextmanager
 def private_file(data: bytes, prefix: str) -> Iterator[Path]:
-    """Return a context manager with a temporary file that only the current user can read.
-
-    The value of the context manager is the path. Leaving the context deletes the file.
-
-    Args:
-        data: content of the file.
-        prefix: first characters of the file's name.
-    """
+    """Yield the path of a temporary file that only the current user can read."""
     written, name = tempfile.mkstemp(prefix=prefix)  # `mkstemp` creates files with mode 0600
     path = Path(name)
     try:
@@ -174,12 +128,7 @@ def private_file(data: bytes, prefix: str) -> Iterator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Check that `write_output` can write to a path, without changing the file.
-
-    Raises:
-        OSError: when the folder of the path does not exist or is not writable, or when the path is
-            a folder.
-    """
+    """Raise OSError if `write_output` could not write to a path; do not change the file."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
@@ -194,10 +143,7 @@ def write_output(path: Path, data: bytes) -> None:
     """Write an output file whose path a user gave, such as a plot or a report.
 
     An existing regular file is replaced (see `write_atomically`). If the path is a pipe or a
-    device, such as /dev/stdout, the data is written into the pipe or device.
-
-    Raises:
-        OSError: when the data cannot be written, or the folder of the path does not exist.
+    device, such as /dev/stdout, the data is written into it. The folder must exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
@@ -210,10 +156,7 @@ def write_output(path: Path, data: bytes) -> None:
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Save a matplotlib figure to a file whose path a user gave (see `write_output`).
 
-    Args:
-        figure: the matplotlib figure.
-        path: the file. Its suffix sets the format; without a suffix, ".png" is appended.
-        dpi: resolution in dots per inch.
+    The path's suffix sets the format; without a suffix, ".png" is appended.
 
     Raises:
         OSError: when the file cannot be written.
@@ -226,16 +169,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Open an output file that other programs read while Cleave appends to it, such as a log.
-
-    An existing regular file is first replaced by an empty file (see `write_output`).
-
-    Args:
-        path: path of the file, as a user gave it.
-
-    Raises:
-        OSError: when the file cannot be written, or the folder of the path does not exist.
-    """
+    """Open an emptied output file, such as a log, that others read while Cleave appends to it."""
     write_output(path, b"")
     if not path.is_file():
         return FileIO(path, "w")
@@ -245,11 +179,8 @@ def open_output(path: Path) -> FileIO:
 def open_to_append(path: Path) -> FileIO:
     """Open one of Cleave's own files for appending. The file is created if it does not exist.
 
-    If the file has several hard links, the file is first replaced by a copy, so that the content
-    under its other names does not change.
-
-    Raises:
-        OSError: when the file cannot be opened, or the path is a link.
+    If the file has several hard links, it is first replaced by a copy, so that the content under
+    its other names does not change. A link is refused.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     if os.fstat(file.fileno()).st_nlink <= 1:
@@ -263,16 +194,8 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
     """Open one of Cleave's own files for reading and writing, at the start of the file.
 
     The file is created if it does not exist. A file with several hard links is first replaced by a
-    copy, as in `open_to_append`.
-
-    Args:
-        path: the file.
-        header: first bytes of every file of this kind. A file that contains only the beginning of
-            the header is accepted as well.
-        mode: permissions of a new file, less the user's umask.
-
-    Raises:
-        OSError: when the file cannot be opened or has another header, or the path is a link.
+    copy, as in `open_to_append`. A link, or a file with another `header`, is refused. A file that
+    contains only the beginning of the header is accepted.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT, mode)
     if not _begins(file, header):
@@ -287,23 +210,14 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy the content of `source` to a new file at `path`.
-
-    Raises:
-        OSError: when the file cannot be copied, or `path` exists.
-    """
+    """Copy the content of `source` to a new file at `path`, which must not exist."""
     with source.open("rb") as whole, new_file(path) as file:
         while part := whole.read(2**20):
             write_all(file, part)
 
 
 def is_ours(path: Path, header: bytes) -> bool:
-    """Return True if `open_to_change` would accept an existing file.
-
-    Args:
-        path: the file.
-        header: see `open_to_change`.
-    """
+    """Return True if `open_to_change` would accept an existing file."""
     try:
         with _opened(path, os.O_RDONLY) as file:
             return _begins(file, header)
@@ -312,10 +226,7 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return True if a file begins with the header, or contains only the beginning of the header.
-
-    The file position is then at the start.
-    """
+    """Return whether a file begins with the header, or has only its beginning; rewind the file."""
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
@@ -328,15 +239,7 @@ def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
-    """Open a regular file without following a symbolic link.
-
-    Args:
-        flags: flags of `os.open`.
-        mode: permissions of a new file, less the user's umask.
-
-    Raises:
-        OSError: when the path is a link or not a regular file, or cannot be opened.
-    """
+    """Open a regular file without following a symbolic link."""
     if not flags & os.O_EXCL:
         refuse_link(path)
     descriptor = os.open(path, flags | _OPEN | getattr(os, "O_NONBLOCK", 0), mode)
@@ -351,11 +254,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """A lock is held by another process, or by other code in this process.
-
-    Attributes:
-        holder: the process that holds the lock, such as `process 4711`.
-    """
+    """A lock is held elsewhere, by `holder`, such as `process 4711`."""
 
     def __init__(self, text: str, holder: str) -> None:
         super().__init__(text)
@@ -363,14 +262,13 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """An exclusive lock on a file, acquired on construction.
+    """An exclusive lock on a file, acquired on construction; a context manager releases it on exit.
 
-    The operating system releases the lock when the process ends, for whatever reason. While the
-    lock is held, the file contains the ID and host of the process that holds the lock. The file is
-    never deleted. A lock is also a context manager that releases the lock on exit.
+    The operating system releases the lock when the process ends. While the
+    lock is held, the file contains the ID and host of the holder. The file is never deleted. A
+    read-only file can also be locked.
 
     Args:
-        path: the file, which is created if it does not exist. A read-only file can also be locked.
         wait_s: maximum seconds to wait until another process releases the lock.
 
     Raises:
@@ -415,12 +313,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _text(self) -> bytes:
@@ -463,3 +356,11 @@ def _locks(file: FileIO) -> bool:
             return False
         raise
     return True
+
+
+def cache_folder() -> Path:
+    """Return $CLEAVE_CACHE if set, otherwise the folder `cleave` in the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("CLEAVE_CACHE")
+    return Path(chosen).expanduser() if chosen else user_cache_path("cleave")

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-X: Final = "x"
-"""The input of a layer or of the loss."""
-
-Y: Final = "y"
-"""A layer's output."""
-
-DX: Final = "dx"
-"""The gradient of the loss with respect to the input."""
-
-DY: Final = "dy"
-"""The gradient of the loss with respect to the output."""
+X: Final = "x"  # the input of a layer or of the loss
+Y: Final = "y"  # A layer's output
+DX: Final = "dx"  # the gradient of the loss with respect to the input
+DY: Final = "dy"  # the gradient of the loss with respect to the output
 
 
-TARGETS: Final = "targets"
-"""The target token at each position; -100 at positions that do not contribute to the loss."""
-
-SCALE: Final = "scale"
-"""The factor by which each token's loss is multiplied: one over the tokens of the global batch."""
-
-FIRST: Final = "first"
-"""The index, in the whole LM head, of the first row of a slice of the LM head."""
-
-SLICE_COLUMNS: Final = 2
-"""Number of columns in the forward output of a slice of the LM head.
-
-For each token, the columns are the log-sum-exp and the target logit.
-"""
-
-LOSS: Final = "loss"
-"""The sum of the losses of all tokens, each multiplied by the scale."""
+TARGETS: Final = "targets"  # target token of each position; -100 if it has no loss
+SCALE: Final = "scale"  # of each token's loss: one over the tokens of the global batch
+FIRST: Final = "first"  # row in the whole LM head at which a slice begins
+SLICE_COLUMNS: Final = 2  # a slice's output for a token: log-sum-exp and target logit
+LOSS: Final = "loss"  # the sum of the losses of all tokens, each multiplied by the scale
 
 
 def parameter(name: str) -> str:
@@ -52,17 +33,10 @@ def total(name: str) -> str:
 
 
 def new_total(name: str) -> str:
-    """Return the name of the graph output for a parameter's accumulated gradient.
-
-    The output includes the gradient of the micro-batch that the graph has run.
-    """
+    """Return the graph output for a parameter's gradient, including this micro-batch."""
     return f"new:{name}"
 
 
 def activation(number: int) -> str:
-    """Return the name of an activation that the forward graph outputs for the backward graph.
-
-    Args:
-        number: index of the activation.
-    """
+    """Return the name of the activation with this index, which the backward graph takes."""
     return f"activation:{number}"

@@ -46,8 +46,7 @@ def real_time(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import asyncio
 
-    from cleave.transport.join_url import parse_join_url
-    from cleave.transport.url_file import read_url
+    from cleave.transport.join_url import parse_join_url, read_url
     from cleave_cli.own_server import own_server
     from emulator.deferred import default_backend
     from emulator.realtime import RealTimeFleet, need_descriptors

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from cleave.errors import to_install
-from cleave.machine.cache_folder import cache_folder
+from cleave.files import cache_folder
 from cleave.machine.graph_choice import installed
-from cleave.machine.graph_provider import setups_of
-from cleave.machine.graph_session import GraphError
+from cleave.machine.graph_session import GraphError, setups_of
 from cleave.machine.sensors import this_machine
 from cleave_cli.options import human_bytes
 

@@ -10,10 +10,8 @@ from cleave.errors import CleaveError, UsageError
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Role
-from cleave.transport.connect import open_connection
-from cleave.transport.connection import ConnectionLostError, WebSocketConnection
-from cleave.transport.join_url import parse_join_url
-from cleave.transport.url_file import read_url
+from cleave.transport.connection import ConnectionLostError, WebSocketConnection, open_connection
+from cleave.transport.join_url import parse_join_url, read_url
 
 
 class OperatorClient:

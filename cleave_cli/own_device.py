@@ -28,7 +28,7 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
 
     from cleave.machine.sensors import total_memory_bytes
     from cleave.server.fleet_server import serve
-    from cleave.transport.url_file import url_file
+    from cleave.transport.join_url import url_file
     from profiles.measuring.tile_timer import SessionTimer
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES

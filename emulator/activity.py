@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from cleave.device.core import Order
+from cleave.machine.backends import Compute
 from cleave.machine.graph_run import GraphRun
-from cleave.machine.multiplication import Compute
 from cleave.protocol.messages import Message
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cleave.device.core import Order
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 from profiles.thermal import ThermalState

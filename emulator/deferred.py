@@ -20,8 +20,7 @@ from cleave.arrays import Array, Buffer
 from cleave.errors import UsageError
 from cleave.fleet.product import Output
 from cleave.gemm import Span
-from cleave.machine.backends import MatmulBackend, as_buffer, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, MatmulBackend, as_buffer, execute
 from cleave.scheduler.tiles.gemm_job import GemmTask
 
 

@@ -21,8 +21,7 @@ from typing import Final
 from cleave.device.compute_thread import Outcome, compute
 from cleave.device.core import Order
 from cleave.errors import ProtocolError
-from cleave.machine.backends import MatmulBackend
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, MatmulBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
 from cleave.scheduler.sessions.probe import FIRST_ID

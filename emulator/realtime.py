@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cleave.device.agent import DRAIN_S, Agent, Look, Notice
+from cleave.device.agent import DRAIN_S, Agent, Look, Notice, ServerSelection
 from cleave.device.host.policy import Cause, Permission
-from cleave.device.server_selection import ServerSelection
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Feature, Welcome
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Presence
 from emulator.compute import EmulatedProcessor

@@ -35,8 +35,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import Placing, Runtime
-from cleave.machine.backends import MatmulBackend
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, MatmulBackend
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.planner.tiles.collector import collector_paused

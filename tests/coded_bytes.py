@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from cleave.arrays import DType
-from cleave.coding.exponents import decode, encode
+from cleave.coding import decode, encode
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK
 

@@ -27,8 +27,7 @@ from cleave.device.core import DeviceCore
 from cleave.errors import ProtocolError
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes, Planner
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import features, limits, messages
@@ -209,8 +208,6 @@ class Mutator:
                 return b""
             case 4:
                 return b"\xc6\x00"
-            case _:
-                pass
         return b"\xc6" + struct.pack(">I", max(0, length)) + payload
 
     def flipped(self, data: bytes) -> bytes:
@@ -613,8 +610,6 @@ class Arena:
                 run = random.randrange(1, 400)
             case 1 | 2 if asked:
                 run = random.choice([*asked])
-            case _:
-                pass
         task = known.expected.get(run)
         if task is not None and task.job in self.products:
             right = self._product(self.products[task.job], task.detail)
@@ -634,8 +629,6 @@ class Arena:
                 payload = payload[:-1]
             case 3:
                 rows = columns = 2**63 - 1
-            case _:
-                pass
         compute_s = random.choice((0.0, 0.25, 1e308))
         if random.random() < 0.05:  # what only runs of graphs are answered with
             return messages.Computed(run, compute_s)

@@ -6,30 +6,23 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from cleave.device.host.policy import ALLOWED, Cause, Permission
 from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
-from cleave.errors import CleaveError, ProtocolError, VersionError
+from cleave.errors import CleaveError, ProtocolError, UsageError, VersionError
+from cleave.transport.join_url import JoinUrl, parse_join_url
 
-LOOK_S: Final = 5.0
-"""Default interval between two checks of the machine, in seconds. A check may set another time."""
-
-DRAIN_S: Final = 30.0
-"""Seconds that a draining device has to finish its current runs. After this time, the device
-disconnects and the PS reassigns the unfinished runs to other devices."""
-
-LONGEST_WAIT_S: Final = 300.0
-"""Maximum backoff between two connection attempts, in seconds. The first wait is at most 1 s."""
-
-STEADY_S: Final = 60.0
-"""Session duration, in seconds, after which the backoff between attempts is reset to 1 s."""
+LOOK_S: Final = 5.0  # between two checks of the machine, unless a check sets another time
+DRAIN_S: Final = 30.0  # for a draining device's runs; then the PS reassigns them
+LONGEST_WAIT_S: Final = 300.0  # between two connection attempts; the first wait is at most 1 s
+STEADY_S: Final = 60.0  # of a session, after which the backoff is reset to 1 s
 
 INTERRUPTED: Final = "interrupted"
-ASKED: Final = "asked to stop"
-"""`ASKED` and `INTERRUPTED` are the reasons to disconnect that do not come from the policy."""
+ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come from the policy
 
 
 class State(Enum):
@@ -49,7 +42,6 @@ class Notice:
     """A change of the agent's state, for display.
 
     Attributes:
-        state: the new state.
         reason: readable reason for the change; empty for `State.READY`.
         status: status of the session that is ready, draining or closed.
         retry_s: seconds until the next connection attempt; None if no attempt is scheduled.
@@ -62,60 +54,41 @@ class Notice:
 
 
 class AgentSession(Protocol):
-    """Interface of `DeviceSession`, which runs a device over one connection to a server."""
+    """The part of `DeviceSession` that an agent uses."""
 
     @property
-    def status(self) -> DeviceStatus:
-        """Return the device's number and work counters."""
-        ...
-
+    def status(self) -> DeviceStatus: ...
     @property
-    def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
-        ...
-
+    def comes_back_s(self) -> float | None: ...
     @property
-    def moves_to(self) -> str:
-        """Return the address of the server to connect to next; empty without a redirect."""
-        ...
-
-    def run(self) -> Coroutine[Any, Any, str]:
-        """Process the server's requests until the session ends; return the reason it ended."""
-        ...
-
-    def drain(self) -> None:
-        """Tell the server to send no new requests; the session ends after the pending requests."""
-        ...
+    def moves_to(self) -> str: ...
+    def run(self) -> Coroutine[Any, Any, str]: ...
+    def drain(self) -> None: ...
 
 
+# Opens a session. The argument is called with the device's number once it is welcomed.
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
-"""Opens a session. The argument is called with the device's number once the server welcomes it."""
 
-Look: TypeAlias = Callable[[], Awaitable[Permission]]
-"""Checks the machine against the policy; returns whether the machine may compute now."""
+Look: TypeAlias = Callable[[], Awaitable[Permission]]  # whether the machine may compute now
 
 
 class Agent:
     """Keeps a machine connected to a server while the policy permits computation.
 
     With `stays`, the agent retries an unreachable server with exponential backoff. Without `stays`,
-    `run` raises if the first attempt fails, unless `known` returns True. In both modes the agent
+    `run` raises if the first attempt fails, unless `known` returns True. The agent always
     reconnects when the connection is lost or the server stops, even before the first welcome. It
-    ends when the server refuses the device permanently. Without `stays`, it also ends when the
-    server no longer needs the device.
+    ends when the server refuses the device permanently or, without `stays`, no longer needs the
+    device.
 
     Args:
-        connect: opens a session.
         say: called with every change of the agent's state.
         look: returns whether the machine may compute now; None to compute at any time.
         stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
-        once: end after one session.
-        known: returns True if the server has welcomed a device with the same credential, so that
-            a retry may succeed. By default, True once the server has welcomed this device.
-        drain_s: seconds to finish the current runs when the policy no longer permits computation;
-            0 to disconnect at once.
-        clock: returns monotonic time in seconds.
-        sleep: coroutine that waits for a number of seconds.
+        known: returns True if the server has welcomed a device with the same credential, so that a
+            retry may succeed. By default, True once the server has welcomed this device.
+        drain_s: seconds to finish the current runs when the policy no longer permits computation; 0
+            to disconnect at once.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
@@ -155,11 +128,11 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`; without `stays`, at most until the server no longer needs the device.
+        """Run until `stop`, or until the server does not need the device or refuses it for good.
 
         Raises:
-            CleaveError: when the server refuses the device permanently; without `stays`, also when
-                the first attempt reaches no server.
+            CleaveError: when the server refuses the device; without `stays`, also if none is
+                reached.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -171,10 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain the current session, then end the agent. A second call ends the agent at once.
-
-        Call this method from the agent's event loop.
-        """
+        """Drain, then end the agent; a second call ends it at once. Call it from the event loop."""
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:
             self._drain(self._session, ASKED)
@@ -198,7 +168,8 @@ class Agent:
                 reason = await self._serve(session, permission)
             except CleaveError as error:
                 for_good = self._is_for_good(error)
-                last = for_good or self._once or not (_answered(error) or self._known())
+                answered = isinstance(error, RefusedError | UnansweredError | ProtocolError)
+                last = for_good or self._once or not (answered or self._known())
                 if last and not (session is None and self._stays):
                     raise
                 reason = str(error)
@@ -220,11 +191,7 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return the reason it ended.
-
-        Raises:
-            CleaveError: when the server ended the session with an error.
-        """
+        """Run a session to its end; return the reason it ended, or raise the server's error."""
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED
@@ -318,6 +285,46 @@ class Agent:
         return told_s + longest_s * self._jitter()
 
 
-def _answered(error: CleaveError) -> bool:
-    """Return True if a server or proxy was reached, and then refused or dropped the session."""
-    return isinstance(error, RefusedError | UnansweredError | ProtocolError)
+_Opened = TypeVar("_Opened")
+
+
+class _Moving(Protocol):
+    @property
+    def moves_to(self) -> str: ...
+    @property
+    def welcomed(self) -> bool: ...
+
+
+class ServerSelection:
+    """Selects the server for the next session: the home server, or the target of a redirect.
+
+    After a redirect, the device stays with the new server while it welcomes the device. If it does
+    not answer or is full, the device returns to its home server.
+    """
+
+    def __init__(self) -> None:
+        self._session: _Moving | None = None
+        self._elsewhere: JoinUrl | None = None
+
+    async def open(
+        self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
+    ) -> _Opened:
+        """Open a connection to the selected server; after an error, the home server is next."""
+        last, self._session = self._session, None
+        if last is not None and not last.welcomed:
+            self._elsewhere = None
+        if last is not None and last.moves_to:
+            with suppress(UsageError):  # ignore an invalid address
+                # The home server knows the credential, so a server that it trusts may see it too.
+                moved = parse_join_url(last.moves_to)
+                if moved.address.startswith("wss:") or home.address.startswith("ws:"):
+                    self._elsewhere = replace(moved, credential=home.credential)
+        try:
+            return await connect(self._elsewhere or home)
+        except CleaveError:
+            self._elsewhere = None
+            raise
+
+    def at(self, session: _Moving) -> None:
+        """Record a new session, whose outcome determines the next server."""
+        self._session = session

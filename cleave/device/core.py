@@ -1,9 +1,8 @@
 """The device's protocol state machine, without sockets, clocks or computations.
 
-`DeviceCore.received` processes one message from the PS. It returns orders to execute (multiply
-matrices, run a graph, return an array) and messages to send. The caller reports the end of each
-order with `computed` or `failed`. Orders must be executed in sequence, because an order may need
-the outputs of an earlier order. The state machine reads array elements only to decompress them.
+`DeviceCore.received` turns a message from the PS into orders to execute and messages to send. The
+caller reports the end of each order with `computed` or `failed`. Orders must be executed in
+sequence, because an order may need the outputs of an earlier order.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+from cleave import coding as codes
 from cleave.arrays import DType
-from cleave.coding import coded
-from cleave.coding.exponents import Each
+from cleave.coding import Each
 from cleave.errors import ProtocolError
+from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import (
     NUMPY_DTYPES,
     Concatenated,
@@ -25,7 +25,6 @@ from cleave.machine.graph_run import (
     StoredGraph,
     StoredIndices,
 )
-from cleave.machine.multiplication import Compute, StoredArray
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Feature, Message, Op
@@ -33,10 +32,7 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15
-"""Upper bound on the FLOPs that the PS declares for one graph run. Larger declarations are clamped.
-
-The declared FLOPs are only displayed. The fastest GPU needs seconds to execute 10**15 FLOPs."""
+_MOST_FLOPS: Final = 10**15  # of one graph run, to display; the fastest GPU needs seconds for them
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
@@ -45,12 +41,10 @@ class DeviceCore:
     """Tracks a device's stored arrays and unfinished runs, and turns PS messages into actions.
 
     Args:
-        memory_bytes: memory budget that the device declared in `hello`. If the PS exceeds this
-            budget, `received` raises ProtocolError and the session ends.
-        graphs: whether `hello` offered the feature `graphs`. The feature becomes active once the
-            PS's `welcome` names it too.
-        coding: whether `hello` offered the feature `coding`. The feature becomes active once the
-            PS's `welcome` names it too.
+        memory_bytes: memory budget that `hello` declared. If the PS exceeds it, `received` raises
+            ProtocolError and the session ends.
+        graphs, coding: whether `hello` offered the feature. It becomes active once `welcome` names
+            it too.
 
     Attributes:
         codes_results: whether the PS asked for compressed results.
@@ -77,10 +71,7 @@ class DeviceCore:
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Process one message from the PS.
-
-        Returns:
-            Orders to execute and messages to send to the PS, in sequence.
+        """Return orders to execute and messages to send for one message from the PS, in sequence.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -88,23 +79,18 @@ class DeviceCore:
         match message:
             case messages.Put():
                 self._put(message)
-                return []
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
             case _ if not features.may_send(message, self._features):
                 raise _not_agreed(message)
             case messages.PutCoded():
                 self._put(self.decoded(message))
-                return []
             case messages.CodeResults():
                 self.codes_results = True
-                return []
             case messages.Graph():
                 self._put_graph(message)
-                return []
             case messages.Concat():
                 self._concat(message)
-                return []
             case messages.RunGraph():
                 return [self._begin(message, self._graph_run)]
             case messages.Fetch():
@@ -114,43 +100,29 @@ class DeviceCore:
                     array = self._store.pop(name, None)
                     if array is not None:
                         self.occupied_bytes -= array.nbytes
-                return []
             case messages.Cancel():
                 for run in message.ids:
                     self._take(run)
-                return []
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
                 self._features = features.of_session(self._offered, message)
-                return []
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
+        return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Convert a `put_coded` message to a `put` message with a decompressed payload.
-
-        This method may run in another thread.
-
-        Args:
-            message: `put_coded` message from the PS.
-            each: function like `map` that decompresses the payload's chunks, possibly in parallel.
+        """Return the `put` for a `put_coded`. This may run in another thread.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
         """
         if not features.may_send(message, self._features):
             raise _not_agreed(message)
-        self._need_room(message.id, coded.array_bytes(message))
-        return coded.put_of(message, each)
+        self._need_room(message.id, codes.array_bytes(message))
+        return codes.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Return the message that reports a finished run; nothing if the PS cancelled the run.
-
-        Args:
-            run: ID of the run.
-            payload: encoded result; ignored for graph runs, whose outputs stay on the device.
-            compute_s: computation time in seconds.
-        """
+        """Return the message for a finished run, if not cancelled; a graph run has no payload."""
         order = self._take(run)
         if order is None:
             return []
@@ -175,10 +147,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return the `drain` message, which tells the PS to send no new runs.
-
-        Further calls return no message.
-        """
+        """Return the `drain` message, which asks for no new runs; nothing if it was sent."""
         if self.draining:
             return []
         self.draining = True
@@ -378,11 +347,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(na
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return an array's size in bytes, computed from its shape.
-
-    Raises:
-        ProtocolError: when the payload has a different size.
-    """
+    """Return an array's size in bytes, computed from its shape."""
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

@@ -11,20 +11,12 @@ from pathlib import Path
 
 from cleave.errors import CleaveError
 from cleave.files import own_folder, write_atomically
-from cleave.transport.connect import plain_reason
-from cleave.transport.join_url import JoinUrl
+from cleave.transport.join_url import JoinUrl, plain_reason
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCredential:
-    """One device's credential for one server.
-
-    Attributes:
-        server: the server's ID, from the `welcome` message.
-        name: the device's name. Several devices of a machine need different names.
-        address: the server's address.
-        credential: the credential to send in the next `hello`.
-    """
+    """A device's credential for the server with the ID `server`; devices need different names."""
 
     server: str
     name: str
@@ -33,22 +25,13 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """A folder with one file per credential. Only the user can read the files.
-
-    Args:
-        folder: path of the folder, which is created when the first credential is saved.
-    """
+    """A folder with one file per credential, which only the user can read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return the saved credential of device `name` for a server; empty if none is saved.
-
-        The server is identified by the ID in the join URL, or by the address if the URL has no ID.
-        Unreadable files are ignored. The server then reports that the credential is missing, and
-        the user can join again with a new join code.
-        """
+        """Return a device's credential for a server, by ID or else address; empty if none."""
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
             if saved is None or saved.name != name:
@@ -64,19 +47,13 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return the values of `credential` and `join_code` for `hello`.
 
-        If a credential is saved, it is the `credential`, and the join URL's credential is the
-        `join_code`. Otherwise the join URL's credential is the `credential`, and `join_code` is
-        empty.
+        If a credential is saved, the join URL's credential is the `join_code`.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; replace an earlier credential with the same server and device name.
-
-        Raises:
-            CleaveError: when the file cannot be written.
-        """
+        """Save a credential, in place of one with the same server and device name."""
         # A server chooses its ID freely, so a hash of the ID and the name is the file name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"

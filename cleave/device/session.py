@@ -10,26 +10,37 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from cleave import coding
 from cleave.arrays import DType
-from cleave.coding import coded
 from cleave.device.compute_thread import Computer, Outcome
 from cleave.device.core import Action, DeviceCore, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
 from cleave.machine.memory import IDLE_BYTES
 from cleave.protocol import codec, features, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
-from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op, Role
+from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Feature, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
-VERSIONS: Final = (limits.VERSION,)
-"""Protocol versions that a device supports."""
+_DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)  # no reconnect
+_PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
-_ANSWER_S: Final = 60.0
-"""Seconds to wait for the PS's pong. On a slow link, a long message may delay the pong."""
+
+def least_wait_s(message: Bye | Error) -> float | None:
+    """Return the minimum seconds before a reconnect (table in docs/protocol.md); None for never."""
+    stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
+    if isinstance(message, Bye):
+        return None if message.code in _DONE else stated_s
+    if message.code in _PASSING:
+        return stated_s
+    known = message.code in ErrorCode.__members__.values()
+    return stated_s if stated_s > 0 and not known else None
+
+
+VERSIONS: Final = (limits.VERSION,)  # protocol versions that a device supports
+_ANSWER_S: Final = 60.0  # to wait for the pong, which a long message may delay on a slow link
 
 
 class RefusedError(CleaveError):
@@ -50,27 +61,18 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """The server closed the connection, or timed out, without sending a welcome message.
-
-    Another connection attempt may succeed.
-    """
+    """The server closed the connection, or timed out, without a welcome. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """The status of a device session, for display.
-
-    Attributes:
-        device: number that the PS assigned to the device; 0 until the PS welcomes the device.
-        done: counts of blocks, FLOPs and bytes in this session.
-    """
+    """The number of a device (0 until the PS welcomes it) and the work counters of its session."""
 
     device: int = 0
     done: DeviceCounters = field(default_factory=DeviceCounters)
 
 
-TELEMETRY_S: Final = 30.0
-"""Interval between two telemetry messages of a device, in seconds."""
+TELEMETRY_S: Final = 30.0  # interval between two telemetry messages of a device, in seconds
 
 
 class DeviceSession:
@@ -80,9 +82,6 @@ class DeviceSession:
     messages that the core returns.
 
     Args:
-        connection: connection to the PS.
-        computer: executes the orders (matrix multiplications, graphs, fetches).
-        hello: the device's first message.
         on_welcomed: called with the device's number once the PS has welcomed the device.
         on_idle: called, at most once a second, when the device holds no arrays and no runs.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
@@ -93,8 +92,7 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None if the session has not ended or ended without `bye`.
-        measured: the link rates that the PS measured. If `hello` asked for a measurement, this
-            message ends the session.
+        measured: the measured link rates; this message ends a session that asked for a measurement.
     """
 
     def __init__(
@@ -296,17 +294,17 @@ class DeviceSession:
             isinstance(message, messages.Result)
             and self.core.codes_results
             and payload_bytes(message.payload) >= CODED_LEAST_BYTES
-            and (found := await asyncio.to_thread(coded.coded_payload, message)) is not None
+            and (found := await asyncio.to_thread(coding.coded_payload, message)) is not None
         ):
-            return encode(coded.with_coded(message, found))
+            return encode(coding.with_coded(message, found))
         return encode(message)
 
     async def _watch(self) -> None:
         """Close the connection when the PS no longer answers pings.
 
-        An idle PS may send nothing for a long time, but it answers pings. Without pings, a failure
-        of the PS's machine or of the network would stay undetected for about 15 minutes, because
-        the operating system keeps accepting data to send.
+        An idle PS may send nothing for a long time, but it answers pings. Otherwise a failure of
+        the PS or the network would stay undetected for about 15 minutes, because the operating
+        system keeps accepting data to send.
         """
         with suppress(ConnectionLostError):  # `_receive_all` reports the error
             while True:
@@ -354,14 +352,10 @@ def device_hello(
     kind: DeviceKind | None = None,
     graphs: bool = False,
 ) -> messages.Hello:
-    """Return the `hello` message of this machine as a device.
+    """Return the `hello` message of this machine as a device. A rate of 0 is unknown.
 
     Args:
-        credential: credential for the PS.
-        name: name of the device.
         memory_bytes: memory budget for arrays and results.
-        flops_per_s: throughput; 0 if unknown, like the other rates.
-        downlink_bytes_per_s, uplink_bytes_per_s: link rates.
         join_code: join code to exchange for a new credential; empty for none.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cleave.files import Lock, make_folder, write_atomically
-from cleave.machine.cache_folder import cache_folder
+from cleave.files import Lock, cache_folder, make_folder, write_atomically
 
 Kept = TypeVar("Kept")
 

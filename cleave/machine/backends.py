@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -15,8 +15,36 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import CleaveError, UsageError, to_install
 
-if TYPE_CHECKING:
-    from cleave.machine.multiplication import Compute, StoredArray
+
+@dataclass(slots=True)
+class StoredArray:
+    """A floating-point array that a device stores; some backends set `used` in a multiplication."""
+
+    rows: int
+    columns: int
+    dtype: DType
+    payload: Any
+    nbytes: int
+    used: bool = False
+
+
+@dataclass(slots=True)
+class Compute:
+    """A request to multiply pairs of stored arrays and sum the products."""
+
+    run: int
+    pairs: list[tuple[StoredArray, StoredArray]]
+    transpose_a: bool
+    transpose_b: bool
+    rows: int
+    columns: int
+    out: DType
+    flops: int
+
+    @property
+    def result_bytes(self) -> int:
+        """Return the size of the result in bytes."""
+        return self.rows * self.columns * self.out.itemsize
 
 
 class MatmulBackend(Protocol):
@@ -26,7 +54,7 @@ class MatmulBackend(Protocol):
     def name(self) -> str: ...
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b.
+        """Compute out = a @ b, or out += a @ b if `accumulate` is set.
 
         Args:
             a, b: operands of the same dtype, shapes (m, k) and (k, n), any strides.
@@ -34,19 +62,14 @@ class MatmulBackend(Protocol):
                 must be fp32 if `accumulate` is set.
             accumulate: whether to add to `out` instead of overwriting `out`.
         """
-        ...
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy.
-
-    16-bit operands are upcast to fp32, and a 16-bit result is rounded once from fp32.
-    """
+    """Multiplies matrices with numpy: upcasts 16-bit operands, and rounds a result once."""
 
     name = "numpy"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b."""
         left, right = a.float32(), b.float32()
         if accumulate:
             out.array[...] += left @ right
@@ -59,11 +82,10 @@ class NumpyBackend:
 class TorchBackend:
     """Multiplies matrices with torch.
 
-    On the CPU, torch writes the result directly to `out`. For other devices, operands are copied to
-    the device and results are copied back, because tiles arrive in and leave from host memory.
+    On the CPU, torch writes directly to `out`. For other devices, operands and results are copied,
+    because tiles arrive in and leave from host memory.
 
     Args:
-        device: `cpu`, `cuda`, `mps` or `xpu`.
         by_copies: whether to copy even on the CPU, so that tests can cover copying without an
             accelerator.
 
@@ -91,7 +113,6 @@ class TorchBackend:
             torch.set_float32_matmul_precision("highest")
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """Compute out = a @ b, or out += a @ b."""
         torch = self._torch
         left, right, target = (arrays.to_torch(x) for x in (a, b, out))
         with torch.inference_mode():
@@ -112,11 +133,7 @@ class TorchBackend:
 
 
 def backend_named(name: str) -> MatmulBackend:
-    """Create the backend for a full name such as `numpy` or `torch:cuda`.
-
-    Raises:
-        ImportError: when the backend needs torch, and torch is not installed.
-    """
+    """Create the backend for a full name such as `numpy` or `torch:cuda`, which may need torch."""
     library, _, device = name.partition(":")
     return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
@@ -143,11 +160,7 @@ def as_buffer(array: StoredArray) -> Buffer:
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Multiply the pairs of a request and sum the products in fp32.
-
-    Returns:
-        A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
-    """
+    """Multiply the pairs of a request; return the fp32 sum, rounded to the dtype `order.out`."""
     pairs = []
     for stored_a, stored_b in order.pairs:
         a, b = as_buffer(stored_a), as_buffer(stored_b)
@@ -180,11 +193,8 @@ def measure(
     """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
 
     Args:
-        backend: the backend to measure.
         side: number of rows and columns of the square operands.
         repeats: number of timed multiplications; the fastest determines the throughput.
-        dtype: dtype of the operands and the result.
-        clock: returns the current time in seconds.
     """
     rng = np.random.default_rng(0)
     a, b = (
@@ -201,8 +211,8 @@ def measure(
     return Speed(backend, 2 * side**3 / max(best_s, 1e-9))
 
 
+# Maximum relative error of rounding a result; for fp32, of the summation.
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
-"""Maximum relative error of rounding a result to each dtype; for fp32, of the summation."""
 
 _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
 """Rows, columns and depth of the tested multiplications: odd sizes, a single column, and sums that
@@ -210,13 +220,10 @@ are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small matrix multiplications of a backend with fp64 results.
+    """Compare small matrix multiplications of a backend with fp64 results; return the first fault.
 
     All dtypes, transpositions and accumulation modes are tested. This detects backends that
     silently use less precision than their operands have, such as TF32 or 16-bit sums.
-
-    Returns:
-        A readable description of the first fault; None if there is no fault.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -250,12 +257,7 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that is available on this machine.
-
-    Attributes:
-        name: full name of the backend, such as `torch:cuda`.
-        make: creates the backend.
-    """
+    """A backend that is available on this machine, with its full name, such as `torch:cuda`."""
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -266,11 +268,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return the backends that are available on this machine.
-
-    Args:
-        torch: whether to include torch's backends, for which torch is imported.
-    """
+    """Return the backends that are available here; `torch` says whether to import torch."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -279,11 +277,7 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`.
-
-    Raises:
-        UsageError: when `name` is neither a short name nor a full name of a backend.
-    """
+    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`."""
     name = _SHORT.get(name, name)
     if name not in NAMES:
         raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
@@ -308,7 +302,6 @@ def choose(
         available: candidates; None for all backends that are available on this machine.
         notify: called with a sentence for each requested backend that fails or computes wrong
             results.
-        clock: returns the current time in seconds.
 
     Raises:
         UsageError: for an unknown name, or a backend that is not available.

@@ -12,20 +12,16 @@ from cleave.machine.graph_session import GraphError
 
 Shape: TypeAlias = tuple[int, ...]
 
-LARGEST_NUMBER: Final = 2**53
-"""Integers with this magnitude or more are not distinguished, because JavaScript's numbers cannot
-represent them exactly."""
+LARGEST_NUMBER: Final = 2**53  # JavaScript's numbers represent no larger integers exactly
 
 LARGEST_RANK: Final = 32
-MOST_VALUES: Final = 64
-"""Maximum elements of an array whose values are tracked."""
+MOST_VALUES: Final = 64  # maximum elements of an array whose values are tracked
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
+# bytes of an element, by ONNX's code of the supported type
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
-"""Maps ONNX's code of each supported element type to the size of an element in bytes."""
 
-FOLLOWED: Final = (INT32, INT64, BOOL)
-"""Element types of the arrays whose values are tracked."""
+FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose values are tracked
 
 
 class Refusal(StrEnum):
@@ -40,11 +36,7 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """A run's working memory cannot be computed before the run.
-
-    Attributes:
-        refusal: reason as a code; the message has the details.
-    """
+    """A run's working memory cannot be computed before the run, for the reason `refusal`."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -53,14 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The properties of an array that are known before a run.
-
-    Attributes:
-        shape: shape of the array.
-        type: ONNX's code of the element type.
-        values: elements of an integer or boolean array with at most one dimension; None if the
-            elements are unknown.
-    """
+    """The type, shape and (at most one dimension) known elements of an array."""
 
     shape: Shape
     type: int
@@ -94,12 +79,7 @@ class Sized:
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation. The field that matches the attribute's type holds the value.
-
-    Attributes:
-        integer, integers, text: value of an integer, integer list or text attribute.
-        tensor, graph: serialized value of a tensor or graph attribute.
-    """
+    """An attribute of an operation, with the value in the field of its type."""
 
     integer: int = 0
     integers: list[int] = field(default_factory=list)
@@ -110,14 +90,7 @@ class Attribute:
 
 @dataclass(slots=True)
 class Operation:
-    """An operation (node) of a graph.
-
-    Attributes:
-        name: operation type in ONNX's default domain, such as `MatMul`.
-        inputs, outputs: names of the input and output arrays; an empty name stands for an omitted
-            optional array.
-        attributes: maps names to attributes.
-    """
+    """An operation of a graph, such as `MatMul`. An empty name stands for an omitted array."""
 
     name: str = ""
     inputs: list[str] = field(default_factory=list)
@@ -135,9 +108,5 @@ class Operation:
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error to raise if the shape of the operation's result cannot be computed.
-
-        Args:
-            what: the reason, as a clause.
-        """
+        """Return the error for a result whose shape cannot be computed; `what` is a clause."""
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

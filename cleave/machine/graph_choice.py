@@ -1,33 +1,40 @@
-"""Chooses ONNX Runtime's execution provider for graphs.
+"""Chooses ONNX Runtime's execution provider: the best that computes in full fp32 precision.
 
-The choice is the best available provider that computes in full fp32 precision.
+A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Such results look
+plausible but change the trained model. So small graphs are compared with fp64 arithmetic, with
+inputs for which lower precision causes large errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from cleave.arrays import DType
 from cleave.machine.graph_narrowing import narrowed
-from cleave.machine.graph_provider import CPU_SETUP, Provider, ProviderSetup, setups_of
-from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy
-from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_session import (
+    CPU_SETUP,
+    GraphError,
+    GraphSession,
+    Provider,
+    ProviderSetup,
+    setups_of,
+)
+from cleave.machine.onnx_graph import ArrayType, Node, written
 
-OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]
-"""Opens a session for a graph with a provider setup; raises GraphError if that fails."""
+OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # or raises GraphError
 
+# Operations that take most of a layer's compute time; fused operations contain these names.
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
-"""Names of the operations that take most of a layer's compute time. The name of a fused operation
-contains the name of such an operation."""
 
 
 def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names of the installed execution providers.
-
-    Raises:
-        GraphError: when ONNX Runtime is not installed.
-    """
+    """Return ONNX Runtime's names of the installed execution providers."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -51,8 +58,6 @@ class GraphChoice:
             is used. None to choose among all providers.
         notify: called with a sentence for each provider that is chosen or rejected, and for each
             graph that the CPU must run.
-        available: returns ONNX Runtime's names of the available providers.
-        open_with: opens a session for a graph.
     """
 
     def __init__(
@@ -71,12 +76,9 @@ class GraphChoice:
         self._fault = ""  # why the last rejected setup must not be used
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session for a graph with the chosen provider.
-
-        The CPU runs the graphs and operations that the provider does not support.
+        """Open a session with the chosen provider; the CPU runs what the provider does not support.
 
         Args:
-            model: the graph as a serialized ONNX model.
             given: dtype of each graph input; None for inputs that are not floating-point. On the
                 CPU, graphs take 16-bit inputs without an upcast before the run.
 
@@ -92,7 +94,11 @@ class GraphChoice:
         except GraphError as error:
             self._notify(f"the CPU runs a graph that {setup.provider.value} cannot: {error}")
             return self._open(narrowed(model, given), CPU_SETUP)
-        heavy = _heavy(session.on_cpu)
+        heavy = ", ".join(
+            f"{count} {name}"
+            for name, count in sorted(session.on_cpu.items())
+            if any(part in name for part in _HEAVY)
+        )
         if heavy:
             self._notify(
                 f"the CPU runs parts of a graph that {setup.provider.value} has not: {heavy}"
@@ -107,11 +113,7 @@ class GraphChoice:
         return self._chosen
 
     def _choose(self) -> ProviderSetup:
-        """Return the first provider setup that passes the self-test.
-
-        Raises:
-            GraphError: when no setup passes the self-test.
-        """
+        """Return the first provider setup that passes the self-test."""
         setups = setups_of(self._asked, self._available())
         if self._asked and setups[0].provider is not self._asked:
             self._notify(
@@ -127,11 +129,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Run the self-test with a provider setup.
-
-        Returns:
-            Why the setup must not be used; None if it passes.
-        """
+        """Return why the self-test forbids a setup; None if it passes."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -148,10 +146,201 @@ class GraphChoice:
         return None
 
 
-def _heavy(operations: Mapping[str, int]) -> str:
-    """Return the compute-intensive operations among `operations` and their counts, as text."""
-    return ", ".join(
-        f"{count} {name}"
-        for name, count in sorted(operations.items())
-        if any(part in name for part in _HEAVY)
+Array: TypeAlias = npt.NDArray[Any]
+
+LARGEST_ERROR: Final = 2e-5
+"""Relative error from which on a provider does not compute in fp32. In these tests, the error of
+fp32 is at most 2e-6, and the error of TF32 is 3e-4."""
+
+_SEED: Final = 20
+_DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A test graph with inputs and fp64 outputs; `each` takes errors relative to each element."""
+
+    name: str
+    model: bytes
+    given: Mapping[str, Array]
+    wanted: Mapping[str, Array]
+    each: bool = False
+
+    def error(self, graph: GraphSession) -> float:
+        """Run the trial; return the largest relative error, infinite for NaN or a wrong shape."""
+        found = graph.run(self.given)
+        return max(
+            _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
+            for name, wanted in self.wanted.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The largest relative error in a trial, and the name of that trial."""
+
+    error: float
+    trial: str
+
+    @property
+    def full(self) -> bool:
+        """Return True if the error is small enough for full fp32 precision."""
+        return self.error < LARGEST_ERROR
+
+
+def accuracy(open_graph: Callable[[bytes], GraphSession]) -> Accuracy:
+    """Return the accuracy of the worst trial; `open_graph` prepares a serialized model to run."""
+    found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
+    return max(found, key=lambda accuracy: accuracy.error)
+
+
+def trials() -> Iterator[Trial]:
+    """Yield all trials. The trials and their inputs are the same in every call."""
+    random = np.random.default_rng(_SEED)
+
+    def normal(*shape: int) -> Array:
+        return random.standard_normal(shape, np.float32)
+
+    yield _products(normal(8, _DEPTH), normal(_DEPTH, 64), normal(_DEPTH, 32), normal(_DEPTH, 16))
+    yield _attention(normal(4, 32, 64), normal(4, 64, 32), normal(4, 32, 64))
+    yield _exponentials(np.linspace(-20, 20, 4001, dtype=np.float32).reshape(1, -1))
+    yield _curves(np.linspace(-9, 9, 4001, dtype=np.float32).reshape(1, -1))
+    yield _normalization(3 * normal(8, 768) + 1, normal(768), normal(768))
+    yield _rows(normal(64, 32), random.integers(0, 64, (48,)), random.integers(0, 16, (48, 32)))
+    yield _reductions(random.random((4, 16 * _DEPTH), np.float32))
+
+
+def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
+    """Return a trial of long dot products, whose results are small relative to the terms."""
+    model = written(
+        [
+            Node("MatMul", ["x", "w"], ["y"]),
+            Node("Transpose", ["left"], ["turned"]),
+            Node("MatMul", ["turned", "right"], ["dw"]),
+        ],
+        {
+            "x": _batch(_DEPTH),
+            "w": ArrayType(w.shape),
+            "left": _batch(32),
+            "right": _batch(16),
+        },
+        {"y": _batch(64), "dw": ArrayType([32, 16])},
     )
+    given = {"x": x, "w": w, "left": left, "right": right}
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    wanted = {"y": wide["x"] @ wide["w"], "dw": wide["left"].T @ wide["right"]}
+    return Trial("deep products", model, given, wanted)
+
+
+def _attention(q: Array, k: Array, v: Array) -> Trial:
+    """Return a trial of attention: two matrix multiplications and a softmax, with varied scores."""
+    model = written(
+        [
+            Node("MatMul", ["q", "k"], ["scores"]),
+            Node("Softmax", ["scores"], ["weights"], {"axis": -1}),
+            Node("MatMul", ["weights", "v"], ["y"]),
+        ],
+        {"q": _batch(32, 64), "k": _batch(64, 32), "v": _batch(32, 64)},
+        {"y": _batch(32, 64)},
+    )
+    scores = q.astype(np.float64) @ k
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return Trial("softmax", model, {"q": q, "k": k, "v": v}, {"y": weights @ v.astype(np.float64)})
+
+
+def _exponentials(x: Array) -> Trial:
+    model = written(
+        [Node("Exp", ["x"], ["y"])], {"x": _batch(x.shape[1])}, {"y": _batch(x.shape[1])}
+    )
+    return Trial("exponentials", model, {"x": x}, {"y": np.exp(x.astype(np.float64))}, each=True)
+
+
+def _curves(x: Array) -> Trial:
+    operations = ("Sigmoid", "Tanh", "Erf")
+    width = x.shape[1]
+    model = written(
+        [Node(operation, ["x"], [operation]) for operation in operations],
+        {"x": _batch(width)},
+        {operation: _batch(width) for operation in operations},
+    )
+    wide = x.astype(np.float64)
+    wanted = {
+        "Sigmoid": 1 / (1 + np.exp(-wide)),
+        "Tanh": np.tanh(wide),
+        "Erf": np.array([[math.erf(value) for value in wide[0]]]),
+    }
+    return Trial("curves", model, {"x": x}, wanted)
+
+
+def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
+    width = x.shape[1]
+    model = written(
+        [
+            Node("LayerNormalization", ["x", "scale", "shift"], ["layer"]),
+            Node("Mul", ["x", "x"], ["squares"]),
+            Node("ReduceMean", ["squares", "last"], ["mean"]),
+            Node("Sqrt", ["mean"], ["root"]),
+            Node("Reciprocal", ["root"], ["inverse"]),
+            Node("Mul", ["x", "inverse"], ["rms"]),
+        ],
+        {"x": _batch(width), "scale": ArrayType([width]), "shift": ArrayType([width])},
+        {"layer": _batch(width), "rms": _batch(width)},
+        {"last": np.array([-1], "<i8")},
+    )
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    layer = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
+    rms = wide / np.sqrt((wide**2).mean(-1, keepdims=True))
+    given = {"x": x, "scale": scale, "shift": shift}
+    return Trial("normalization", model, given, {"layer": layer, "rms": rms})
+
+
+def _rows(table: Array, rows: Array, places: Array) -> Trial:
+    """Return a trial that gathers rows of a table by index and adds their elements by index."""
+    model = written(
+        [
+            Node("Gather", ["table", "rows"], ["found"], {"axis": 0}),
+            Node("ScatterElements", ["zeros", "places", "found"], ["y"], {"reduction": "add"}),
+        ],
+        {
+            "table": _batch(32),
+            "rows": ArrayType(rows.shape, "int64"),
+            "places": ArrayType(places.shape, "int64"),
+            "zeros": ArrayType([16, 32]),
+        },
+        {"found": ArrayType([48, 32]), "y": ArrayType([16, 32])},
+    )
+    zeros = np.zeros((16, 32), np.float32)
+    found = table.astype(np.float64)[rows]
+    y = zeros.astype(np.float64)
+    np.add.at(y, (places, np.arange(32)), found)
+    given = {"table": table, "rows": rows, "places": places, "zeros": zeros}
+    return Trial("gather and scatter", model, given, {"found": found, "y": y})
+
+
+def _reductions(x: Array) -> Trial:
+    """Return a trial of long sums of positive numbers, for which 16-bit accumulation fails."""
+    model = written(
+        [
+            Node("ReduceSum", ["x", "last"], ["sum"]),
+            Node("LogSoftmax", ["x"], ["logs"], {"axis": -1}),
+        ],
+        {"x": _batch(x.shape[1])},
+        {"sum": _batch(1), "logs": _batch(x.shape[1])},
+        {"last": np.array([-1], "<i8")},
+    )
+    wide = x.astype(np.float64)
+    logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    return Trial("reductions", model, {"x": x}, {"sum": wide.sum(-1, keepdims=True), "logs": logs})
+
+
+def _batch(*shape: int) -> ArrayType:
+    return ArrayType(["batch", *shape])
+
+
+def _error(found: Array, wanted: Array, scale: Array) -> float:
+    if found.shape != wanted.shape:
+        return math.inf
+    off = float((np.abs(found.astype(np.float64) - wanted) / scale).max())
+    return math.inf if math.isnan(off) else off

@@ -1,9 +1,6 @@
-"""Computes the working memory of a graph's run before the run.
+"""Computes the working memory of a graph's run before the run (docs/protocol.md, *Working memory*).
 
-A small model may create large arrays. So this module computes the sizes of all arrays from the
-shapes of the inputs, as docs/protocol.md (*Working memory*) specifies. It then goes through the
-operations in order and finds the maximum total size of the arrays that are in memory at the same
-time. All models must have passed `check_graph`.
+A small model may create large arrays. All models must have passed `check_graph`.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from itertools import islice
 from math import prod
 from typing import Final
 
+from cleave.machine import onnx_graph as onnx
 from cleave.machine.graph_arrays import (
     FLOAT32,
     FOLLOWED,
@@ -31,27 +29,11 @@ from cleave.machine.graph_arrays import (
 )
 from cleave.machine.graph_operations import Given, Made, made_by
 from cleave.machine.graph_session import GraphError
-from cleave.machine.onnx_fields import (
-    AttributeField,
-    GraphField,
-    ModelField,
-    NodeField,
-    OpsetField,
-    ShapeField,
-    SizeField,
-    TensorField,
-    TensorTypeField,
-    TypeField,
-    ValueField,
-)
-from cleave.machine.onnx_graph import text
-from cleave.machine.protobuf import ProtobufError, fields, integers
 
-OPSETS: Final = range(18, 24)
-"""Supported versions of the ONNX operator set."""
+OPSETS: Final = range(18, 24)  # supported versions of the ONNX operator set
 
+# operations whose output shares the memory of the input
 _VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operations whose output shares the memory of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +51,7 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed graph or subgraph.
-
-    Attributes:
-        inputs: maps the name of each input to its element type and shape, in order. A dynamic size
-            in a shape is a name.
-        outputs: names of the outputs, in order.
-        constants: maps names to constants.
-        operations: operations in order.
-    """
+    """A parsed (sub)graph; a dynamic size in the shape of an input is a name."""
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -86,10 +60,7 @@ class _Graph:
 
 
 class GraphMemory:
-    """Computes the working memory of the runs of one graph.
-
-    Args:
-        model: a serialized ONNX model that passed `check_graph`.
+    """Computes the working memory of the runs of one serialized ONNX model.
 
     Raises:
         UnboundedError: when the model has an unsupported operator set or element type.
@@ -99,7 +70,7 @@ class GraphMemory:
     def __init__(self, model: bytes | memoryview) -> None:
         try:
             self._graph = _read(memoryview(model))
-        except ProtobufError as error:
+        except onnx.ProtobufError as error:
             raise GraphError(f"it is no ONNX model: {error}") from None
         self._inputs = [name for name in self._graph.inputs if name not in self._graph.constants]
         self._found: dict[tuple[object, ...], int] = {}
@@ -121,7 +92,7 @@ class GraphMemory:
                 self._found.clear()
             try:
                 self._found[key] = self._peak(given, kept)
-            except ProtobufError as error:  # subgraphs are parsed only here
+            except onnx.ProtobufError as error:  # subgraphs are parsed only here
                 raise GraphError(f"it is no ONNX model: {error}") from None
         return self._found[key]
 
@@ -154,20 +125,7 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 
 
 class _Pass:
-    """One pass through a graph whose inputs have known shapes, to compute the sizes of all arrays.
-
-    Args:
-        graph: the graph or subgraph.
-        inputs: maps the names of the graph's inputs to their properties.
-        outer: maps the names of arrays in the enclosing graphs to their properties.
-
-    Attributes:
-        known: maps the name of each array to its properties.
-        enclosed: names of this graph's arrays that its subgraphs use.
-
-    Raises:
-        UnboundedError: when the size of an array cannot be computed.
-    """
+    """Computes the sizes of all arrays of a graph whose inputs have known shapes."""
 
     def __init__(
         self, graph: _Graph, inputs: Mapping[str, Sized], outer: Mapping[str, Sized]
@@ -217,13 +175,7 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Return a pass through the subgraph of an operation.
-
-        Args:
-            operation: the operation.
-            name: name of the attribute that holds the subgraph.
-            inputs: properties of the subgraph's inputs.
-        """
+        """Return a pass through the subgraph of an operation."""
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -276,14 +228,7 @@ class _Pass:
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return True if an input's only use is an addition whose result is a stored output.
-
-        That output then overwrites the input's memory.
-
-        Args:
-            name: name of the input.
-            wanted: names of the stored outputs.
-        """
+        """Return True if a stored output overwrites an input, which is only added to something."""
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
             return False
@@ -300,12 +245,7 @@ class _Pass:
 
         This is the larger of two peaks: the peak in the model's order of operations, and 2/3 of the
         peak if each operation runs as late as possible. ONNX Runtime uses the second order, but
-        fusion of operations changes it.
-
-        Args:
-            kept: names of the outputs that do not count.
-            widened: maps the name of each input that is upcast where it is used to the size of the
-                upcast copy in bytes.
+        fusion of operations changes it. `widened` maps upcast inputs to the bytes of their copies.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -319,13 +259,7 @@ class _Pass:
         kept: Set[str],
         widened: Mapping[str, int],
     ) -> int:
-        """Return the peak size in bytes if operations run in a given order.
-
-        Args:
-            order: indices of the operations.
-            memory: see `_memory`.
-            kept, widened: see `peak_bytes`.
-        """
+        """Return the peak size in bytes if operations run in a given order."""
         owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
         uses = Counter(owner for each in owners for owner in each)
         uses.update(memory.get(name, "") for name in set(self.outputs))  # in memory until the end
@@ -344,8 +278,8 @@ class _Pass:
     def _memory(self, kept: Set[str]) -> dict[str, str]:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
-        The name is empty if the memory does not count. For example, a matrix multiplication result
-        whose only use is an addition to an input, for a stored output, uses that output's memory.
+        The name is empty if the memory does not count: a matrix product that is only added to an
+        input, for a stored output, uses that output's memory.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -375,13 +309,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the names of the transposed matrices that only matrix multiplications use.
-
-        A matrix multiplication reads such a matrix from the memory of the original matrix.
-
-        Args:
-            ends: names of the arrays that are outputs or that subgraphs use.
-        """
+        """Return the transposed matrices that only matrix products use, from the original."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -401,8 +329,7 @@ class _Pass:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
         The order is a depth-first traversal that starts at the last operation whose outputs no
-        operation uses. The operations that compute the inputs of an operation precede it. Among
-        them, the traversal visits the last in the model first.
+        operation uses. Among an operation's inputs, it visits the last in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -469,17 +396,7 @@ def _open(sizes: Sequence[int | str]) -> int:
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return the properties of an input whose dynamic size follows from the number of elements.
-
-    Args:
-        name: name of the input, for errors.
-        type: ONNX's code of the element type.
-        sizes: shape of the input; a dynamic size is a name.
-        given: the array that a run passes to the input.
-
-    Raises:
-        UnboundedError: when the array does not have the input's shape.
-    """
+    """Return the properties of an input. Its dynamic size follows from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -502,9 +419,9 @@ def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) 
 
 def _read(model: memoryview) -> _Graph:
     versions = {
-        _last(value, OpsetField.VERSION)
-        for number, value in fields(model)
-        if number == ModelField.OPSET
+        _last(value, onnx.OpsetField.VERSION)
+        for number, value in onnx.fields(model)
+        if number == onnx.ModelField.OPSET
     }
     if len(versions) != 1 or not versions <= set(OPSETS):
         raise UnboundedError(
@@ -512,95 +429,81 @@ def _read(model: memoryview) -> _Graph:
             f"graphs are of ONNX's operations {OPSETS[0]} to {OPSETS[-1]}, and this one is of "
             f"{', '.join(map(str, sorted(versions))) or 'none'}",
         )
-    return _graph_of(_joined(model, ModelField.GRAPH), inside=False)
+    return _graph_of(_joined(model, onnx.ModelField.GRAPH), inside=False)
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Parse a serialized graph.
-
-    Args:
-        message: the graph.
-        inside: whether it is a subgraph. The types of a subgraph's inputs are not read, because
-            they follow from the operation.
-    """
+    """Parse a serialized graph. The types of a subgraph's inputs follow from the operation."""
     graph = _Graph()
-    for number, value in _messages(memoryview(message)):
+    for number, value in onnx.parts(memoryview(message)):
         match number:
-            case GraphField.NODE:
+            case onnx.GraphField.NODE:
                 graph.operations.append(_operation(value))
-            case GraphField.CONSTANT:
-                graph.constants[_name(value, TensorField.NAME)] = _tensor(value)
-            case GraphField.INPUT:
-                name = _name(value, ValueField.NAME)
+            case onnx.GraphField.CONSTANT:
+                graph.constants[onnx.name_in(value, onnx.TensorField.NAME)] = _tensor(value)
+            case onnx.GraphField.INPUT:
+                name = onnx.name_in(value, onnx.ValueField.NAME)
                 if name in graph.inputs:
                     raise UnboundedError(Refusal.NAME, f"the input {name[:60]} is there twice")
                 graph.inputs[name] = (0, []) if inside else _input(value)
-            case GraphField.OUTPUT:
-                graph.outputs.append(_name(value, ValueField.NAME))
-            case _:
-                pass
+            case onnx.GraphField.OUTPUT:
+                graph.outputs.append(onnx.name_in(value, onnx.ValueField.NAME))
     return graph
 
 
 def _operation(message: memoryview) -> Operation:
     operation = Operation()
-    for number, value in _messages(message):
+    for number, value in onnx.parts(message):
         match number:
-            case NodeField.INPUT:
-                operation.inputs.append(text(value))
-            case NodeField.OUTPUT:
-                operation.outputs.append(text(value))
-            case NodeField.OPERATION:
-                operation.name = text(value)
-            case NodeField.ATTRIBUTE:
-                name = _name(value, AttributeField.NAME)
+            case onnx.NodeField.INPUT:
+                operation.inputs.append(onnx.text(value))
+            case onnx.NodeField.OUTPUT:
+                operation.outputs.append(onnx.text(value))
+            case onnx.NodeField.OPERATION:
+                operation.name = onnx.text(value)
+            case onnx.NodeField.ATTRIBUTE:
+                name = onnx.name_in(value, onnx.AttributeField.NAME)
                 if name in operation.attributes:
                     raise UnboundedError(
                         Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
                     )
                 operation.attributes[name] = _attribute(value)
-            case _:
-                pass
     return operation
 
 
 def _attribute(message: memoryview) -> Attribute:
     found = Attribute()
-    for number, value in fields(message):
+    for number, value in onnx.fields(message):
         match number, value:
-            case AttributeField.INTEGER, int():
+            case onnx.AttributeField.INTEGER, int():
                 found.integer = _signed(value)
-            case AttributeField.INTEGERS, _:
-                found.integers += map(_signed, islice(integers(value), _MOST_INTEGERS))
+            case onnx.AttributeField.INTEGERS, _:
+                found.integers += map(_signed, islice(onnx.integers(value), _MOST_INTEGERS))
                 if len(found.integers) >= _MOST_INTEGERS:
                     raise UnboundedError(Refusal.SHAPE, "an attribute has too many integers")
-            case AttributeField.TEXT, memoryview():
-                found.text = text(value)
-            case _:
-                pass
-    found.tensor = _joined(message, AttributeField.TENSOR)
-    found.graph = _joined(message, AttributeField.GRAPH)
+            case onnx.AttributeField.TEXT, memoryview():
+                found.text = onnx.text(value)
+    found.tensor = _joined(message, onnx.AttributeField.TENSOR)
+    found.graph = _joined(message, onnx.AttributeField.GRAPH)
     return found
 
 
 def _tensor(message: bytes | memoryview) -> Sized:
     sizes: list[int] = []
     values: list[int] = []
-    type, raw = 0, memoryview(b"")
-    for number, value in fields(memoryview(message)):
+    type, raw, most = 0, memoryview(b""), MOST_VALUES
+    for number, value in onnx.fields(memoryview(message)):
         match number, value:
-            case TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
-                sizes += map(_signed, islice(integers(value), LARGEST_RANK + 1))
-            case TensorField.TYPE, int():
+            case onnx.TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
+                sizes += map(_signed, islice(onnx.integers(value), LARGEST_RANK + 1))
+            case onnx.TensorField.TYPE, int():
                 type = value
-            case ((TensorField.INT32 | TensorField.INT64), _) if len(values) <= MOST_VALUES:
-                values += map(_signed, islice(integers(value), MOST_VALUES + 1))
-            case TensorField.BYTES, memoryview():
+            case ((onnx.TensorField.INT32 | onnx.TensorField.INT64), _) if len(values) <= most:
+                values += map(_signed, islice(onnx.integers(value), most + 1))
+            case onnx.TensorField.BYTES, memoryview():
                 raw = value
-            case _:
-                pass
     found = Sized(tuple(sizes), type)
-    if len(sizes) > 1 or type not in FOLLOWED or found.elements > MOST_VALUES:
+    if len(sizes) > 1 or type not in FOLLOWED or found.elements > most:
         return found
     if len(raw):
         each = ITEM_BYTES[type]
@@ -613,17 +516,17 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
     """Return the element type and the shape of a graph input; a dynamic size is a name."""
-    kind = _joined(memoryview(_joined(message, ValueField.TYPE)), TypeField.TENSOR)
+    kind = _joined(memoryview(_joined(message, onnx.ValueField.TYPE)), onnx.TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0
     type = 0
-    for number, value in fields(memoryview(kind)):
-        if number == TensorTypeField.ELEMENT and isinstance(value, int):
+    for number, value in onnx.fields(memoryview(kind)):
+        if number == onnx.TensorTypeField.ELEMENT and isinstance(value, int):
             type = value
-        elif number == TensorTypeField.SHAPE and not isinstance(value, int):
+        elif number == onnx.TensorTypeField.SHAPE and not isinstance(value, int):
             shapes += 1
-            for part, size in _messages(value):
-                if part == ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
+            for part, size in onnx.parts(value):
+                if part == onnx.ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
                     sizes.append(_number(size))
     if not shapes:
         raise UnboundedError(Refusal.SHAPE, "an input has no shape")
@@ -633,45 +536,26 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
 def _number(size: memoryview) -> int | str:
     """Return the value of a fixed size, or the name of a dynamic size."""
     found: int | str = ""
-    for number, value in fields(size):
-        if number == SizeField.NUMBER and isinstance(value, int):
+    for number, value in onnx.fields(size):
+        if number == onnx.SizeField.NUMBER and isinstance(value, int):
             found = _signed(value)
-        elif number == SizeField.NAME and isinstance(value, memoryview):
-            found = text(value)
+        elif number == onnx.SizeField.NAME and isinstance(value, memoryview):
+            found = onnx.text(value)
     return found
 
 
 def _last(message: int | memoryview, number: int) -> int:
     found = 0
     if not isinstance(message, int):
-        for part, value in fields(message):
+        for part, value in onnx.fields(message):
             if part == number and isinstance(value, int):
                 found = value
     return found
 
 
-def _name(message: memoryview, number: int) -> str:
-    """Return the last text in the field `number` of a message; empty if there is none."""
-    found = ""
-    for part, value in _messages(message):
-        if part == number:
-            found = text(value)
-    return found
-
-
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return the message in the field `number`. If the field is repeated, join its messages.
-
-    Joining the bytes of messages merges them, as protobuf requires for repeated fields.
-    """
-    return b"".join(value for part, value in _messages(message) if part == number)
-
-
-def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and bytes of each field that is a text, bytes or a message."""
-    for number, value in fields(message):
-        if not isinstance(value, int):
-            yield number, value
+    """Return the message in the field `number`, merged from all its occurrences."""
+    return b"".join(value for part, value in onnx.parts(message) if part == number)
 
 
 def _signed(value: int) -> int:

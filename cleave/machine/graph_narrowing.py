@@ -1,8 +1,8 @@
 """Rewrites graphs to take 16-bit inputs and upcast each input where it is used, to save memory.
 
 A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple the parameters'
-memory. In a rewritten graph each use of a parameter has its own `Cast`, so that a matrix exists in
-fp32 only during one matrix multiplication.
+memory. In a rewritten graph each use has its own `Cast`, so a matrix exists in fp32 only during one
+matrix multiplication.
 """
 
 from __future__ import annotations
@@ -11,23 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from cleave.arrays import DType
-from cleave.machine.onnx_fields import (
-    AttributeField,
-    GraphField,
-    ModelField,
-    NodeField,
-    ShapeField,
-    SizeField,
-    TensorTypeField,
-    TypeField,
-    ValueField,
-)
-from cleave.machine.onnx_graph import OnnxGraph, OnnxNode, read_graph
-from cleave.machine.protobuf import content, fields, integer
+from cleave.machine import onnx_graph as onnx
+from cleave.machine.graph_session import ONNX_ELEMENTS
 
 _FLOAT: Final = 1
-_ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's codes of element types
-_INTEGER: Final = 2  # ONNX's code of the integer attribute type
 _FIRST_OPSET: Final = 13  # first operator set in which `Cast` supports bf16
 _PREFIX: Final = "narrowed"
 
@@ -35,46 +22,41 @@ _PREFIX: Final = "narrowed"
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     """Return an equivalent model that takes 16-bit inputs wherever the given arrays are 16-bit.
 
-    Inputs with a dynamic shape stay fp32. They are activations, whose dtype may differ between
+    Inputs with a dynamic shape stay fp32: they are activations, whose dtype may differ between
     runs.
 
     Args:
-        model: a serialized ONNX model that passed `check_graph`.
         given: dtype of the array for each input, in order; None if it is not floating-point.
 
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.
     """
-    if not any(dtype in _ELEMENTS for dtype in given):
+    if not any(dtype in ONNX_ELEMENTS for dtype in given):
         return model
-    graph = read_graph(model)
+    graph = onnx.read_graph(model)
     if graph.opset < _FIRST_OPSET or len(given) != len(graph.inputs):
         return model
     dtypes = {
         name: dtype
         for (name, value), dtype in zip(graph.inputs.items(), given, strict=True)
-        if dtype in _ELEMENTS and _is_fixed_float(value) and _is_plain(graph, name)
+        if dtype in ONNX_ELEMENTS and _is_fixed_float(value) and _is_plain(graph, name)
     }
     return _Narrowing(graph, dtypes).written(model) if dtypes else model
 
 
 class _Narrowing:
-    """Rewrites a graph to take 16-bit inputs.
+    """Rewrites a graph to take the 16-bit inputs in `dtypes`.
 
-    The rewritten graph lists all casts before the other operations. ONNX Runtime computes the
-    inputs of an operation in reverse order of their listing. So a cast that is listed first runs
-    last, right before the operation that uses the result.
-
-    Args:
-        graph: the graph.
-        dtypes: maps the name of each input to rewrite to its 16-bit dtype.
+    The rewritten graph lists all casts first. ONNX Runtime computes an operation's inputs in
+    reverse order of their listing. So a cast that is listed first runs right before the operation
+    that uses its result.
     """
 
-    def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
+    def __init__(self, graph: onnx.OnnxGraph, dtypes: dict[str, DType]) -> None:
         self._dtypes = dtypes
         # A transposed parameter is upcast only where it is used, like the parameter itself. So map
         # the name of each such array to the parameter's name and the `Transpose` nodes to repeat.
-        self._turned: dict[str, tuple[str, list[OnnxNode]]] = {n: (n, []) for n in dtypes}
+        self._turned: dict[str, tuple[str, list[onnx.OnnxNode]]] = {n: (n, []) for n in dtypes}
         self._made = 0
         self._first: list[bytes] = []
         self._rest: list[bytes] = []
@@ -90,32 +72,28 @@ class _Narrowing:
 
     def written(self, model: bytes) -> bytes:
         """Return the serialized model with the rewritten graph in place of the original graph."""
-        nodes = [content(GraphField.NODE, node) for node in (*self._first, *self._rest)]
+        nodes = [onnx.content(onnx.GraphField.NODE, node) for node in (*self._first, *self._rest)]
         others, rest = [], []
-        for number, value in fields(memoryview(model)):
-            if number != ModelField.GRAPH:
+        for number, value in onnx.fields(memoryview(model)):
+            if number != onnx.ModelField.GRAPH:
                 rest.append(_field(number, value))
                 continue
             assert isinstance(value, memoryview)
-            for part, held in fields(value):
-                if part == GraphField.INPUT:
+            for part, held in onnx.fields(value):
+                if part == onnx.GraphField.INPUT:
                     assert isinstance(held, memoryview)
-                    others.append(content(part, self._input(held)))
-                elif part != GraphField.NODE:
+                    others.append(onnx.content(part, self._input(held)))
+                elif part != onnx.GraphField.NODE:
                     others.append(_field(part, held))
-        return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
+        return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of an fp32 copy of an array, for one use of the array.
-
-        For a 16-bit parameter or its transpose, this adds a `Cast` and the transposes to the graph.
-        The name of any other array is returned unchanged.
-        """
+        """Return the name of a new fp32 copy of a 16-bit parameter, or the name itself."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
         at = self._next()
-        self._first.append(_cast(parameter, at))
+        self._first.append(onnx.written_node(onnx.Node("Cast", [parameter], [at], {"to": _FLOAT})))
         for turn in turns:
             before, at = at, self._next()
             self._first.append(_renamed(turn, [before], [at]))
@@ -127,89 +105,66 @@ class _Narrowing:
 
     def _input(self, value: memoryview) -> bytes:
         """Return the serialized description of a graph input with the new element type."""
-        parts = list(fields(value))
-        name = "".join(str(v, "utf-8") for n, v in parts if n == ValueField.NAME)  # type: ignore[arg-type]
+        parts = list(onnx.fields(value))
+        name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
             return bytes(value)
-        element = integer(TensorTypeField.ELEMENT, _ELEMENTS[self._dtypes[name]])
+        element = onnx.integer(onnx.TensorTypeField.ELEMENT, ONNX_ELEMENTS[self._dtypes[name]])
         # In protobuf the last value of a field counts, so append the new element type.
-        more = content(ValueField.TYPE, content(TypeField.TENSOR, element))
+        more = onnx.content(onnx.ValueField.TYPE, onnx.content(onnx.TypeField.TENSOR, element))
         return bytes(value) + more
 
 
-def _is_plain(graph: OnnxGraph, name: str) -> bool:
+def _is_plain(graph: onnx.OnnxGraph, name: str) -> bool:
     """Return True if an array is not an output of the graph and no subgraph uses it."""
     return name not in graph.outputs and all(name not in node.enclosed for node in graph.nodes)
 
 
 def _is_fixed_float(value: memoryview) -> bool:
-    """Return True if a graph input is fp32 and its shape has no dynamic size.
-
-    Args:
-        value: serialized description of the input.
-    """
+    """Return True if a graph input is fp32 and its shape has no dynamic size."""
     shapes = 0
-    for number, held in _inside(value, ValueField.TYPE, TypeField.TENSOR):
-        if number == TensorTypeField.ELEMENT and held != _FLOAT:
+    for number, held in _inside(value, onnx.ValueField.TYPE, onnx.TypeField.TENSOR):
+        if number == onnx.TensorTypeField.ELEMENT and held != _FLOAT:
             return False
-        if number == TensorTypeField.SHAPE and isinstance(held, memoryview):
+        if number == onnx.TensorTypeField.SHAPE and isinstance(held, memoryview):
             shapes += 1
-            for part, size in fields(held):
-                sizes = fields(size) if isinstance(size, memoryview) else ()
-                if part == ShapeField.SIZE and [n for n, _ in sizes] != [SizeField.NUMBER]:
+            for part, size in onnx.fields(held):
+                sizes = onnx.fields(size) if isinstance(size, memoryview) else ()
+                fixed = [n for n, _ in sizes] == [onnx.SizeField.NUMBER]
+                if part == onnx.ShapeField.SIZE and not fixed:
                     return False
     return shapes == 1
 
 
 def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
-    """Return the fields of all messages that a path of field numbers leads to.
-
-    Args:
-        message: the outermost message.
-        path: a field number for each nesting level.
-    """
-    found = list(fields(message))
+    """Return the fields of all messages that a path of field numbers leads to."""
+    found = list(onnx.fields(message))
     for number in path:
         found = [
             inner
             for part, value in found
             if part == number and isinstance(value, memoryview)
-            for inner in fields(value)
+            for inner in onnx.fields(value)
         ]
     return found
 
 
-def _cast(name: str, output: str) -> bytes:
-    to = (
-        content(AttributeField.NAME, "to"),
-        integer(AttributeField.INTEGER, _FLOAT),
-        integer(AttributeField.TYPE, _INTEGER),
-    )
-    return b"".join(
-        (
-            content(NodeField.INPUT, name),
-            content(NodeField.OUTPUT, output),
-            content(NodeField.OPERATION, "Cast"),
-            content(NodeField.ATTRIBUTE, *to),
-        )
-    )
-
-
-def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Serialize a node with other inputs and outputs, and without the node's name."""
-    kept = (NodeField.OPERATION, NodeField.ATTRIBUTE, NodeField.DOMAIN)
+    kept = (onnx.NodeField.OPERATION, onnx.NodeField.ATTRIBUTE, onnx.NodeField.DOMAIN)
     return b"".join(
         (
-            *(content(NodeField.INPUT, name) for name in inputs),
-            *(content(NodeField.OUTPUT, name) for name in outputs),
-            *(_field(number, v) for number, v in fields(node.message) if number in kept),
+            *(onnx.content(onnx.NodeField.INPUT, name) for name in inputs),
+            *(onnx.content(onnx.NodeField.OUTPUT, name) for name in outputs),
+            *(_field(number, v) for number, v in onnx.fields(node.message) if number in kept),
         )
     )
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Serialize a field that `fields` parsed.
-
-    Fixed-length fields are not supported, because ONNX has none in the messages used here.
-    """
-    return integer(number, value) if isinstance(value, int) else content(number, bytes(value))
+    """Serialize a parsed field. ONNX has no fixed-length fields in the messages used here."""
+    return (
+        onnx.integer(number, value)
+        if isinstance(value, int)
+        else onnx.content(number, bytes(value))
+    )

@@ -1,8 +1,6 @@
-"""The supported operations of graphs, and rules for the shapes of the operations' results.
+"""The supported operations of graphs (docs/protocol.md, *Operations*), and their results' shapes.
 
-docs/protocol.md (*Operations*) lists the operations. The shape of a result is the shape of an
-input, the broadcast shape of the inputs, or a shape that integer inputs specify. So the values of
-small integer arrays are tracked.
+A shape may depend on integer inputs. So the elements of small integer arrays are tracked.
 """
 
 from __future__ import annotations
@@ -27,48 +25,33 @@ from cleave.machine.graph_arrays import (
     UnboundedError,
 )
 
-Given: TypeAlias = Sequence[Sized | None]
-"""The properties of each input of an operation; None for an omitted optional input."""
+Given: TypeAlias = Sequence[Sized | None]  # None for an omitted optional input
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The properties of an operation's result.
-
-    Attributes:
-        outputs: properties of the output arrays, in order.
-        working_bytes: temporary memory of the operation in bytes, without inputs and outputs.
-    """
+    """An operation's outputs, in order, and its temporary memory without inputs and outputs."""
 
     outputs: Sequence[Sized]
     working_bytes: int = 0
 
 
-_Rule: TypeAlias = Callable[[Operation, Given], Sized | Made]
+_Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Compute the properties of an operation's result.
-
-    Args:
-        operation: an operation without a subgraph.
-        given: properties of the operation's inputs.
-
-    Raises:
-        UnboundedError: when the operation is not supported, or when the properties of the inputs do
-            not determine the shape of the result.
-    """
+    """Return the properties of a result; raise UnboundedError if they are not known."""
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
-    found = rule(operation, given)
+    found = rule(operation, _input(operation, given, 0), given)
     return Made([found]) if isinstance(found, Sized) else found
 
 
 # --- helpers of the rules -----------------------------------------------------------------------
 
 
-def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
+def _input(operation: Operation, given: Given, number: int) -> Sized:
     found = given[number] if number < len(given) else None
     if found is None:
         raise operation.refused(f"it has no input {number}")
@@ -76,14 +59,7 @@ def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an integer input.
-
-    Args:
-        number: index of the input.
-
-    Raises:
-        UnboundedError: when the input is missing, or its elements are not known before the run.
-    """
+    """Return the elements of an integer input."""
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -121,13 +97,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the properties of an array, including its elements if it is small enough to track.
-
-    Args:
-        shape: shape of the array.
-        type: ONNX's code of the element type.
-        values: elements of the array; None if they are unknown.
-    """
+    """Return the properties of an array, including its elements if it is small enough to track."""
     if (
         values is None
         or type not in FOLLOWED
@@ -142,15 +112,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the properties of an elementwise operation's result.
-
-    Args:
-        operation: the operation.
-        arrays: properties of the inputs, which are broadcast together.
-        type: ONNX's code of the result's element type.
-        each: computes an element of the result; returns None if the element is unknown. None if no
-            elements are tracked.
-    """
+    """Return the properties of an elementwise result; `each` computes an element, or None."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -181,22 +143,16 @@ def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
 # --- rules ------------------------------------------------------------------------------------
 
 
-def _same(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _same(operation: Operation, first: Sized, given: Given) -> Sized:
     return Sized(first.shape, first.type)
 
 
-def _negated(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _negated(operation: Operation, first: Sized, given: Given) -> Sized:
     return _one_by_one(operation, [first], first.type, _exact(lambda a: -a))
 
 
-def _truth_of(operation: Operation, given: Given) -> Sized:
-    return Sized(_input(operation, given).shape, BOOL)
-
-
 def _arithmetic(calculate: Callable[[int, int], int | None] | None = None) -> _Rule:
-    def rule(operation: Operation, given: Given) -> Made:
+    def rule(operation: Operation, first: Sized, given: Given) -> Made:
         arrays = [_input(operation, given, number) for number in range(max(len(given), 1))]
         each = _exact(calculate) if calculate and len(arrays) == 2 else None
         found = _one_by_one(operation, arrays, arrays[0].type, each)
@@ -206,14 +162,14 @@ def _arithmetic(calculate: Callable[[int, int], int | None] | None = None) -> _R
 
 
 def _comparison(calculate: Callable[[int, int], bool] | None = None) -> _Rule:
-    def rule(operation: Operation, given: Given) -> Sized:
+    def rule(operation: Operation, first: Sized, given: Given) -> Sized:
         arrays = [_input(operation, given, number) for number in range(2)]
         return _one_by_one(operation, arrays, BOOL, _exact(calculate) if calculate else None)
 
     return rule
 
 
-def _where(operation: Operation, given: Given) -> Made:
+def _where(operation: Operation, first: Sized, given: Given) -> Made:
     condition, yes, no = (_input(operation, given, number) for number in range(3))
     found = _one_by_one(
         operation, [condition, yes, no], yes.type, _exact(lambda c, a, b: a if c else b)
@@ -221,34 +177,26 @@ def _where(operation: Operation, given: Given) -> Made:
     return Made([found], 2 * found.nbytes)  # ONNX Runtime holds both selections at the same time
 
 
-def _cast(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _cast(operation: Operation, first: Sized, given: Given) -> Sized:
     to = operation.integer("to", 0)
     if to == BOOL:
         return _one_by_one(operation, [first], to, lambda a: int(a != 0))
     return _one_by_one(operation, [first], to, _exact(lambda a: a))
 
 
-def _cast_like(operation: Operation, given: Given) -> Sized:
-    return Sized(_input(operation, given).shape, _input(operation, given, 1).type)
-
-
-def _softmax(operation: Operation, given: Given) -> Made:
-    first = _input(operation, given)
+def _softmax(operation: Operation, first: Sized, given: Given) -> Made:
     rank = max(len(first.shape), 1)
     last = _axis(operation, operation.integer("axis", -1), rank) == rank - 1
     return Made([Sized(first.shape, first.type)], 0 if last else 2 * first.nbytes)
 
 
-def _layer_normalization(operation: Operation, given: Given) -> Made:
-    first = _input(operation, given)
+def _layer_normalization(operation: Operation, first: Sized, given: Given) -> Made:
     axis = _axis(operation, operation.integer("axis", -1), len(first.shape))
     rest = Sized((*first.shape[:axis], *(1 for _ in first.shape[axis:])), FLOAT32)
     return Made([Sized(first.shape, first.type), rest, rest])
 
 
-def _reduced(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _reduced(operation: Operation, first: Sized, given: Given) -> Sized:
     rank = len(first.shape)
     axes = _optional_values(operation, given, 1)
     if not axes:
@@ -269,8 +217,7 @@ def _reduced(operation: Operation, given: Given) -> Sized:
     return _followed(shape, first.type, found)
 
 
-def _arg(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _arg(operation: Operation, first: Sized, given: Given) -> Sized:
     axis = _axis(operation, operation.integer("axis", 0), len(first.shape))
     return Sized(_without(first.shape, [axis], keep=operation.integer("keepdims", 1)), INT64)
 
@@ -281,8 +228,8 @@ def _without(shape: Shape, axes: Sequence[int], *, keep: int) -> Shape:
     )
 
 
-def _matmul(operation: Operation, given: Given) -> Sized:
-    a, b = (_input(operation, given, number) for number in range(2))
+def _matmul(operation: Operation, first: Sized, given: Given) -> Sized:
+    a, b = first, _input(operation, given, 1)
     if not a.shape or not b.shape:
         raise operation.refused("an input has no dimension")
     left = a.shape if len(a.shape) > 1 else (1, *a.shape)
@@ -295,8 +242,8 @@ def _matmul(operation: Operation, given: Given) -> Sized:
     return Sized((*batch, *rows, *columns), a.type)
 
 
-def _gemm(operation: Operation, given: Given) -> Sized:
-    a, b = (_input(operation, given, number) for number in range(2))
+def _gemm(operation: Operation, first: Sized, given: Given) -> Sized:
+    a, b = first, _input(operation, given, 1)
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise operation.refused("an input is no matrix")
     rows, depth = a.shape[::-1] if operation.integer("transA", 0) else a.shape
@@ -306,8 +253,8 @@ def _gemm(operation: Operation, given: Given) -> Sized:
     return Sized((rows, columns), a.type)
 
 
-def _conv(operation: Operation, given: Given) -> Made:
-    x, w = (_input(operation, given, number) for number in range(2))
+def _conv(operation: Operation, first: Sized, given: Given) -> Made:
+    x, w = first, _input(operation, given, 1)
     rank = len(x.shape) - 2
     auto = operation.attributes.get("auto_pad")
     strides = operation.integers("strides") or [1] * rank
@@ -330,8 +277,8 @@ def _conv(operation: Operation, given: Given) -> Made:
     return Made([found], columns.nbytes + x.nbytes + found.nbytes)
 
 
-def _shape(operation: Operation, given: Given) -> Sized:
-    shape = _input(operation, given).shape
+def _shape(operation: Operation, first: Sized, given: Given) -> Sized:
+    shape = first.shape
     rank = len(shape)
     found = shape[slice(*(
         min(max(end + rank if end < 0 else end, 0), rank)
@@ -340,12 +287,12 @@ def _shape(operation: Operation, given: Given) -> Sized:
     return _followed((len(found),), INT64, found)
 
 
-def _size(operation: Operation, given: Given) -> Sized:
-    return _followed((), INT64, [_input(operation, given).elements])
+def _size(operation: Operation, first: Sized, given: Given) -> Sized:
+    return _followed((), INT64, [first.elements])
 
 
-def _reshape(operation: Operation, given: Given) -> Sized:
-    first, wanted = _input(operation, given), list(_values(operation, given, 1))
+def _reshape(operation: Operation, first: Sized, given: Given) -> Sized:
+    wanted = list(_values(operation, given, 1))
     if not operation.integer("allowzero", 0):
         for at, size in enumerate(wanted):
             if size == 0:
@@ -361,8 +308,7 @@ def _reshape(operation: Operation, given: Given) -> Sized:
     return _followed(found.shape, first.type, first.values)
 
 
-def _transpose(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _transpose(operation: Operation, first: Sized, given: Given) -> Sized:
     rank = len(first.shape)
     order = operation.integers("perm")
     if order is None:
@@ -372,8 +318,7 @@ def _transpose(operation: Operation, given: Given) -> Sized:
     return Sized(tuple(first.shape[axis] for axis in order), first.type)
 
 
-def _squeeze(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _squeeze(operation: Operation, first: Sized, given: Given) -> Sized:
     axes = _optional_values(operation, given, 1)
     if axes is None:
         gone = [at for at, size in enumerate(first.shape) if size == 1]
@@ -384,8 +329,8 @@ def _squeeze(operation: Operation, given: Given) -> Sized:
     return _followed(_without(first.shape, gone, keep=0), first.type, first.values)
 
 
-def _unsqueeze(operation: Operation, given: Given) -> Sized:
-    first, axes = _input(operation, given), _values(operation, given, 1)
+def _unsqueeze(operation: Operation, first: Sized, given: Given) -> Sized:
+    axes = _values(operation, given, 1)
     rank = len(first.shape) + len(axes)
     new = _axes(operation, axes, rank)
     sizes = iter(first.shape)
@@ -393,8 +338,7 @@ def _unsqueeze(operation: Operation, given: Given) -> Sized:
     return _followed(shape, first.type, first.values)
 
 
-def _flatten(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _flatten(operation: Operation, first: Sized, given: Given) -> Sized:
     rank = len(first.shape)
     axis = operation.integer("axis", 1)
     if not -rank <= axis <= rank:
@@ -403,12 +347,8 @@ def _flatten(operation: Operation, given: Given) -> Sized:
     return Sized((prod(first.shape[:axis]), prod(first.shape[axis:])), first.type)
 
 
-def _identity(operation: Operation, given: Given) -> Sized:
-    return _input(operation, given)
-
-
-def _expand(operation: Operation, given: Given) -> Sized:
-    first, wanted = _input(operation, given), _values(operation, given, 1)
+def _expand(operation: Operation, first: Sized, given: Given) -> Sized:
+    wanted = _values(operation, given, 1)
     if any(size < 0 for size in wanted):
         raise operation.refused(f"there is no shape {list(wanted)}")
     shape = _broadcast(operation, [first.shape, wanted])
@@ -418,14 +358,14 @@ def _expand(operation: Operation, given: Given) -> Sized:
     return _followed(shape, first.type, values)
 
 
-def _tile(operation: Operation, given: Given) -> Sized:
-    first, times = _input(operation, given), _values(operation, given, 1)
+def _tile(operation: Operation, first: Sized, given: Given) -> Sized:
+    times = _values(operation, given, 1)
     if len(times) != len(first.shape):
         raise operation.refused(f"shape {list(first.shape)} is not repeated {list(times)} times")
     return Sized(tuple(map(int.__mul__, first.shape, times)), first.type)
 
 
-def _concat(operation: Operation, given: Given) -> Sized:
+def _concat(operation: Operation, first: Sized, given: Given) -> Sized:
     arrays = [_input(operation, given, number) for number in range(max(len(given), 1))]
     first = arrays[0]
     axis = _axis(operation, operation.integer("axis", 0), len(first.shape))
@@ -440,8 +380,7 @@ def _concat(operation: Operation, given: Given) -> Sized:
     return _followed(shape, first.type, values)
 
 
-def _split(operation: Operation, given: Given) -> Made:
-    first = _input(operation, given)
+def _split(operation: Operation, first: Sized, given: Given) -> Made:
     axis = _axis(operation, operation.integer("axis", 0), len(first.shape))
     size = first.shape[axis]
     parts = _optional_values(operation, given, 1)
@@ -458,8 +397,7 @@ def _split(operation: Operation, given: Given) -> Made:
     )
 
 
-def _slice(operation: Operation, given: Given) -> Sized:
-    first = _input(operation, given)
+def _slice(operation: Operation, first: Sized, given: Given) -> Sized:
     rank = len(first.shape)
     starts, ends = (_values(operation, given, number) for number in (1, 2))
     axes = _optional_values(operation, given, 3)
@@ -480,18 +418,15 @@ def _slice(operation: Operation, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices that a slice of a dimension of length `size` selects.
-
-    With a negative step, `start` is clamped to 0 or more, unlike in Python.
-    """
+    """Return the indices that a slice selects, as ONNX clamps `start` for a negative step."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)
     return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
 
 
-def _gather(operation: Operation, given: Given) -> Sized:
-    first, places = (_input(operation, given, number) for number in range(2))
+def _gather(operation: Operation, first: Sized, given: Given) -> Sized:
+    places = _input(operation, given, 1)
     axis = _axis(operation, operation.integer("axis", 0), len(first.shape))
     shape = (*first.shape[:axis], *places.shape, *first.shape[axis + 1 :])
     values = None
@@ -502,17 +437,13 @@ def _gather(operation: Operation, given: Given) -> Sized:
     return _followed(shape, first.type, values)
 
 
-def _gather_elements(operation: Operation, given: Given) -> Sized:
-    return Sized(_input(operation, given, 1).shape, _input(operation, given).type)
-
-
-def _scatter(operation: Operation, given: Given) -> Made:
-    first, places = (_input(operation, given, number) for number in range(2))
+def _scatter(operation: Operation, first: Sized, given: Given) -> Made:
+    places = _input(operation, given, 1)
     return Made([Sized(first.shape, first.type)], places.nbytes)
 
 
-def _gather_nd(operation: Operation, given: Given) -> Sized:
-    first, places = (_input(operation, given, number) for number in range(2))
+def _gather_nd(operation: Operation, first: Sized, given: Given) -> Sized:
+    places = _input(operation, given, 1)
     batch = operation.integer("batch_dims", 0)
     if not places.shape or not 0 <= batch < len(places.shape):
         raise operation.refused("its indices have no last dimension")
@@ -522,8 +453,8 @@ def _gather_nd(operation: Operation, given: Given) -> Sized:
     return Sized((*places.shape[:-1], *first.shape[at:]), first.type)
 
 
-def _pad(operation: Operation, given: Given) -> Sized:
-    first, pads = _input(operation, given), _values(operation, given, 1)
+def _pad(operation: Operation, first: Sized, given: Given) -> Sized:
+    pads = _values(operation, given, 1)
     axes = _optional_values(operation, given, 3)
     found = _axes(operation, range(len(first.shape)) if axes is None else axes, len(first.shape))
     if len(pads) != 2 * len(found):
@@ -534,31 +465,23 @@ def _pad(operation: Operation, given: Given) -> Sized:
     return Sized(tuple(shape), first.type)
 
 
-def _range(operation: Operation, given: Given) -> Sized:
+def _range(operation: Operation, first: Sized, given: Given) -> Sized:
     start, limit, step = (_values(operation, given, number) for number in range(3))
     numbers = (*start, *limit, *step)
     if len(numbers) != 3 or not numbers[2] or max(map(abs, numbers)) >= LARGEST_NUMBER:
         raise operation.refused(f"there is no range of {list(numbers)}")
     found = range(*numbers)
     values = list(found) if len(found) <= MOST_VALUES else None
-    return _followed((len(found),), _input(operation, given).type, values)
+    return _followed((len(found),), first.type, values)
 
 
-def _top(operation: Operation, given: Given) -> Made:
-    first, count = _input(operation, given), _values(operation, given, 1)
+def _top(operation: Operation, first: Sized, given: Given) -> Made:
+    count = _values(operation, given, 1)
     axis = _axis(operation, operation.integer("axis", -1), len(first.shape))
     if len(count) != 1:
         raise operation.refused("it says no number of elements")
     shape = (*first.shape[:axis], count[0], *first.shape[axis + 1 :])
     return Made([Sized(shape, first.type), Sized(shape, INT64)], first.nbytes)
-
-
-def _divided(a: int, b: int) -> int | None:
-    return a // b if a >= 0 and b > 0 else None
-
-
-def _remainder(a: int, b: int) -> int | None:
-    return a % b if a >= 0 and b > 0 else None
 
 
 _SAME: Final = (
@@ -576,7 +499,9 @@ _BROADCAST: Final = ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Pow",
 
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(_SAME, _same),
-    **dict.fromkeys(("IsInf", "IsNaN", "Not"), _truth_of),
+    **dict.fromkeys(
+        ("IsInf", "IsNaN", "Not"), lambda operation, first, given: Sized(first.shape, BOOL)
+    ),
     **dict.fromkeys(_BROADCAST, _arithmetic()),
     **dict.fromkeys(("And", "Or", "Xor"), _comparison()),
     **dict.fromkeys(_REDUCING, _reduced),
@@ -584,27 +509,31 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),
     "Add": _arithmetic(int.__add__),
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda operation, first, given: Sized(
+        first.shape, _input(operation, given, 1).type
+    ),
     "Concat": _concat,
     "Conv": _conv,
-    "Div": _arithmetic(_divided),
+    "Div": _arithmetic(lambda a, b: a // b if a >= 0 and b > 0 else None),
     "Equal": _comparison(int.__eq__),
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda operation, first, given: Sized(
+        _input(operation, given, 1).shape, first.type
+    ),
     "GatherND": _gather_nd,
     "Gemm": _gemm,
     "Greater": _comparison(int.__gt__),
     "GreaterOrEqual": _comparison(int.__ge__),
-    "Identity": _identity,
+    "Identity": lambda operation, first, given: first,
     "LayerNormalization": _layer_normalization,
     "Less": _comparison(int.__lt__),
     "LessOrEqual": _comparison(int.__le__),
     "MatMul": _matmul,
     "Max": _arithmetic(max),
     "Min": _arithmetic(min),
-    "Mod": _arithmetic(_remainder),
+    "Mod": _arithmetic(lambda a, b: a % b if a >= 0 and b > 0 else None),
     "Mul": _arithmetic(int.__mul__),
     "Neg": _negated,
     "Pad": _pad,
@@ -623,5 +552,3 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
-HOLDING_TENSORS: Final = ("Constant", "ConstantOfShape")
-"""Names of the operations with a tensor attribute."""

@@ -1,7 +1,4 @@
-"""Runs graphs on a device, with the arrays and graphs that the device stores.
-
-`cleave.device.core` creates the requests `GraphRun` and `FetchRun`.
-"""
+"""Runs graphs on a device, with the arrays and graphs that the device stores."""
 
 from __future__ import annotations
 
@@ -15,25 +12,18 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, DType
+from cleave.machine.backends import StoredArray, as_buffer
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.machine.multiplication import StoredArray
 
+# Element types of non-floating-point arrays, which only graphs can take as inputs.
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
-"""Element types of non-floating-point arrays, which only graphs can take as inputs."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredGraph:
-    """A graph that a device received and stores.
-
-    Attributes:
-        model: serialized ONNX model.
-        nbytes: size that counts towards the device's memory, in bytes.
-        memory: computes the working memory of the graph's runs; None before the first run.
-        session: the open session that runs the graph; None before the first run.
-    """
+    """A graph that a device received. Its first run creates `memory` and `session`."""
 
     model: bytes | memoryview
     nbytes: int
@@ -43,13 +33,7 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """A stored array of integers, booleans or quantized weights, which only graphs can take.
-
-    Attributes:
-        payload: the elements, row-major.
-        dtype: numpy dtype of the elements.
-        nbytes: size of the payload in bytes.
-    """
+    """A stored array of integers, booleans or quantized weights, for graphs only."""
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
@@ -63,8 +47,8 @@ class Kept:
     Attributes:
         nbytes: size in bytes, as declared by the PS.
         value: the output array; None until it is computed.
-        replaces: the older output with the same ID that the run takes as an input and then
-            replaces by this output; None if there is no such output, or after the run.
+        replaces: the older output with the same ID that the run takes as an input and then replaces
+            by this output; None if there is no such output, or after the run.
         returned: whether a `result` shares the array's memory, which must then stay unchanged.
     """
 
@@ -76,12 +60,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Concatenated:
-    """An array that was received in several parts because it is too large for one message.
-
-    Attributes:
-        parts: arrays with consecutive rows of the whole array; empty once they are concatenated.
-        rows, columns, dtype, nbytes: shape, element type and size in bytes of the whole array.
-    """
+    """An array that came in several parts, because it is too large for one message."""
 
     parts: Sequence[StoredArray]
     rows: int
@@ -96,14 +75,13 @@ class Concatenated:
             whole = arrays.empty(self.rows, self.columns, self.dtype)
             first = 0
             for part in self.parts:
-                whole.array[first : first + part.rows] = _buffer(part).array
+                whole.array[first : first + part.rows] = as_buffer(part).array
                 first += part.rows
             self._whole, self.parts = whole, ()
         return self._whole
 
 
-GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
-"""An array that a run passes to a graph input; None for zeros."""
+GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None  # None: zeros
 
 
 @dataclass(slots=True)
@@ -115,11 +93,7 @@ class GraphRun:
     run fails.
 
     Attributes:
-        run: ID of the `run_graph` message.
-        graph: the graph to run.
-        inputs: arrays for the graph's inputs, in order.
         outputs: receive the graph's outputs, in order; None for an output that is discarded.
-        flops: FLOPs of the run, as declared by the PS.
         room: returns the working memory in bytes that is available when the run starts.
     """
 
@@ -134,15 +108,7 @@ class GraphRun:
 
 @dataclass(slots=True)
 class FetchRun:
-    """A request to return consecutive rows of a stored array.
-
-    Attributes:
-        run: ID of the `fetch` message.
-        array: the stored array. All dimensions except the last are flattened to rows.
-        first_row, rows: index of the first row, and number of rows to return.
-        columns: size of a row.
-        out: dtype of the result.
-    """
+    """A request for rows of an array, whose dimensions except the last are flattened to rows."""
 
     run: int
     array: StoredArray | Concatenated | Kept
@@ -164,16 +130,10 @@ floating-point."""
 
 
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
-"""Parses a graph and returns the object that computes the working memory of the graph's runs."""
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session for a graph.
-
-    Args:
-        model: serialized ONNX model.
-        given: dtype of each input; None for an input that is not floating-point.
-    """
+    """Open a CPU session; `given` has each input's dtype, None if it is not floating-point."""
     return GraphSession(narrowed(model, given))
 
 
@@ -182,47 +142,34 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph and store its outputs.
+    """Run a graph, store its outputs, and return the seconds without opening the session.
 
     Args:
-        order: the request.
         make_session: opens a session at the graph's first run.
         make_memory: parses the graph at its first run, to compute its working memory.
-
-    Returns:
-        The duration of the run in seconds, without opening the session.
 
     Raises:
         GraphError: when the run fails, when it needs more memory than is available, or when an
             output does not have the declared size.
     """
     try:
-        _refuse_too_large(order, make_memory)
+        if order.graph.memory is None:
+            order.graph.memory = make_memory(order.graph.model)
+        needed_bytes = order.graph.memory.peak_bytes(
+            [_given(array) for array in order.inputs], [kept is not None for kept in order.outputs]
+        )
+        room_bytes = order.room()
+        if needed_bytes > room_bytes:  # before the run allocates memory
+            raise GraphError(
+                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: "
+                f"send fewer rows, or drop arrays first"
+            )
         return _run_graph(order, make_session)
     finally:
         for kept in order.outputs:
             if kept is not None and kept.replaces is not None:
                 kept.replaces.value = None
                 kept.replaces = None
-
-
-def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
-    """Ensure, before a run allocates memory, that it needs no more memory than is available.
-
-    Raises:
-        GraphError: when the run needs more memory.
-    """
-    if order.graph.memory is None:
-        order.graph.memory = make_memory(order.graph.model)
-    needed_bytes = order.graph.memory.peak_bytes(
-        [_given(array) for array in order.inputs], [kept is not None for kept in order.outputs]
-    )
-    room_bytes = order.room()
-    if needed_bytes > room_bytes:
-        raise GraphError(
-            f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: send "
-            f"fewer rows, or drop arrays first"
-        )
 
 
 def _given(array: GraphInput) -> GivenInput:
@@ -235,15 +182,10 @@ def _given(array: GraphInput) -> GivenInput:
 
 def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
     session = _session(order, make_session)
-    if len(order.inputs) != len(session.inputs) or len(order.outputs) != len(session.outputs):
-        raise GraphError(
-            f"the graph has {len(session.inputs)} inputs and {len(session.outputs)} outputs, not "
-            f"{len(order.inputs)} and {len(order.outputs)}"
-        )
     began_s = time.perf_counter()
     inputs = dict(zip(session.inputs, order.inputs, strict=True))
     feed = {
-        name: _shaped(name, session.inputs[name], given, session.narrow.get(name))
+        name: _shaped(session.inputs[name], given, session.narrow.get(name))
         for name, given in inputs.items()
     }
     outputs = zip(session.outputs, order.outputs, strict=True)
@@ -268,12 +210,11 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the session of a request's graph.
-
-    A new session is opened for the first run, and when an input is no longer 16-bit as the open
-    session requires.
-    """
-    given = [_dtype(array) for array in order.inputs]
+    """Return the session of a request's graph; open a new one if an input's dtype changed."""
+    given = [
+        array.dtype if isinstance(array, StoredArray | Concatenated) else None
+        for array in order.inputs
+    ]
     session = order.graph.session
     if session is not None:
         dtypes = dict(zip(session.inputs, given, strict=False))
@@ -285,28 +226,15 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
     return session
 
 
-def _dtype(given: GraphInput) -> DType | None:
-    return given.dtype if isinstance(given, StoredArray | Concatenated) else None
-
-
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array, because nothing else will read it.
-
-    Args:
-        given: the input array.
-        output: the stored output.
-    """
+    """Return True if an output may overwrite an input array, because nothing else will read it."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return the requested rows of a stored array as bytes, rounded to the requested dtype.
-
-    Raises:
-        GraphError: when the array was not computed, or lacks the requested rows and columns.
-    """
+    """Return the requested rows as bytes in the requested dtype; raise GraphError without them."""
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
     if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):
@@ -330,62 +258,24 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
         return np.frombuffer(given.payload, given.dtype)
     if isinstance(given, Concatenated):
         return given.buffer().float32()
-    return (_aligned(given) if given.dtype is DType.FP32 else _buffer(given)).float32()
-
-
-def _buffer(given: StoredArray) -> arrays.Buffer:
-    if isinstance(given.payload, arrays.Buffer):  # PS and device run in the same process
-        return given.payload
-    return arrays.unpack(given.payload, given.rows, given.columns, given.dtype)
+    return (_aligned(given) if given.dtype is DType.FP32 else as_buffer(given)).float32()
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return a stored array at an aligned address; if it is not aligned, replace it by a copy.
-
-    A received array may start at any address in its message. Some processors cannot read elements
-    from unaligned addresses.
-    """
-    buffer = _buffer(given)
+    """Return a stored array at an aligned address, which some processors need."""
+    buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
         buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)
     return buffer
 
 
-def _narrow(given: StoredArray | Concatenated) -> Array:
-    """Return a stored 16-bit array as a numpy array without upcasting it to fp32."""
-    if isinstance(given, Concatenated):
-        return given.buffer().array
-    return _aligned(given).array
-
-
-def _shaped(
-    name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
-) -> Array:
-    """Return the array for a graph input in the shape that the graph requires.
-
-    The dynamic size in the shape follows from the number of elements.
-
-    Args:
-        name: name of the graph input, for errors.
-        shape: shape of the graph input; a dynamic size is a name.
-        given: the stored array; None for zeros.
-        narrow: 16-bit dtype that the session takes; None for fp32 and other types.
-
-    Raises:
-        GraphError: when the array does not have the input's shape.
-    """
-    free = [size for size in shape if not isinstance(size, int)]
+def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Array:
+    """Return the array for a graph input in the graph's shape, or zeros."""
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
     if given is None:
-        if free:
-            raise GraphError(f"the input {name} cannot be zeros: its shape is {list(shape)}")
-        return np.zeros([int(size) for size in shape], np.float32)
+        return np.zeros(sizes, np.float32)
     if narrow and isinstance(given, StoredArray | Concatenated):
-        value = _narrow(given)
+        value = (given.buffer() if isinstance(given, Concatenated) else _aligned(given)).array
     else:
         value = _value(given)
-    try:
-        return value.reshape([size if isinstance(size, int) else -1 for size in shape])
-    except ValueError:
-        raise GraphError(
-            f"the input {name} has the shape {list(shape)}, and {value.size} elements came"
-        ) from None
+    return value.reshape(sizes)

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -13,16 +15,125 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import DType
-from cleave.errors import CleaveError
-from cleave.machine.graph_provider import CPU_SETUP, ProviderSetup
-from cleave.machine.graph_sums import additions
-from cleave.machine.protobuf import ProtobufError
+from cleave.errors import CleaveError, UsageError
+from cleave.machine.onnx_graph import ProtobufError, read_graph
+
+
+class Provider(Enum):
+    """An execution provider. The value is the provider's name on the command line."""
+
+    CUDA = "cuda"
+    COREML = "coreml"
+    DIRECTML = "directml"
+    CPU = "cpu"
+
+
+AUTO: Final = "auto"  # name that selects the best available provider on the command line
+
+_RUNTIME_NAMES: Final = {
+    Provider.CUDA: "CUDAExecutionProvider",
+    Provider.COREML: "CoreMLExecutionProvider",
+    Provider.DIRECTML: "DmlExecutionProvider",
+    Provider.CPU: "CPUExecutionProvider",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSetup:
+    """An execution provider with options, which map ONNX Runtime's names to values."""
+
+    provider: Provider
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def runtime_name(self) -> str:
+        """Return ONNX Runtime's name of the provider."""
+        return _RUNTIME_NAMES[self.provider]
+
+    def __str__(self) -> str:
+        """Return the provider's command-line name, followed by the options if there are any."""
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return self.provider.value + (f" ({options})" if options else "")
+
+
+CPU_SETUP: Final = ProviderSetup(Provider.CPU)
+
+SETUPS: Final = (
+    # By default CUDA uses TF32, which keeps only 10 bits of the operands' mantissas.
+    ProviderSetup(Provider.CUDA, {"use_tf32": "0"}),
+    # The older model format and Apple's neural engine compute in 16 bits.
+    ProviderSetup(
+        Provider.COREML,
+        {
+            "ModelFormat": "MLProgram",
+            "MLComputeUnits": "CPUAndGPU",
+            "AllowLowPrecisionAccumulationOnGPU": "0",
+        },
+    ),
+    ProviderSetup(Provider.COREML, {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly"}),
+    ProviderSetup(Provider.DIRECTML),
+    # Metacommands are kernels of the GPU driver, which may be less precise.
+    ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
+    CPU_SETUP,
+)
+"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
+For each provider, the fastest setup comes first."""
+
+
+def parse_provider(name: str) -> Provider | None:
+    """Convert a provider's command-line name to the provider, and `auto` to None."""
+    if name == AUTO:
+        return None
+    try:
+        return Provider(name)
+    except ValueError:
+        known = ", ".join([AUTO, *(provider.value for provider in reversed(Provider))])
+        raise UsageError(
+            f"--provider {name!r} is no provider of graphs; use one of {known}"
+        ) from None
+
+
+def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
+    """Return the provider setups to try, best first; the last is the CPU's, which always exists.
+
+    Args:
+        asked: the only provider other than the CPU that may be used; None to allow all providers.
+        runtime_names: ONNX Runtime's names of the available providers.
+    """
+    return tuple(
+        setup
+        for setup in SETUPS
+        if setup is CPU_SETUP
+        or (setup.runtime_name in runtime_names and asked in (None, setup.provider))
+    )
+
+
+def additions(model: bytes) -> Mapping[str, str]:
+    """Map each graph output that can overwrite a graph input to that input.
+
+    The output, such as a gradient sum, is the result of an addition that is the only use of the
+    input. An addition reads each element before it writes the element.
+
+    Raises:
+        ProtobufError: when `model` is not a serialized ONNX model.
+    """
+    graph = read_graph(model)
+    found = {}
+    for node in graph.nodes:
+        if node.operation != "Add" or node.outputs[0] not in graph.outputs:
+            continue
+        for name in node.inputs:
+            if name in graph.inputs and graph.uses(name) == 1:
+                found[node.outputs[0]] = name
+                break
+    return found
+
 
 Array: TypeAlias = npt.NDArray[Any]
 
 _NO_MESSAGES: Final = 4  # log level for fatal messages only; failures raise exceptions
 _NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
-_ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
+ONNX_ELEMENTS: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
 
 
 def available() -> bool:
@@ -45,18 +156,16 @@ class GraphSession:
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.
         shares_memory: whether to allocate from an arena that all such sessions of this process
-            share and that is never freed. Otherwise the session has its own arena, which keeps the
-            memory of the session's largest run.
+            share and that is never freed. Otherwise the session's own arena keeps the memory of its
+            largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape, in which a string stands for the dynamic
-            batch size.
-        outputs: names of the outputs, in order.
+        inputs: maps the name of each input to its shape; a text is the dynamic batch size.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
-        on_cpu: maps the name of each operation that the CPU runs instead of the provider to the
-            number of such operations; empty if ONNX Runtime is too old to report it.
+        on_cpu: counts, by name, the operations that the CPU runs instead of the provider; empty if
+            ONNX Runtime is too old to report it.
 
     Raises:
         GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
@@ -127,15 +236,7 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph and return outputs by name.
-
-        Args:
-            given: input arrays by name. Names that the graph does not have are ignored.
-            wanted: names of the outputs to return; None for all outputs.
-
-        Raises:
-            GraphError: when an input is missing or has a wrong shape or dtype.
-        """
+        """Return the `wanted` outputs (None: all); raise GraphError for missing or wrong inputs."""
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
@@ -152,9 +253,7 @@ class GraphSession:
         into: Mapping[str, Array],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Run the graph, write some outputs to the memory of inputs, and return outputs by name.
-
-        This works only with the CPU provider.
+        """Run the graph on the CPU, writing some outputs to the memory of inputs.
 
         Args:
             given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
@@ -173,7 +272,7 @@ class GraphSession:
         try:
             for name in self.inputs:
                 array, dtype = np.asarray(given[name], order="C"), self.narrow.get(name)
-                values[name] = make_narrow(array, _ONNX_ELEMENT[dtype]) if dtype else make(array)
+                values[name] = make_narrow(array, ONNX_ELEMENTS[dtype]) if dtype else make(array)
                 binding.bind_ortvalue_input(name, values[name])
             for name in wanted or self.outputs:
                 if name in into:
@@ -191,11 +290,7 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Return a map from each output that may overwrite an input to that input.
-
-        Such an output is the sum of an input and something else. Input and output must be fp32 and
-        have the same shape without dynamic sizes.
-        """
+        """Map outputs that may overwrite an input of the same fixed fp32 shape to that input."""
         try:
             found = additions(model)
         except ProtobufError:  # the model is valid, because ONNX Runtime accepted it

@@ -1,8 +1,6 @@
-"""Reads this machine's description and its sensors.
+"""Reads this machine's description, kind and sensors; what the system does not expose is None.
 
-A value that the operating system does not expose is None. On Linux most values come from `/proc`
-and `/sys`, or from a copy of these folders. On other systems `psutil` and `platform` provide the
-description, and sensors are not supported.
+Only Linux has sensors, in `/proc` and `/sys`. Elsewhere `psutil` and `platform` describe it.
 """
 
 from __future__ import annotations
@@ -13,11 +11,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from profiles.device_profile import DeviceKind
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
 _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
@@ -25,15 +26,12 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A description of this machine.
+    """A description of this machine; a text is empty and a value is None if unknown.
 
     Attributes:
-        cpu: name of the processor; empty if unknown.
         cores: number of cores that this process may use.
-        memory_bytes: total memory in bytes; None if unknown.
         system: name and release of the operating system, and processor architecture.
-        has_battery: whether the machine has a battery; None if unknown.
-        board: name of the machine in its device tree; empty if there is no device tree, as on PCs.
+        board: name of the machine in its device tree; PCs have none.
     """
 
     cpu: str
@@ -45,18 +43,14 @@ class Machine:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """Describe this machine.
-
-    Args:
-        root: folder that contains `proc` and `sys`.
-    """
+    """Describe this machine; `root` is the folder that contains `proc` and `sys`."""
     return Machine(
         cpu=_cpu_name(root),
         cores=len(usable_cores()),
         memory_bytes=total_memory_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
         has_battery=_has_battery(root),
-        board=(_read(root / "proc/device-tree/model") or "").rstrip("\0"),
+        board=(read_file(root / "proc/device-tree/model") or "").rstrip("\0"),
     )
 
 
@@ -68,7 +62,7 @@ def usable_cores() -> list[int]:
 
 
 def _cpu_name(root: Path) -> str:
-    text = _read(root / "proc/cpuinfo")
+    text = read_file(root / "proc/cpuinfo")
     for key in ("model name", "Hardware", "Model", "cpu model"):  # x86, old and new ARM, MIPS
         found = re.search(rf"^{key}\s*:\s*(.+)$", text or "", re.MULTILINE)
         if found:
@@ -108,34 +102,26 @@ def _has_battery(root: Path) -> bool | None:
 
 
 class Sensors:
-    """Reads the temperature, frequency and energy sensors of this machine.
-
-    Args:
-        root: folder that contains `sys`.
-    """
+    """Reads the temperature, frequency and energy sensors below `root`, which contains `sys`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest temperature that a processor sensor reports, in degrees Celsius.
-
-        If no sensor's name refers to the processor, the highest temperature of all sensors is
-        returned. Without sensors, None is returned.
-        """
+        """Return the highest temperature of processor sensors, else of any; None without."""
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
 
     def _hwmon(self) -> Iterator[tuple[str, float]]:
         for folder in sorted((self._root / "sys/class/hwmon").glob("hwmon*")):
-            name = _read(folder / "name") or ""
+            name = read_file(folder / "name") or ""
             for file in sorted(folder.glob("temp*_input")):
                 yield from _celsius(name, file)
 
     def _zones(self) -> Iterator[tuple[str, float]]:
         for folder in sorted((self._root / "sys/class/thermal").glob("thermal_zone*")):
-            yield from _celsius(_read(folder / "type") or "", folder / "temp")
+            yield from _celsius(read_file(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
         """Return the mean of all cores' current frequencies in Hz; None if unknown."""
@@ -145,14 +131,10 @@ class Sensors:
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """Return the total discharge power of all batteries in W.
-
-        None is returned if there is no battery, if a battery is not discharging, or if the power of
-        a battery is unknown.
-        """
+        """Return the batteries' discharge power in W; None if unknown or not discharging."""
         watts = 0.0
         for folder in _batteries(self._root):
-            if _read(folder / "status") != "Discharging":
+            if read_file(folder / "status") != "Discharging":
                 return None
             power = _number(folder / "power_now")
             if power is None:
@@ -164,16 +146,11 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return the RAPL energy counters that together cover most of this machine.
-
-        This is the counter of the whole platform if available, and otherwise the counters of the
-        processors and the memory. The list is empty if the machine does not support RAPL, or if
-        only root may read the counters.
-        """
+        """Return RAPL counters of the whole platform, else of processors and memory."""
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)
-            name = _read(folder / "name") or ""
+            name = read_file(folder / "name") or ""
             if counter.microjoules() is None:
                 continue
             if name == "psys":
@@ -186,11 +163,7 @@ class Sensors:
 
 
 class EnergyCounter:
-    """A RAPL energy counter, which restarts at 0 after it overflows.
-
-    Args:
-        folder: folder of the counter in `sys/class/powercap`.
-    """
+    """A RAPL energy counter, which restarts at 0 after it overflows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -201,10 +174,7 @@ class EnergyCounter:
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the energy in joules since the previous call of this method.
-
-        The first call returns 0, and so does a call for which the counter could not be read.
-        """
+        """Return the joules since the previous call; 0 at first or if it cannot be read."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -217,12 +187,8 @@ class EnergyCounter:
 class PowerMeter:
     """Measures this machine's energy and mean power between the first and last call of `sample`.
 
-    Args:
-        sensors: sensors of this machine. RAPL counters are used if available, otherwise batteries.
-        clock: returns the current time in seconds.
-
-    Attributes:
-        source: readable name of the sensors in use; empty if the machine has no such sensors.
+    RAPL counters are used if available, otherwise batteries. `source` is the readable name of the
+    sensors; empty if the machine has none.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -243,10 +209,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Read the sensors and add the energy since the previous call.
-
-        The calls must be so frequent that no RAPL counter overflows twice between them.
-        """
+        """Add the energy since the previous call, before a RAPL counter can overflow twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -263,24 +226,14 @@ class PowerMeter:
 
     @property
     def watts(self) -> float | None:
-        """Return the mean power between the first and the last sample in W.
-
-        None is returned if there is no sensor, no energy was measured, or `sample` was called fewer
-        than two times.
-        """
+        """Return the mean power between the first and the last sample in W; None if unknown."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
 
 
 class SessionEnergy:
-    """Reports the energy that this machine used in the current session, for telemetry.
-
-    The session begins when the object is created. The energy includes all processes on the machine.
-
-    Args:
-        meter: power meter of this machine.
-    """
+    """Reports the energy that this machine has used since the object's creation."""
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter
@@ -296,7 +249,7 @@ class SessionEnergy:
 def _batteries(root: Path) -> Iterator[Path]:
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
         # The battery of a mouse has the scope "Device".
-        if _read(folder / "type") == "Battery" and _read(folder / "scope") != "Device":
+        if read_file(folder / "type") == "Battery" and read_file(folder / "scope") != "Device":
             yield folder
 
 
@@ -307,15 +260,42 @@ def _celsius(name: str, file: Path) -> Iterator[tuple[str, float]]:
 
 
 def _number(file: Path) -> float | None:
-    text = _read(file)
+    text = read_file(file)
     try:
         return None if text is None else float(text)
     except ValueError:
         return None
 
 
-def _read(file: Path) -> str | None:
+def read_file(file: Path) -> str | None:
+    """Return the stripped text of a sensor's file; None if it cannot be read now."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # missing, not readable, or the driver has no value now
         return None
+
+
+# Matches the names of single-board computers in device trees, with or without the manufacturer's
+# name. The presence of a device tree is not enough: phones, laptops and virtual machines also have
+# device trees.
+_BOARDS: Final = re.compile(
+    r"\b(raspberry pi|orange ?pi|banana ?pi|rock ?pi|rock ?\d|rockpro|nanop[ic]|odroid|jetson|"
+    r"orin\b|beagle|tinker board|visionfive|khadas|libre computer)",
+    re.IGNORECASE,
+)
+
+
+def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
+    """Return a machine's kind: every Android machine is a phone; None for desktops and servers."""
+    from profiles.device_profile import DeviceKind  # its msgspec would slow down every command
+
+    if android:
+        return DeviceKind.PHONE
+    if _BOARDS.search(machine.board):
+        return DeviceKind.SBC
+    return DeviceKind.LAPTOP if machine.has_battery else None
+
+
+def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True on Android, as Python 3.13 or Termux (`ANDROID_ROOT`) report it."""
+    return platform == "android" or "ANDROID_ROOT" in environ

@@ -1,4 +1,1 @@
-"""The tile protocol between the PS and its clients: message types, codec, version and limits.
-
-`docs/protocol.md` is normative.
-"""
+"""The protocol between the PS and its clients; `docs/protocol.md` is normative."""

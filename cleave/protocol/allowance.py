@@ -1,9 +1,8 @@
 """Rate limits on a device's unrequested messages, such as heartbeats and telemetry.
 
-An honest device sends few unrequested messages, but many may arrive at once after the network was
-stuck. So token buckets count messages and bytes. A bucket holds what a device normally sends in an
-hour, and refills faster than a device normally empties the bucket. The first response to a run
-never counts, however late the response arrives.
+An honest device sends few, but many may arrive at once after the network was stuck. So token
+buckets count messages and bytes. A bucket holds what a device normally sends in an hour, and
+refills faster than a device normally empties it. The first response to a run never counts.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ from cleave.protocol import limits
 
 
 class Bucket:
-    """A token bucket, which starts full.
-
-    Args:
-        per_s: refill rate in tokens per second.
-        most: capacity in tokens.
-        now_s: current time in seconds.
-    """
+    """A token bucket with capacity `most`, which starts full and gains `per_s` per second."""
 
     def __init__(self, per_s: float, most: float, now_s: float) -> None:
         self._per_s = per_s
@@ -40,22 +33,14 @@ class Bucket:
 
 
 class Allowance:
-    """Counts a device's unrequested messages and their bytes in one session.
-
-    Args:
-        now_s: start time of the session in seconds.
-    """
+    """Counts a device's unrequested messages and their bytes in one session."""
 
     def __init__(self, now_s: float) -> None:
         self._messages = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message of `nbytes` bytes.
-
-        Returns:
-            A description of the exceeded limit; empty if the message is within the limits.
-        """
+        """Count an unrequested message; return the exceeded limit, or an empty text."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -72,10 +57,10 @@ class Allowance:
 class CancelledRuns:
     """Cancelled runs of one device whose responses may still arrive.
 
-    A device that has read a `cancel` message does not respond to the runs in that message. So once
-    the device responds to a run that was sent after the `cancel`, no response to a cancelled run
-    can follow. If no response arrives at all, the oldest cancelled runs are removed. Run IDs
-    increase in the order of creation.
+    A device that has read a `cancel` does not respond to its runs. So once the device responds to a
+    run that was sent after the `cancel`, no response to a cancelled run can follow. If no response
+    arrives at all, the oldest cancelled runs are removed. Run IDs increase in the order of
+    creation.
     """
 
     def __init__(self) -> None:
@@ -93,10 +78,7 @@ class CancelledRuns:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """Record a response to a run that was not cancelled.
-
-        The runs cancelled before this run was sent are removed, because the device skips them.
-        """
+        """Record a response to a run; forget the runs cancelled before it was sent."""
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -118,15 +100,7 @@ class CancelledRuns:
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Return True if a device's response to a run is requested, so that it needs no allowance.
-
-    This updates `cancelled_runs`. A second response to the same run is not requested.
-
-    Args:
-        run: run ID in the response.
-        awaited: IDs of the runs that were sent and have no response yet.
-        cancelled_runs: the device's cancelled runs.
-    """
+    """Return True for an awaited response, or the first to a cancelled run, which is removed."""
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True

@@ -1,7 +1,7 @@
 """Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload is the last item and is a msgpack `bin`. So a sender writes header and payload to the
-socket without joining them, and a receiver reads the payload as a view of the message.
+The payload is the last item, a msgpack `bin`. So a sender writes header and payload without joining
+them, and a receiver reads the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -45,23 +45,16 @@ def payload_bytes(payload: Any) -> int:
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
-def _header(message: Message) -> bytes:
-    cls: Any = type(message)
-    return _writer(cls)(message)
-
-
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message.
-
-    Returns:
-        The parts to send, in order: the header, then the payload if the message has a payload.
+    """Encode a message; return the header and, if the message has a payload, the payload.
 
     Raises:
         ProtocolError: when a field cannot be encoded, the peer would refuse the message's fields,
             or the message exceeds a size limit of the protocol.
     """
+    cls: Any = type(message)
     try:
-        head = _header(message)
+        head = _writer(cls)(message)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"a {message.TYPE} message cannot be written: {error}") from None
     if len(head) > limits.MAX_HEADER_BYTES:
@@ -94,11 +87,10 @@ def wire_size(message: Message) -> int:
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
     """Decode one message and clean its texts (`cleave.protocol.texts`).
 
-    The payload of the returned message, if the message type has one, is a view into `data`. For a
-    `hello` in another protocol version, only the role and the version fields are read.
+    The message's payload is a view into `data`. For a `hello` in another protocol version, only the
+    role and the version fields are read.
 
     Args:
-        data: the encoded message.
         header_bytes: maximum size of the message without its payload, in bytes. Devices have a
             lower limit than other senders.
 
@@ -139,13 +131,7 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
 
 
 def _read_payload(data: bytes, part: msgspec.Raw, kind: str) -> memoryview:
-    """Return a view of a message's payload, which is the last part of the message.
-
-    Args:
-        data: the encoded message.
-        part: the payload with its msgpack header.
-        kind: the message type, for errors.
-    """
+    """Return a view of a message's payload, which is the last part of the message."""
     try:
         size = len(_PAYLOAD.decode(part))
     except msgspec.MsgspecError as error:
@@ -186,10 +172,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a function that quickly computes the encoded size of `cls` messages in bytes.
-
-    Emulators, which send no bytes, need this size for every message.
-    """
+    """Return a function that computes an encoded size quickly, which emulators need."""
     names, has_payload = _fields(cls)
     # A map and an array with equally many items have headers of the same size. The keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
@@ -213,13 +196,7 @@ def _fields(cls: type[Any]) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """The decoder of one message type.
-
-    Attributes:
-        cls: dataclass of the message type.
-        has_payload: whether messages of this type have a payload.
-        read: decodes the fields and returns the message without its payload.
-    """
+    """The decoder of one message type; `read` returns the message without its payload."""
 
     cls: type[Any]
     has_payload: bool
@@ -235,10 +212,7 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of a `hello` whose meaning is the same in every protocol version.
-
-    The `version` field is decoded separately.
-    """
+    """The fields of a `hello` with the same meaning in every version, except `version`."""
 
     role: Any
     versions: messages.Ids = ()
@@ -252,7 +226,14 @@ class _AnyVersion(msgspec.Struct):
 
 def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
     decoder = msgspec.msgpack.Decoder(cls)
-    to_check, to_clean = _untyped_fields(cls), _texts_to_clean(cls)
+    hints = typing.get_type_hints(cls)
+    to_check = [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
+    to_clean = [
+        f.name
+        for f in fields(cls)
+        if not f.metadata.get("verbatim")
+        and (hints[f.name] is str or str in typing.get_args(hints[f.name]))
+    ]
     versions = _version_decoder(cls)
 
     def read(part: msgspec.Raw) -> Any:
@@ -290,30 +271,8 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
     return None
 
 
-def _untyped_fields(cls: type[Any]) -> list[str]:
-    """Return the names of a message type's fields whose values may be any JSON value."""
-    hints = typing.get_type_hints(cls)
-    return [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
-
-
-def _texts_to_clean(cls: type[Any]) -> list[str]:
-    """Return the names of a message type's text fields that are not marked `VERBATIM`."""
-    hints = typing.get_type_hints(cls)
-    return [
-        f.name
-        for f in fields(cls)
-        if not f.metadata.get("verbatim")
-        and (hints[f.name] is str or str in typing.get_args(hints[f.name]))
-    ]
-
-
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Ensure that an untyped value contains only JSON types and is not nested too deeply.
-
-    Raises:
-        ValueError: for another type, a map key that is not a short text, or more than
-            `MAX_NESTING` levels.
-    """
+    """Raise ValueError for a value with types other than JSON's, long map keys or deep nesting."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

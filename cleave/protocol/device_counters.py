@@ -8,15 +8,14 @@ from typing import Final
 
 @dataclass(slots=True)
 class DeviceCounters:
-    """Cumulative counters of the work of one or more devices.
+    """Cumulative counters of the work of one or more devices; PS and device can both derive them.
 
-    Subtracting an earlier snapshot from a later snapshot gives the work between the two.
+    Subtracting an earlier snapshot gives the work since then.
 
     Attributes:
         blocks: number of requested results that the PS received.
         flops: floating-point operations that computing these results took.
         downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
-        compute_s: compute time in seconds, as reported by the device.
         energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
         failures: number of runs that failed, or whose result had another form than requested.
     """
@@ -36,5 +35,5 @@ class DeviceCounters:
         return DeviceCounters(*(getattr(self, n) - getattr(earlier, n) for n in COUNTER_FIELDS))
 
 
+# The store uses the same names.
 COUNTER_FIELDS: Final = tuple(field.name for field in fields(DeviceCounters))
-"""Names of the counters. The store uses the same names."""

@@ -15,11 +15,10 @@ from cleave.protocol.texts import clean
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**limits.OBJECT_ID_BITS - 1)]
 """A non-negative 63-bit integer: an ID, a count, or a size."""
 
+# A finite number.
 Real: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""A finite floating-point number."""
 
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-"""A finite, non-negative floating-point number: a rate or a duration."""
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]  # a rate or a duration
 
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
 Ids: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_IDS)]
@@ -29,8 +28,7 @@ Texts: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_IDS)]
 REQUIRED: Final = {"required": True}
 """Marks a field that an encoded message must contain, even if the dataclass has a default."""
 
-SECRET: Final = {"secret": True}
-"""Marks a field whose value is never shown in an error."""
+SECRET: Final = {"secret": True}  # marks a field whose value is never shown in an error
 
 VERBATIM: Final = {"verbatim": True}
 """Marks a field whose texts are received unchanged, because they are compared or are file names.
@@ -97,12 +95,18 @@ class ErrorCode(_OpenEnum):
     DUPLICATE = "duplicate"
 
 
+class _Always:
+    """A message that belongs to no feature, so that every session may use it."""
+
+    __slots__ = ()
+    FEATURE: ClassVar[Feature | None] = None
+
+
 @dataclass(slots=True)
-class Hello:
+class Hello(_Always):
     """Client to PS: the first message, which describes the client."""
 
     TYPE: ClassVar[str] = "hello"
-    FEATURE: ClassVar[Feature | None] = None
     role: Role = field(metadata=REQUIRED)
     version: Count = field(default=limits.VERSION, metadata=REQUIRED)
     credential: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
@@ -124,11 +128,10 @@ class Hello:
 
 
 @dataclass(slots=True)
-class Welcome:
+class Welcome(_Always):
     """PS to client: the client's `hello` is accepted, and the session begins."""
 
     TYPE: ClassVar[str] = "welcome"
-    FEATURE: ClassVar[Feature | None] = None
     device: Count
     version: Count = limits.VERSION
     heartbeat_s: Rate = limits.HEARTBEAT_S
@@ -138,11 +141,10 @@ class Welcome:
 
 
 @dataclass(slots=True)
-class Put:
+class Put(_Always):
     """PS to device: store this array under this ID. The payload is row-major."""
 
     TYPE: ClassVar[str] = "put"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     rows: Count
     columns: Count
@@ -172,15 +174,14 @@ class CodeResults:
 
 
 @dataclass(slots=True)
-class Run:
+class Run(_Always):
     """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
 
-    For `matmul` the inputs are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
+    The inputs of `matmul` are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
     accumulated in fp32 and returned in the dtype `out`.
     """
 
     TYPE: ClassVar[str] = "run"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     op: Text
     inputs: Inputs
@@ -213,9 +214,8 @@ class Concat:
 class RunGraph:
     """PS to device: run a graph, store its outputs, and respond with `computed`.
 
-    `inputs` and `outputs` have one array ID for each input and output, in the graph's order. The
-    input ID 0 stands for an array of zeros. An output with the ID 0 is discarded. `output_bytes`
-    has the size of each stored output in bytes, in order.
+    `inputs` and `outputs` have array IDs in the graph's order. An input 0 stands for zeros, and an
+    output 0 is discarded. `output_bytes` has the size of each stored output.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -253,11 +253,10 @@ class Computed:
 
 
 @dataclass(slots=True)
-class Result:
+class Result(_Always):
     """Device to PS: the result of a `run` or `fetch`. The payload is row-major."""
 
     TYPE: ClassVar[str] = "result"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     rows: Count
     columns: Count
@@ -281,39 +280,33 @@ class ResultCoded:
 
 
 @dataclass(slots=True)
-class TaskError:
+class TaskError(_Always):
     """Device to PS: a `run`, `run_graph` or `fetch` failed. The session continues."""
 
     TYPE: ClassVar[str] = "task_error"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     reason: Text
 
 
 @dataclass(slots=True)
-class Drop:
+class Drop(_Always):
     """PS to device: delete the stored arrays and graphs with these IDs."""
 
     TYPE: ClassVar[str] = "drop"
-    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
 @dataclass(slots=True)
-class Cancel:
+class Cancel(_Always):
     """PS to device: skip the runs with these IDs, because the PS no longer needs their results."""
 
     TYPE: ClassVar[str] = "cancel"
-    FEATURE: ClassVar[Feature | None] = None
     ids: Ids
 
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the measured link rates, for a device that requested a measurement.
-
-    The PS ends the session with `bye` after this message.
-    """
+    """PS to device: the link rates, if a measurement was requested; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -323,39 +316,32 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class Heartbeat(_Always):
     """Device to PS: the device is still connected; sent at least every `HEARTBEAT_S` seconds."""
 
     TYPE: ClassVar[str] = "heartbeat"
-    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
-class Telemetry:
-    """Device to PS: any subset of the values that the device measures.
-
-    Each name ends in the value's SI unit, for example `energy_j`.
-    """
+class Telemetry(_Always):
+    """Device to PS: any values that the device measures. Names end in the SI unit."""
 
     TYPE: ClassVar[str] = "telemetry"
-    FEATURE: ClassVar[Feature | None] = None
     values: dict[Text, Real] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Drain:
+class Drain(_Always):
     """Device to PS: send no new runs. The device finishes its current runs and then leaves."""
 
     TYPE: ClassVar[str] = "drain"
-    FEATURE: ClassVar[Feature | None] = None
 
 
 @dataclass(slots=True)
-class Bye:
+class Bye(_Always):
     """From either side: the sender ends the session, and neither side is at fault."""
 
     TYPE: ClassVar[str] = "bye"
-    FEATURE: ClassVar[Feature | None] = None
     reason: Text = ""
     code: ByeCode = ByeCode.UNSTATED
     retry_after_s: Rate = 0.0
@@ -363,11 +349,10 @@ class Bye:
 
 
 @dataclass(slots=True)
-class Error:
+class Error(_Always):
     """From either side: the sender ends the session because of a fault of the peer."""
 
     TYPE: ClassVar[str] = "error"
-    FEATURE: ClassVar[Feature | None] = None
     code: ErrorCode
     message: Text
     retry_after_s: Rate = 0.0
@@ -378,61 +363,36 @@ class Error:
 
 
 @dataclass(slots=True)
-class Request:
+class Request(_Always):
     """Operator to PS: perform an action. `docs/protocol.md` lists the actions."""
 
     TYPE: ClassVar[str] = "request"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     action: Text
     arguments: dict[Text, Any] = field(default_factory=dict, metadata=SECRET | VERBATIM)
 
 
 @dataclass(slots=True)
-class Reply:
+class Reply(_Always):
     """PS to operator: the response to one `request`."""
 
     TYPE: ClassVar[str] = "reply"
-    FEATURE: ClassVar[Feature | None] = None
     id: Count
     ok: bool
     data: dict[Text, Any] = field(default_factory=dict, repr=False, metadata=SECRET)
 
 
 @dataclass(slots=True)
-class JobRecord:
+class JobRecord(_Always):
     """PS to operator: one record of a job's progress (a step, an evaluation, or the end)."""
 
     TYPE: ClassVar[str] = "job_record"
-    FEATURE: ClassVar[Feature | None] = None
     job: Text
     record: dict[Text, Any] = field(default_factory=dict)
 
 
 Message: TypeAlias = (
-    Hello
-    | Welcome
-    | Put
-    | PutCoded
-    | CodeResults
-    | Run
-    | Graph
-    | Concat
-    | RunGraph
-    | Fetch
-    | Computed
-    | Result
-    | ResultCoded
-    | TaskError
-    | Drop
-    | Cancel
-    | Measured
-    | Heartbeat
-    | Telemetry
-    | Drain
-    | Bye
-    | Error
-    | Request
-    | Reply
-    | JobRecord
-)
+    Hello | Welcome | Put | PutCoded | CodeResults | Run | Graph | Concat | RunGraph | Fetch
+    | Computed | Result | ResultCoded | TaskError | Drop | Cancel | Measured | Heartbeat
+    | Telemetry | Drain | Bye | Error | Request | Reply | JobRecord
+)  # fmt: skip

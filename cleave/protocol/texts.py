@@ -6,11 +6,7 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text as one line of printable characters.
-
-    Each unprintable whitespace character, such as a line end, becomes a space. All other characters
-    that Unicode does not call printable, such as terminal codes and direction marks, are removed.
-    """
+    """Return a text as one line of printable characters, without terminal codes."""
     if text.isprintable():  # true for almost all texts
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)

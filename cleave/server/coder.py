@@ -11,7 +11,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from cleave.coding import coded
+from cleave import coding
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
@@ -34,8 +34,8 @@ class SharedArray:
     async def coded(self) -> bytes | None:
         """Return the compressed array; None if the array should be sent uncompressed."""
         if self._coding is None:
-            coding = asyncio.to_thread(coded.coded_payload, self._put, self._pool.map)
-            self._coding = asyncio.create_task(coding)
+            compressed = asyncio.to_thread(coding.coded_payload, self._put, self._pool.map)
+            self._coding = asyncio.create_task(compressed)
         return await asyncio.shield(self._coding)  # cancelling one sender must not cancel this task
 
 
@@ -64,7 +64,7 @@ class Coder:
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
         """Return `put` with its array compressed, or `put` itself if compression does not help."""
         found = await array.coded()
-        return put if found is None else coded.with_coded(put, found)
+        return put if found is None else coding.with_coded(put, found)
 
     async def result(self, message: ResultCoded) -> Result:
         """Decompress a device's `result_coded` message and return the equivalent `result` message.
@@ -73,8 +73,8 @@ class Coder:
             ProtocolError: when the compressed payload is invalid.
         """
         if payload_bytes(message.payload) < CODED_LEAST_BYTES:
-            return coded.result_of(message)
-        return await asyncio.to_thread(coded.result_of, message, self._pool.map)
+            return coding.result_of(message)
+        return await asyncio.to_thread(coding.result_of, message, self._pool.map)
 
     def close(self) -> None:
         """Stop the compression threads and cancel queued compressions."""

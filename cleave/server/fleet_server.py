@@ -43,7 +43,6 @@ from cleave.scheduler.tiles.check_policy import Verification
 from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin
-from cleave.transport.connect import plain_reason
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
@@ -51,11 +50,10 @@ from cleave.transport.connection import (
     CutError,
     WebSocketConnection,
 )
-from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.connection_limits import ConnectionLimits, RejectionLog
 from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest, read_request
-from cleave.transport.join_url import JOIN_PATH, JoinUrl
+from cleave.transport.join_url import JOIN_PATH, JoinUrl, plain_reason
 from cleave.transport.listener import GuardedConnection
-from cleave.transport.rejection_log import RejectionLog
 from cleave.transport.tls import Security, expose
 
 WEBSOCKET_PATH = "/ws"

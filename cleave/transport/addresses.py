@@ -13,15 +13,11 @@ from cleave.errors import UsageError
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # Addresses reserved for documentation. No packet is sent: the system only picks a source address.
-_ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on `host`.
-
-    Args:
-        host: host name or IP address; empty for all addresses of this machine.
-    """
+    """Return whether only this machine can reach a server on `host`; empty means all addresses."""
     if not host:
         return False
     try:
@@ -38,15 +34,12 @@ def is_everywhere(host: str) -> bool:
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
     """Return the address of this machine that other machines see; empty without a network."""
-    for kind, target in _ELSEWHERE:
-        if kind == family:
-            with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect((target, 9))
-                except OSError:
-                    return ""
-                return str(probe.getsockname()[0])
-    return ""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_ELSEWHERE[family], 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def reachable_host(host: str) -> str:
@@ -59,12 +52,7 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the host names and IP addresses under which clients can reach a server.
-
-    Args:
-        host: host that the server listens on.
-        interfaces: IP addresses of this machine's network interfaces.
-    """
+    """Return the host names and IP addresses of a server, given its network interfaces."""
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
     elif is_loopback(host):
@@ -75,11 +63,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the IP addresses of this machine's network interfaces, except link-local addresses.
-
-    Raises:
-        ImportError: when `ifaddr` is not installed.
-    """
+    """Return the IP addresses of this machine, except link-local ones; needs `ifaddr`."""
     import ifaddr
 
     found = []
@@ -97,13 +81,7 @@ def bracketed(host: str) -> str:
 
 
 def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
-    """Return the origins of a server's own pages, in the format of the `Origin` header.
-
-    Args:
-        names: host names and IP addresses under which clients can reach the server.
-        port: port that the server listens on.
-        secure: whether the server uses TLS.
-    """
+    """Return the origins of a server's own pages, in the format of the `Origin` header."""
     scheme = "https" if secure else "http"
     found = set()
     for name in names:
@@ -114,11 +92,7 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """Parse a web origin that a user allows. Return it in the format of the `Origin` header.
-
-    Raises:
-        UsageError: when `text` is not an origin.
-    """
+    """Parse a web origin that a user allows. Return it in the format of the `Origin` header."""
     parts = urlsplit(text.strip().lower())
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment
     if not parts.scheme or not parts.netloc or "@" in parts.netloc or "*" in text or not bare:

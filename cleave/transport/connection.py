@@ -1,25 +1,26 @@
-"""Message connections over a WebSocket, or in memory for tests. A message is a byte string."""
+"""Message connections over a WebSocket. A message is a byte string."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
+from websockets.asyncio.client import connect
 from websockets.asyncio.connection import Connection as WebSocket
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from cleave.errors import ProtocolError
+from cleave.errors import CleaveError, ProtocolError
 from cleave.protocol import limits
 from cleave.protocol.codec import Buffer
 from cleave.transport.frame_limits import AwaitedSizes
+from cleave.transport.join_url import JoinUrl, plain_reason
+from cleave.transport.tls import WrongCertificateError, pinning
 
-WRITE_LIMIT_BYTES: Final = 2**20
-"""Number of bytes that a connection buffers before `send` waits. The buffer keeps the link busy."""
-
-_JOIN_BELOW_BYTES: Final = 65536
-"""Messages smaller than this are sent as one frame: a copy costs less than a second frame."""
+WRITE_LIMIT_BYTES: Final = 2**20  # buffered before `send` waits, to keep the link busy
+_JOIN_BELOW_BYTES: Final = 65536  # sent as one frame: a copy costs less than a second frame
 
 
 class ConnectionLostError(Exception):
@@ -27,10 +28,7 @@ class ConnectionLostError(Exception):
 
 
 class CutError(ConnectionLostError):
-    """This side aborted the connection because the peer sent too much data.
-
-    The text says which limit the peer exceeded.
-    """
+    """This side aborted the connection, because the peer exceeded the stated limit."""
 
 
 class Connection(Protocol):
@@ -38,7 +36,6 @@ class Connection(Protocol):
 
     async def send(self, parts: Sequence[Buffer]) -> int:
         """Send the concatenation of `parts` as one message. Return the message size in bytes."""
-        ...
 
     async def receive(self) -> bytes:
         """Wait for the next message and return it.
@@ -47,19 +44,12 @@ class Connection(Protocol):
             ConnectionLostError: when no more messages can arrive.
             ProtocolError: when the message is text or too large.
         """
-        ...
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer. Return whether the peer responded within `within_s` seconds.
-
-        Raises:
-            ConnectionLostError: when the connection is closed or lost.
-        """
-        ...
+        """Ping the peer; return whether it responded in time, or raise ConnectionLostError."""
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
-        ...
 
 
 class Accepted(Connection, Protocol):
@@ -67,11 +57,9 @@ class Accepted(Connection, Protocol):
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
-        ...
 
     def dismiss(self) -> None:
         """Ignore further messages from the device, which was told why its session ends."""
-        ...
 
 
 @runtime_checkable
@@ -88,13 +76,9 @@ class Guarded(Protocol):
 class WebSocketConnection:
     """A connection that sends and receives binary WebSocket messages.
 
-    By default, a large message is sent as two frames (header and payload), which the receiver
-    concatenates.
-
-    Args:
-        socket: WebSocket to use.
-        spare_receiver: whether to send each message as one frame. Devices set this to save the
-            server, which has many connections, the concatenation.
+    A large message is sent as two frames (header and payload), which the receiver concatenates.
+    With `spare_receiver`, each message is one frame. Devices set this to save the server, which has
+    many connections, the concatenation.
     """
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
@@ -102,7 +86,6 @@ class WebSocketConnection:
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
         size = sum(len(part) for part in parts)
         try:
             if len(parts) == 1:
@@ -116,7 +99,6 @@ class WebSocketConnection:
         return size
 
     async def receive(self) -> bytes:
-        """Wait for the next message and return it."""
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
@@ -130,7 +112,6 @@ class WebSocketConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer. Return whether the peer responded within `within_s` seconds."""
         try:
             async with asyncio.timeout(within_s):
                 await (await self._socket.ping())
@@ -141,30 +122,21 @@ class WebSocketConnection:
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept larger messages, up to the sizes of awaited results that `awaited` returns.
-
-        The method has no effect on a socket that is not `Guarded`.
-        """
+        """Accept larger messages, up to the awaited sizes, if the socket is `Guarded`."""
         if isinstance(self._socket, Guarded):
             self._socket.await_results(awaited)
 
     def dismiss(self) -> None:
-        """Ignore further messages. The method has no effect on a socket that is not `Guarded`."""
+        """Ignore further messages, if the socket is `Guarded`."""
         if isinstance(self._socket, Guarded):
             self._socket.dismissed()
 
     async def close(self) -> None:
-        """Close the connection."""
         await close_in_time(self._socket.transport, self._socket.close())
 
 
 async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
-    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake.
-
-    Args:
-        transport: transport of the WebSocket.
-        closing: coroutine that performs the closing handshake.
-    """
+    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake."""
     task = asyncio.ensure_future(closing)
     try:
         while True:
@@ -185,54 +157,56 @@ def _reason(error: ConnectionClosed) -> str:
     return "the connection was closed" if error.rcvd is not None else "the connection broke"
 
 
-class MemoryConnection:
-    """One end of an in-memory link, which transfers the same bytes as a WebSocket."""
+async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
+    """Connect to a server. A server with another certificate than the fingerprint's gets no data.
 
-    def __init__(
-        self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
-    ) -> None:
-        self._inbox = inbox
-        self._outbox = outbox
-        self._closed = False
+    Args:
+        memory_bytes: memory in bytes that a device offers in its `hello`. It also limits the size
+            of received messages. None for an operator.
 
-    async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
-        if self._closed:
-            raise ConnectionLostError("the connection was closed")
-        data = b"".join(parts)
-        await self._outbox.put(data)
-        return len(data)
-
-    async def receive(self) -> bytes:
-        """Wait for the next message and return it."""
-        data = None if self._closed else await self._inbox.get()
-        if data is None:
-            self._closed = True
-            raise ConnectionLostError("the connection was closed")
-        return data
-
-    async def answers(self, within_s: float) -> bool:
-        """Return True, because the other end of an open in-memory link always responds."""
-        if self._closed:
-            raise ConnectionLostError("the connection was closed")
-        return True
-
-    def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Do nothing: an in-memory link does not limit message sizes."""
-
-    def dismiss(self) -> None:
-        """Do nothing: an in-memory link keeps delivering messages until it is closed."""
-
-    async def close(self) -> None:
-        """Close both directions of the link."""
-        if not self._closed:
-            self._closed = True
-            await self._outbox.put(None)
-            await self._inbox.put(None)
-
-
-def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
-    """Create an in-memory link and return both ends."""
-    there: asyncio.Queue[bytes | None] = asyncio.Queue()
-    back: asyncio.Queue[bytes | None] = asyncio.Queue()
-    return MemoryConnection(back, there), MemoryConnection(there, back)
+    Raises:
+        CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.
+    """
+    address = target.address
+    most_bytes = limits.MAX_MESSAGE_BYTES
+    if memory_bytes is not None:
+        most_bytes = min(most_bytes, limits.MAX_HEADER_BYTES + memory_bytes)
+    secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}
+    try:
+        socket = await connect(
+            address,
+            compression=None,
+            max_size=most_bytes,
+            ping_interval=None,
+            write_limit=WRITE_LIMIT_BYTES,
+            open_timeout=limits.HANDSHAKE_S,
+            proxy=None,
+            **secured,
+        )
+    except WrongCertificateError as error:
+        raise CleaveError(
+            f"{address} shows another certificate ({error.shown}) than the join URL names "
+            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
+            f"now, else something stands between you and it"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise CleaveError(
+            f"the certificate of {address} is not trusted ({error.verify_message}); use the "
+            f"whole join URL that the server prints, with its &fp=..."
+        ) from None
+    except ssl.SSLError as error:
+        raise CleaveError(
+            f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
+        ) from None
+    except (OSError, TimeoutError) as error:
+        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
+        raise CleaveError(
+            f"no server answers at {address} ({plain_reason(error)}); "
+            f"start one with `cleave serve`, or check address and port{or_plain}"
+        ) from None
+    except (InvalidHandshake, InvalidURI) as error:
+        hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"
+        raise CleaveError(
+            f"{address} does not let this client in, or is no Cleave server: {error}{hint}"
+        ) from None
+    return WebSocketConnection(socket, spare_receiver=True)

@@ -1,20 +1,22 @@
-"""Limits on pending connections. A connection is pending until the server accepts its hello.
+"""Limits on pending connections and failed attempts per address, and the log of refusals.
 
-The number of pending connections is limited per address and in total, because unknown clients can
-open them. When the total is reached, a new connection replaces the oldest pending connection of the
-network that has most of them. So slow clients, from any number of addresses, cannot keep out a
-quick client. Admitted devices do not count, because many devices may share an address. This module
-performs no I/O: the listener has the sockets and clocks.
+A connection is pending until the server accepts its hello. Unknown clients can open them, so their
+number is limited per address and in total. At the total, a new connection replaces the oldest one
+of the network that has most. So slow clients cannot keep out a quick client.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from cleave.protocol import limits
 
@@ -33,12 +35,9 @@ class ConnectionLimits:
         unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
-        failed, failed_per_s: number of failed connections allowed per address, at once and per
-            second afterwards.
-        devices: maximum number of connected devices.
-        operators: maximum number of connected operators, and of connected viewers.
-        unfinished_bytes: maximum total bytes of incomplete messages over all connections. Awaited
-            task results do not count.
+        failed, failed_per_s: failed connections allowed per address, at once and per second
+            afterwards.
+        unfinished_bytes: maximum total bytes of incomplete messages, without awaited task results.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -52,11 +51,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return these limits, lowered for a process that may open `descriptors` files.
-
-        Without lower limits, unknown clients could exhaust the file descriptors. The process could
-        then write no checkpoint.
-        """
+        """Return limits for a process that may open `descriptors` files, and needs some itself."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)
@@ -66,24 +61,14 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """Permission for a new connection to be pending.
-
-    Attributes:
-        ticket: number that identifies the pending connection.
-        instead_of: ticket of the pending connection that the caller must close; None if the caller
-            must close no connection.
-    """
+    """A pending connection's ticket, and the ticket of the one that must be closed instead."""
 
     ticket: int
     instead_of: int | None = None
 
 
 class PendingConnections:
-    """Counts pending connections, and decides whether another connection may be pending.
-
-    Args:
-        allowed: maximum numbers of pending connections.
-    """
+    """Counts pending connections, and decides whether another connection may be pending."""
 
     def __init__(self, allowed: ConnectionLimits) -> None:
         self.allowed = allowed
@@ -98,11 +83,7 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Register a new connection from `address` as pending.
-
-        Returns:
-            The connection's `WaitingPlace`, or the reason why the caller must refuse it.
-        """
+        """Return the place of a new pending connection, or the reason for a refusal."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -119,10 +100,7 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network that has the most pending connections.
-
-        Return None if `network` has as many pending connections.
-        """
+        """Return the oldest ticket of the largest network; None if `network` is as large."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
@@ -140,20 +118,12 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key under which limits count an address: an IPv4 address or an IPv6 /64 network.
-
-    Args:
-        address: IP address, with or without an IPv6 zone.
-    """
+    """Return the key under which limits count an address: IPv4, or an IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the key under which `PendingConnections` groups an address.
-
-    The key is an IPv4 address or an IPv6 /48 network, because a single client may own many /64
-    networks of one /48 network.
-    """
+    """Return the group of an address: IPv4, or an IPv6 /48 network, which one client may own."""
     return _within(address, _IPV6_NETWORK)
 
 
@@ -168,3 +138,106 @@ def _within(address: str, prefix: int) -> str:
     if ip.ipv4_mapped is not None:
         return str(ip.ipv4_mapped)
     return str(ipaddress.ip_network((int(ip), prefix), strict=False))
+
+
+BURST: Final = 10  # number of failed attempts that an address may make in quick succession
+REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
+MAX_ADDRESSES: Final = 10_000  # tracked; the address with the oldest failure is dropped first
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float
+
+
+class RateLimit:
+    """A token bucket for each address, which gains a token after `refill_s`; failures take one."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        burst: int = BURST,
+        refill_s: float = REFILL_S,
+        max_addresses: int = MAX_ADDRESSES,
+    ) -> None:
+        self._clock = clock
+        self._burst = burst
+        self._refill_s = refill_s
+        self._max_addresses = max_addresses
+        self._buckets: dict[str, _Bucket] = {}  # oldest failure first
+
+    def wait_s(self, address: str) -> float:
+        """Return the seconds until `address` may make another attempt; 0 if it may do so now."""
+        bucket = self._buckets.get(home_of(address))
+        if bucket is None:
+            return 0.0
+        return max(0.0, (1.0 - self._tokens(bucket)) * self._refill_s)
+
+    def failed(self, address: str) -> None:
+        """Count a failed attempt from `address`."""
+        who = home_of(address)
+        now_s = self._clock()
+        bucket = self._buckets.pop(who, None)
+        tokens = self._tokens(bucket) if bucket is not None else float(self._burst)
+        self._buckets[who] = _Bucket(max(0.0, tokens - 1.0), now_s)
+        if len(self._buckets) > self._max_addresses:
+            del self._buckets[next(iter(self._buckets))]
+
+    def _tokens(self, bucket: _Bucket) -> float:
+        back = (self._clock() - bucket.at_s) / self._refill_s
+        return min(float(self._burst), bucket.tokens + back)
+
+
+_logger = logging.getLogger(__name__)
+
+LINES: Final = 10  # refusals with their own log line in `WINDOW_S`
+WINDOW_S: Final = 10.0  # then the log summarizes further refusals
+
+
+class RejectionLog:
+    """Logs refused connections, with no text from unknown clients except numbers.
+
+    `lines` refusals get their own log line within `WINDOW_S`; the log only summarizes the others.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], datetime],
+        call_later: Callable[[float, Callable[[], None]], Any],
+        lines: int = LINES,
+    ) -> None:
+        self._now = now
+        self._call_later = call_later
+        self._lines = lines
+        self._left = 0
+        self._open = False
+        self._untold: Counter[str] = Counter()
+
+    def refused(self, address: str, reason: str) -> None:
+        """Log a refused connection, or count it by its reason, without numbers."""
+        if not self._open:
+            self._open, self._left = True, self._lines
+            self._call_later(WINDOW_S, self.flush)
+        if self._left:
+            self._left -= 1
+            self._write(f"{address}: {reason}")
+        else:
+            self._untold[_without_numbers(reason.replace(address, "there"))] += 1
+
+    def flush(self) -> None:
+        """Log a summary of the counted refusals and end the current window."""
+        self._open = False
+        if self._untold:
+            reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
+            total = sum(self._untold.values())
+            self._untold.clear()
+            self._write(f"{total:,} more ({reasons})")
+
+    def _write(self, what: str) -> None:
+        _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)
+
+
+@lru_cache(maxsize=64)  # in a flood of refusals, most reasons are equal
+def _without_numbers(reason: str) -> str:
+    return re.sub(r"\d+", "…", reason)

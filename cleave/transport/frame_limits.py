@@ -1,8 +1,8 @@
 """Limits on received WebSocket frames, which are inspected before a message is complete.
 
-A session only sees complete messages. So this module checks announced message lengths, the bytes of
-incomplete messages, and the number of tiny frames. It performs no I/O. The caller passes in bytes
-and times, processes the allowed bytes, and closes the connection when a limit is exceeded.
+The module checks announced message lengths, the bytes of incomplete messages, and the number of
+tiny frames. It performs no I/O. The caller passes in bytes and times, processes the allowed bytes,
+and closes the connection when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Final
 from cleave.protocol import limits
 from cleave.protocol.allowance import Bucket
 
-FRAMES_AT_ONCE: Final = 16
-"""Number of frames of one connection to process before the loop serves other connections."""
+FRAMES_AT_ONCE: Final = 16  # of one connection, before the loop serves other connections
 
 _CONTINUES: Final = 0
 _CONTROL: Final = 8  # lowest opcode of a control frame
@@ -28,28 +27,14 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes, in bytes, of the largest results that the PS currently expects from a device.
-
-    Attributes:
-        work: size of the largest expected task result; 0 if no task result is expected.
-        any: size of the largest expected result, including results of probes and of runs that are
-            being cancelled.
-    """
+    """Sizes in bytes of the largest awaited task result, and of `any` result, as of probes."""
 
     work: int = 0
     any: int = 0
 
 
-def nothing() -> AwaitedSizes:
-    """Return the sizes for a device from which the PS expects no result."""
-    return AwaitedSizes()
-
-
 class FrameGate:
     """Inspects the frames that one connection receives.
-
-    Args:
-        now_s: current time, in seconds.
 
     Attributes:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
@@ -59,7 +44,7 @@ class FrameGate:
 
     def __init__(self, now_s: float) -> None:
         self.least_bytes = limits.MAX_HELLO_BYTES
-        self.awaited: Callable[[], AwaitedSizes] = nothing
+        self.awaited: Callable[[], AwaitedSizes] = AwaitedSizes
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
         self._left = 0  # bytes of the current frame that are still missing
@@ -72,12 +57,10 @@ class FrameGate:
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Inspect the bytes `data[at:]`, up to `FRAMES_AT_ONCE` frames.
+        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index of their end.
 
-        Call the method again for the remaining bytes, after the loop has served other connections.
-
-        Returns:
-            The index in `data` up to which the caller may process the bytes now.
+        The caller may process the bytes before that index, and must call the method again for the
+        rest after the loop has served other connections.
 
         Raises:
             TooMuchError: when the peer exceeds a limit.
@@ -103,10 +86,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the received bytes of the current incomplete message.
-
-        Return 0 if the message may be an awaited task result.
-        """
+        """Return the bytes of an incomplete message; 0 if it may be an awaited task result."""
         if not self._here:
             return 0
         if self._work is None:
@@ -176,12 +156,9 @@ def _header_bytes(header: bytearray) -> int:
 class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
-    Task results need no limit, because the PS decides how many results it requests. Above the
-    limit, one connection must be closed: the one with the largest product of incomplete bytes and
-    waiting time. Messages of correct clients are either small or soon complete.
-
-    Args:
-        most_bytes: maximum total size of incomplete messages, in bytes.
+    Task results need no limit, because the PS decides how many it requests. Above the limit, the
+    connection with the largest product of incomplete bytes and waiting time must be closed.
+    Messages of correct clients are either small or soon complete.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -190,16 +167,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Set the size of a connection's incomplete message.
-
-        Args:
-            who: the connection.
-            nbytes: received bytes of the incomplete message; 0 if the connection has none.
-            now_s: current time, in seconds.
-
-        Returns:
-            A connection that the caller must close; None while the total is within the limit.
-        """
+        """Set the size of a connection's message; return a connection to close above the limit."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

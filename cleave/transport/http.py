@@ -15,15 +15,11 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request, as opposed to a WebSocket request.
+    """A plain HTTP request, as opposed to a WebSocket request; a missing header is empty.
 
     Attributes:
         path: path of the URL without the query, percent-encoded as the client sent it.
-        secure: whether the request arrived over TLS.
-        address: IP address of the client.
         host: value of the `Host` header; empty unless the client sent exactly one such header.
-        accept_encoding: value of the `Accept-Encoding` header; empty if absent.
-        authorization: value of the `Authorization` header; empty if absent.
         forwarded: whether the request has a header that proxies add.
         trusted: whether the client sent `Sec-Fetch-Dest`. A browser sends this header only to an
             address that it regards as secure, such as loopback or a proxy that terminates TLS.
@@ -41,7 +37,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An HTTP response. The server adds the `Content-Length` header when it sends the response."""
+    """An HTTP response. The server adds `Content-Length` when it sends the response."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -66,14 +62,7 @@ The server calls the handler in its event loop.
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """Create an `HttpRequest` from the path and headers that the WebSocket library parsed.
-
-    Args:
-        path: path of the request, with its query.
-        headers: headers of the request.
-        address: IP address of the client.
-        secure: whether the request arrived over TLS.
-    """
+    """Create an `HttpRequest` from a path with its query, and parsed headers."""
 
     def only(name: str) -> str:
         values = headers.get_all(name)

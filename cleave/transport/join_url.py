@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from socket import gaierror
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from cleave.errors import UsageError
+from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
-JOIN_PATH: Final = "/join"
-"""Path of the page with which a browser joins as a device."""
+JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a device
 
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. All fields except `address` are in the URL's fragment.
-
-    Browsers do not send the fragment of a URL to the server.
+    """A parsed join URL. Browsers do not send the fragment, which has all but `address`.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
-        credential: credential or join code.
         server: id of the server; empty if the URL does not contain it.
         fingerprint: fingerprint of the only certificate to accept; empty to verify the certificate
             as usual.
@@ -92,3 +95,49 @@ def parse_join_url(url: str) -> JoinUrl:
         server=unquote(fields.get("s", "")),
         fingerprint=fingerprint,
     )
+
+
+_COMMAND: Final = re.compile(r"cleave join '([^']+)'")
+
+
+def plain_reason(error: BaseException) -> str:
+    """Return the operating system's text for an error, without Python's additions."""
+    if isinstance(error, gaierror) and error.strerror:
+        return error.strerror.lower()
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number else str(error) or "no answer"
+
+
+@contextmanager
+def url_file(url: str) -> Iterator[str]:
+    """Yield `@FILE`, a private file with a join URL, because other users can see command lines."""
+    with private_file(url.encode(), "cleave-join-") as path:
+        yield f"@{path}"
+
+
+def read_url(text: str) -> str:
+    """Return the join URL from a command-line argument: a URL, or `@FILE`.
+
+    The file may also contain the whole `cleave join` command that `cleave pair` prints.
+
+    Raises:
+        UsageError: when the file is unreadable or contains no URL. The error message omits the
+            file's content, which may be a different secret.
+    """
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the join URL cannot be read from {path} ({plain_reason(error)}); "
+            f"write it there, or give the URL itself"
+        ) from None
+    command = _COMMAND.search(text)
+    found = command[1] if command else text
+    if "://" not in found:
+        raise UsageError(
+            f"{path} holds no URL; name a file with what `cleave pair` or `cleave serve` printed"
+        )
+    return found

@@ -1,9 +1,8 @@
 """Listening sockets that refuse connections over a limit before TLS, HTTP or a task costs time.
 
-The event loop accepts connections through a `Listener`, which asks a `ConnectionGate` about each
-connection. The socket of an accepted connection tells the gate when it closes, at any stage. On
-Windows, the proactor event loop bypasses `Listener.accept`. There, connections are not counted, but
-time limits apply.
+A `Listener` asks a `ConnectionGate` about each connection. An accepted connection's socket tells
+the gate when it closes, at any stage. On Windows, the proactor event loop bypasses
+`Listener.accept`. There, connections are not counted, but time limits apply.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from cleave.transport.connection import close_in_time
 from cleave.transport.connection_limits import (
     ConnectionLimits,
     PendingConnections,
+    RateLimit,
+    RejectionLog,
     WaitingPlace,
 )
 from cleave.transport.frame_limits import (
@@ -31,8 +32,6 @@ from cleave.transport.frame_limits import (
     TooMuchError,
     Unfinished,
 )
-from cleave.transport.rate_limit import RateLimit
-from cleave.transport.rejection_log import RejectionLog
 
 _REFUSALS_AT_ONCE: Final = 128  # refused connections before the loop serves other connections
 _REST_S: Final = 0.05  # seconds of pause after a refusal, whose main cost is waking the loop
@@ -40,19 +39,11 @@ _FAREWELL_S: Final = 1.0  # time for a peer to read the reason before its socket
 _LAST_FRAMES: Final = 256  # maximum number of frames to process after the peer closed
 _END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
-BACKLOG: Final = 512
-"""Maximum number of connections that the operating system queues before the loop accepts them."""
+BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):
-    """The socket of a connection that the gate accepted.
-
-    The socket reports to the gate whether the connection was admitted, refused or closed.
-
-    Attributes:
-        address: IP address of the client.
-        deadline_s: time on the loop's clock by which the client's hello must be accepted.
-    """
+    """An accepted connection's socket, which reports admission, refusal and closing."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
@@ -66,7 +57,7 @@ class PendingSocket(socket.socket):
         self._ticket = ticket
         self._waits = True
         self._settled = False
-        self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
+        self._timer = loop.call_later(limit_s + _FAREWELL_S, lambda: self._shut(self._too_late()))
 
     def admitted(self) -> None:
         """Mark the hello as accepted. The connection is no longer pending and has no deadline."""
@@ -78,10 +69,7 @@ class PendingSocket(socket.socket):
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Count the connection as failed and log the reason.
-
-        Do nothing if the connection was admitted, answered or refused before.
-        """
+        """Count the connection as failed and log the reason, unless its outcome is known."""
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
@@ -101,9 +89,6 @@ class PendingSocket(socket.socket):
         self._timer.cancel()
         self._shut("others from there wait as well, and its place was given to one from elsewhere")
 
-    def _expire(self) -> None:
-        self._shut(self._too_late())
-
     def _shut(self, reason: str) -> None:
         self.refused(reason)
         try:
@@ -122,13 +107,7 @@ class PendingSocket(socket.socket):
 
 
 class ConnectionGate:
-    """Accepts or refuses new connections. All listening sockets of a server share one gate.
-
-    Args:
-        allowed: limits on connections.
-        log: log of refused connections.
-        loop: event loop that serves the connections.
-    """
+    """Accepts or refuses new connections. All listening sockets of a server share one gate."""
 
     def __init__(
         self, allowed: ConnectionLimits, log: RejectionLog, loop: asyncio.AbstractEventLoop
@@ -143,15 +122,7 @@ class ConnectionGate:
         self._waiting: dict[int, PendingSocket] = {}  # ticket -> socket
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
-        """Apply the limits to a new connection.
-
-        Args:
-            accepted: socket of the connection.
-            address: IP address of the client.
-
-        Returns:
-            The socket to use for the connection; None if the gate refused and closed it.
-        """
+        """Return the socket for a new connection; None if the gate refused and closed it."""
         place: WaitingPlace | str = "too many connections from there came to nothing"
         if not self._failures.wait_s(address):
             place = self.pending_connections.arrive(address)
@@ -196,10 +167,6 @@ class Listener(socket.socket):
     After a refusal, the listener pauses briefly and then refuses many connections at once. To
     pause, it gives the event loop an epoll object instead of the socket. Systems without epoll do
     not pause.
-
-    Args:
-        family: address family of the socket (IPv4 or IPv6).
-        gate: gate that accepts or refuses each connection.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
@@ -222,11 +189,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection that the gate does not refuse; return its socket and address.
-
-        Raises:
-            BlockingIOError: when no connection is queued, or after `_REFUSALS_AT_ONCE` refusals.
-        """
+        """Accept the next allowed connection; raise BlockingIOError without one."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])
@@ -257,7 +220,7 @@ class GuardedConnection(ServerConnection):
     """A server's WebSocket connection whose frames are inspected before they are processed.
 
     A client may send only a few bytes before the server accepts its hello. Many frames that arrive
-    together are processed in small batches. Between two batches, the loop serves other connections.
+    together are processed in small batches, between which the loop serves other connections.
 
     Attributes:
         cut_because: reason why this side aborted the connection; empty if it did not.
@@ -323,10 +286,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _take_in(self) -> None:
-        """Process a batch of frames, and schedule the next batch if bytes remain.
-
-        Stop reading from the network while unprocessed bytes remain.
-        """
+        """Process a batch of frames; schedule the next, and pause reading, while bytes remain."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -380,10 +340,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Record the bytes of this connection's incomplete message, except a task result.
-
-        If the total of all connections exceeds its limit, cut one of the connections.
-        """
+        """Record the bytes of an incomplete message; cut a connection if the total is too much."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
@@ -461,20 +418,14 @@ class GuardedConnection(ServerConnection):
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """End the connection after `_FAREWELL_S` seconds, in which queued data can be sent.
-
-        The connection ends even if the peer does not close it.
-        """
+        """End the connection after `_FAREWELL_S`, in which queued data can be sent."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Abort the connection, unless queued data is still being sent before the deadline.
-
-        A slow peer may need until `deadline_s` to receive a web page.
-        """
+        """Abort the connection. A slow peer may need until `deadline_s` to receive a web page."""
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
         else:
@@ -482,10 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted.
-
-        Once the hello is accepted, return the seconds allowed for ending the connection.
-        """
+        """Return the seconds left for an accepted hello; later, those for ending."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
@@ -497,7 +445,6 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
     Args:
         host: host name or IP address; empty for all addresses of this machine.
         port: port to use on all addresses; 0 for any free port.
-        gate: gate that accepts or refuses connections.
 
     Raises:
         OSError: when a listener cannot be bound to an address.
@@ -528,10 +475,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit on open files to the maximum that the system allows.
-
-    Only commands call this, because it changes the whole process.
-    """
+    """Raise this process's limit on open files to the system's maximum, which commands do."""
     try:
         import resource
     except ImportError:  # Windows has no such module and no such limit

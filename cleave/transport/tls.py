@@ -1,8 +1,8 @@
 """TLS for servers and clients: the server's certificate, and how clients verify it.
 
 A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
-only the certificate with this fingerprint. It ignores the certificate's issuer and dates, because
-a device's clock may be wrong. Without a fingerprint, a client verifies the certificate as usual.
+only this certificate and ignores its issuer and dates, because a device's clock may be wrong.
+Creating a certificate needs the package `cryptography`, which clients do not need.
 """
 
 from __future__ import annotations
@@ -10,17 +10,132 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib.util
+import ipaddress
+import os
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError, to_install
-from cleave.files import private_file
-from cleave.transport import addresses, certificate
+from cleave.files import make_folder, open_to_change, private_file, write_atomically
+from cleave.transport import addresses
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+
+CERTIFICATE_FILE: Final = "tls.pem"  # key and certificate, which one file keeps consistent
+VALID: Final = timedelta(days=825)  # the longest that operating systems accept
+RENEWED: Final = timedelta(days=90)  # a certificate that expires within this time is replaced
+
+_CLOCKS_DIFFER: Final = timedelta(days=1)
+_BEGIN: Final = b"-----BEGIN "
+_NAME_LENGTH: Final = 64  # maximum length of a certificate's common name, in characters
+
+
+def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
+    """Return an ECDSA P-256 key and a self-signed certificate for `names`, as one PEM text."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"Cleave {names[0]}"[:_NAME_LENGTH])]
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + valid)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return secret + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
+    """Return the path of the certificate that is stored in a folder.
+
+    A new certificate with a new fingerprint replaces a stored one that is missing, about to expire
+    or not valid for `needed`. Only the owner can read the file.
+
+    Args:
+        names: host names and IP addresses for which a new certificate is valid.
+        needed: host name or IP address for which the certificate must be valid.
+
+    Raises:
+        UsageError: when the folder is not writable.
+    """
+    path = folder / CERTIFICATE_FILE
+    try:
+        make_folder(folder, 0o700)
+        if os.path.lexists(path):
+            with open_to_change(path, _BEGIN, 0o600) as file:
+                path.chmod(0o600)
+                if _serves(file.readall(), needed, now):
+                    return path
+        write_atomically(path, make_certificate(names, now), 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"the certificate cannot be kept in {folder} ({error.strerror}); give a folder that "
+            f"can be written"
+        ) from None
+    return path
+
+
+def _serves(pem: bytes, needed: str, now: datetime) -> bool:
+    """Return whether a stored certificate is valid for `needed` and is not about to expire."""
+    try:
+        certificate = _read(pem)
+    except ValueError:  # the file is truncated or holds no certificate
+        return False
+    return needed.lower() in names_in(pem) and now + RENEWED < certificate.not_valid_after_utc
+
+
+def names_in(pem: bytes) -> tuple[str, ...]:
+    """Return the names and addresses in a certificate; raise ValueError for other bytes."""
+    from cryptography import x509
+
+    try:
+        stated = _read(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    names = [name.lower() for name in stated.get_values_for_type(x509.DNSName)]
+    return (*names, *(str(ip) for ip in stated.get_values_for_type(x509.IPAddress)))
+
+
+def _read(pem: bytes) -> x509.Certificate:
+    from cryptography import x509
+
+    begin = pem.find(b"-----BEGIN CERTIFICATE-----")
+    return x509.load_pem_x509_certificate(pem[max(begin, 0) :])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name.encode("idna").decode())
+
 
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -28,10 +143,8 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 class TlsMode(Enum):
     """Whether a server uses TLS, and where its certificate comes from."""
 
-    AUTO = "auto"
-    """TLS with a self-signed certificate that the server creates."""
-    OFF = "off"
-    """No TLS: plain WebSockets and HTTP."""
+    AUTO = "auto"  # TLS with a self-signed certificate that the server creates
+    OFF = "off"  # no TLS: plain WebSockets and HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +153,7 @@ class Security:
 
     Attributes:
         tls: TLS mode. None means `OFF` on loopback or with `insecure_lan`, and `AUTO` otherwise.
-        certificate, key: PEM files with a user's certificate and its private key. Give both files
-            or neither.
+        certificate, key: PEM files with a user's certificate and its private key: both or neither.
         folder: folder that stores a self-signed certificate. If None, every start of the server
             creates a new certificate.
         insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
@@ -63,7 +175,6 @@ class Exposure:
     Attributes:
         context: the server's TLS context; None for plain WebSockets.
         host: host name or IP address to put into the server's URLs.
-        names: host names and IP addresses under which clients can reach the server.
         fingerprint: fingerprint of the only certificate that clients accept; empty if clients
             verify the certificate as usual, or without TLS.
     """
@@ -80,11 +191,7 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Check that `text` is a certificate fingerprint, and return it in lower case.
-
-    Raises:
-        UsageError: when `text` is not a fingerprint.
-    """
+    """Check that `text` is a certificate fingerprint, and return it in lower case."""
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
@@ -97,11 +204,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(ssl.SSLCertVerificationError):
-    """The server's certificate does not have the expected fingerprint.
-
-    Attributes:
-        shown: fingerprint of the certificate that the server presented.
-    """
+    """The server presented a certificate with another fingerprint: `shown`."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(1, "another certificate")
@@ -109,10 +212,7 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
 
 
 class _PinningObject(ssl.SSLObject):
-    """A client's TLS object that checks the server certificate's fingerprint in the handshake.
-
-    The check comes before any application data is sent.
-    """
+    """A client's TLS object that checks the fingerprint before any data is sent."""
 
     def do_handshake(self) -> None:
         super().do_handshake()
@@ -124,11 +224,7 @@ class _PinningObject(ssl.SSLObject):
 
 
 class PinningContext(ssl.SSLContext):
-    """A client's TLS context that accepts a single certificate. Create the context with `pinning`.
-
-    Attributes:
-        fingerprint: fingerprint of the accepted certificate.
-    """
+    """A client's TLS context that accepts a single certificate. Create it with `pinning`."""
 
     fingerprint = ""
     sslobject_class = _PinningObject
@@ -150,8 +246,6 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Load or create a server's certificate, and return the addresses for clients.
 
     Args:
-        host: host that the server listens on.
-        security: settings for TLS.
         now: current time, with its time zone, for the dates of a new certificate.
 
     Raises:
@@ -201,7 +295,7 @@ def _with_given(host: str, security: Security) -> Exposure:
         ) from None
     stated: tuple[str, ...] = ()
     if importlib.util.find_spec("cryptography") is not None:
-        stated = certificate.names_in(pem)
+        stated = names_in(pem)
     plain = [name for name in stated if not name.startswith("*")]
     reached = addresses.reachable_host(host)
     if plain and reached not in plain:
@@ -223,24 +317,13 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
     names, reached = _names(host), addresses.reachable_host(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if security.folder is not None:
-        path = certificate.kept(security.folder, names, reached, now)
+        path = kept_certificate(security.folder, names, reached, now)
         context.load_cert_chain(path)
         pem = path.read_bytes()
     else:
-        pem = certificate.make(names, now)
-        _load(context, pem)
-    return Exposure(context, reached, names, fingerprint_of(_der(pem)))
-
-
-def _load(context: Any, pem: bytes) -> None:
-    """Load a certificate and key from memory into a TLS context.
-
-    The key goes through a temporary file, because Python's `ssl` only loads keys from files.
-    """
-    with private_file(pem, "cleave-tls-") as path:
-        context.load_cert_chain(path)
-
-
-def _der(pem: bytes) -> bytes:
+        pem = make_certificate(names, now)
+        with private_file(pem, "cleave-tls-") as path:  # `ssl` only loads keys from files
+            context.load_cert_chain(path)
     text = pem.decode("ascii")
-    return ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE-----") :])
+    der = ssl.PEM_cert_to_DER_cert(text[text.index("-----BEGIN CERTIFICATE-----") :])
+    return Exposure(context, reached, names, fingerprint_of(der))

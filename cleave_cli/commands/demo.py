@@ -157,7 +157,7 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
 
     The processes are stopped when the `with` block ends.
     """
-    from cleave.transport.url_file import url_file
+    from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]

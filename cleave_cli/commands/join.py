@@ -123,29 +123,32 @@ def join(
     import asyncio
     import signal
 
-    from cleave.device.agent import Agent, AgentSession, Look, Notice, State
+    from cleave.device.agent import Agent, AgentSession, Look, Notice, ServerSelection, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import (
         SavedCredential,
         SavedCredentials,
         state_folder,
     )
-    from cleave.device.host.data_cap import DataMeter
-    from cleave.device.host.policy import Gate, Permission, require_visible
-    from cleave.device.server_selection import ServerSelection
+    from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.errors import CleaveError
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice
-    from cleave.machine.graph_provider import parse_provider
-    from cleave.machine.kind import kind_of, on_android
+    from cleave.machine.graph_session import parse_provider
     from cleave.machine.memory import hold_strips_well
-    from cleave.machine.sensors import PowerMeter, Sensors, SessionEnergy, this_machine
+    from cleave.machine.sensors import (
+        PowerMeter,
+        Sensors,
+        SessionEnergy,
+        kind_of,
+        on_android,
+        this_machine,
+    )
     from cleave.protocol.messages import Welcome
-    from cleave.transport.connect import open_connection
-    from cleave.transport.join_url import parse_join_url
-    from cleave.transport.url_file import read_url
+    from cleave.transport.connection import open_connection
+    from cleave.transport.join_url import parse_join_url, read_url
 
     known_name(backend)
     asked = parse_provider(provider)

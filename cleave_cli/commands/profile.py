@@ -178,7 +178,7 @@ def link(
     import msgspec
 
     from cleave.device.credentials import SavedCredentials, state_folder
-    from cleave.transport.url_file import read_url
+    from cleave.transport.join_url import read_url
     from profiles.measuring.link import measure_link, summarise
     from profiles.profile_file import read_profile, write_profile
 

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
+from cleave.device import service as device_service
 from cleave.device.host import owner
 from cleave.device.host.policy import parse_memory, parse_policy, require_visible
-from cleave.device.service import manager as service_manager
-from cleave.device.service import units as service_units
-from cleave.device.service.units import Service, ServiceManager
+from cleave.device.service import Service, ServiceManager
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave_cli.commands import join
@@ -72,9 +71,8 @@ def install(
       cleave service install @join.url --when always --print
     """
     from cleave.machine.backends import known_name
-    from cleave.machine.graph_provider import parse_provider
-    from cleave.transport.join_url import parse_join_url
-    from cleave.transport.url_file import read_url
+    from cleave.machine.graph_session import parse_provider
+    from cleave.transport.join_url import parse_join_url, read_url
 
     secret = read_url(url)
     parse_join_url(secret)
@@ -105,9 +103,9 @@ def install(
         account if system else None,
     )
     if installer.manager is ServiceManager.SYSTEMD:
-        unit = service_units.systemd_unit(service).encode()
+        unit = device_service.systemd_unit(service).encode()
     else:
-        unit = service_units.launchd_plist(service, installer.places.log)
+        unit = device_service.launchd_plist(service, installer.places.log)
     if print_only:
         typer.echo(unit.decode(), nl=False)
         return
@@ -158,7 +156,7 @@ def status(system: System = False, as_json: Json = False) -> None:
         typer.echo(f"{state}; its log: {installer.log_command}", err=True)
 
 
-def _files(installer: service_manager.Installer) -> dict[str, str]:
+def _files(installer: device_service.Installer) -> dict[str, str]:
     return {
         "manager": installer.manager.value,
         "unit": str(installer.places.unit),
@@ -166,7 +164,7 @@ def _files(installer: service_manager.Installer) -> dict[str, str]:
     }
 
 
-def _installer(*, system: bool) -> service_manager.Installer:
+def _installer(*, system: bool) -> device_service.Installer:
     if sys.platform == "win32":
         raise UsageError(
             "Windows has neither systemd nor launchd; have its Task Scheduler start `cleave join`"
@@ -175,7 +173,7 @@ def _installer(*, system: bool) -> service_manager.Installer:
     home = Path.home()
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     root = Path("/")
-    where = service_units.places(manager, system=system, config=config, home=home, root=root)
-    return service_manager.Installer(
-        manager, where, system, service_manager.run_command, os.getuid(), root
+    where = device_service.places(manager, system=system, config=config, home=home, root=root)
+    return device_service.Installer(
+        manager, where, system, device_service.run_command, os.getuid(), root
     )

@@ -16,8 +16,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import DType
-from cleave.machine.backends import MatmulBackend, execute
-from cleave.machine.multiplication import Compute, StoredArray
+from cleave.machine.backends import Compute, MatmulBackend, StoredArray, execute
 from profiles.performance import Layout
 
 Clock = Callable[[], float]

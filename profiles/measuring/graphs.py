@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cleave.machine.graph_choice import GraphChoice
 from cleave.machine.graph_session import GraphError, available
-from cleave.machine.graph_writer import ArrayType, Node, written
+from cleave.machine.onnx_graph import ArrayType, Node, written
 from profiles.device_profile import GraphProfile
 from profiles.measuring.gemm_timer import Clock
 

@@ -21,8 +21,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.scheduler.sessions.probe import FIRST_ID, LinkRates
-from cleave.transport.connect import open_connection
-from cleave.transport.connection import Connection, ConnectionLostError
+from cleave.transport.connection import Connection, ConnectionLostError, open_connection
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
 

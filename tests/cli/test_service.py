@@ -18,14 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from cleave.device.service.manager import Installer, ServiceOutcome, run_command
-from cleave.device.service.units import (
+from cleave.device.service import (
     LABEL,
     UNIT_NAME,
+    Installer,
     Service,
     ServiceManager,
+    ServiceOutcome,
     launchd_plist,
     places,
+    run_command,
     systemd_command,
     systemd_unit,
 )

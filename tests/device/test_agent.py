@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.device import agent as g
-from cleave.device.agent import Agent, AgentSession, Notice, State
+from cleave.device.agent import Agent, AgentSession, Notice, ServerSelection, State
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.host.policy import ALLOWED, Cause, Permission
 from cleave.device.session import (
@@ -23,7 +22,7 @@ from cleave.device.session import (
     UnansweredError,
     device_hello,
 )
-from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.errors import CleaveError, ProtocolError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
@@ -32,8 +31,8 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Error, ErrorCode
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
-from cleave.transport.url_file import read_url
+from cleave.transport.join_url import JoinUrl
+from tests.memory_link import memory_link
 
 BACK = Permission(Cause.OWNER, "the owner is back")
 HOT = Permission(Cause.HEAT, "82 C is above --max-temp 80")
@@ -83,7 +82,7 @@ class FakeSession:
 class Scene:
     """A guest in fake time, its machine's verdicts one after the other, and what it said.
 
-    When there are no verdicts left the guest is stopped.
+    When there are no verdicts left the guest is stopped. A guest without a policy has none.
 
     Args:
         sessions: for each connection, how the session behaves, or why there is none.
@@ -93,7 +92,7 @@ class Scene:
 
     def __init__(
         self,
-        verdicts: list[Permission],
+        verdicts: list[Permission] | None,
         sessions: list[dict[str, Any] | Exception],
         *,
         known: bool | None = None,
@@ -103,16 +102,16 @@ class Scene:
         self.sleeps: list[float] = []
         self.said: list[Notice] = []
         self.opened: list[FakeSession] = []
-        self._verdicts: Iterator[Permission] = iter(verdicts)
+        self._verdicts: Iterator[Permission] = iter(verdicts or ())
         self._sessions = iter(sessions)
         self.guest = Agent(
             self._connect,
             self.said.append,
-            look=self._look,
+            look=None if verdicts is None else self._look,
             known=None if known is None else lambda: known,
             clock=lambda: self.now_s,
             sleep=self._sleep,
-            jitter=lambda: 1.0,
+            jitter=lambda: 1.0 if verdicts else 0.25,
             **options,
         )
 
@@ -137,6 +136,8 @@ class Scene:
         how = next(self._sessions)
         if isinstance(how, Exception):
             raise how
+        how = dict(how)
+        self.now_s += how.pop("lasts_s", 0.0)
         self.opened.append(FakeSession(ready, **how))
         return self.opened[-1]
 
@@ -163,37 +164,6 @@ def test_a_server_that_is_not_there_is_tried_ever_less_often() -> None:
     assert scene.run() == [(State.WAITING, "no server answers"), (State.LEFT, "interrupted")]
     assert scene.said[0].retry_s == 1
     assert scene.sleeps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
-
-
-def test_a_connection_that_is_lost_is_made_again() -> None:
-    lost = {"ends": "the connection broke"}
-    scene = Scene([ALLOWED, ALLOWED, ALLOWED, ALLOWED], [lost, CleaveError("nobody"), {}])
-    assert scene.run() == [
-        (State.READY, ""),
-        (State.LEFT, "the connection broke"),
-        (State.WAITING, "the connection broke"),
-        (State.WAITING, "nobody"),
-        (State.READY, ""),
-        (State.DRAINING, "asked to stop"),
-        (State.LEFT, "drained"),
-    ]
-    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2]
-
-
-def test_after_a_long_session_waits_are_short_again() -> None:
-    gone = CleaveError("nobody")
-    scene = Scene([ALLOWED] * 30, [gone, gone, {}, gone, gone, {}])
-
-    async def lose_it() -> None:
-        while len(scene.opened) < 1 or scene.now_s < 3 + g.STEADY_S + g.LOOK_S:
-            await asyncio.sleep(0)
-        scene.opened[0]._over.set_result("the connection broke")
-
-    async def both() -> None:
-        await asyncio.gather(scene.guest.run(), lose_it())
-
-    asyncio.run(asyncio.wait_for(both(), 30))
-    assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 1, 2, 4]
 
 
 def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:
@@ -251,7 +221,7 @@ def test_a_server_that_is_known_to_welcome_others_is_tried_again(known: bool) ->
         GONE,
         {"ends": closed},
         {"ends": "it broke"},
-        dict(BYE),
+        BYE,
     ]
     scene = Scene([ALLOWED] * 9, sessions, stays=False, known=known)
     if not known:
@@ -265,31 +235,45 @@ def test_a_server_that_is_known_to_welcome_others_is_tried_again(known: bool) ->
     assert [s for s in scene.sleeps if s != g.LOOK_S] == [1, 2, 4]
 
 
+async def _look_allowed() -> Permission:
+    return ALLOWED
+
+
+def _stopped(
+    connect: Callable[[Callable[[int], None]], Awaitable[AgentSession]],
+    begun: Callable[[list[Notice]], bool],
+    policy: bool,
+    *,
+    twice: bool = False,
+) -> list[Notice]:
+    """Stop a guest once it has begun; return what it said."""
+    said: list[Notice] = []
+
+    async def scenario() -> None:
+        guest = Agent(connect, said.append, look=_look_allowed if policy else None)
+        running = asyncio.ensure_future(guest.run())
+        while not begun(said):
+            await asyncio.sleep(0)
+        guest.stop()
+        if twice:
+            await asyncio.sleep(0.01)
+            assert not running.done()
+            guest.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    return said
+
+
 @pytest.mark.parametrize("policy", [True, False])
 def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
-    said: list[Notice] = []
     opened: list[FakeSession] = []
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         opened.append(FakeSession(ready, drains=False))
         return opened[-1]
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        while not said:
-            await asyncio.sleep(0)
-        guest.stop()
-        await asyncio.sleep(0.01)
-        assert not running.done()
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert [(n.state, n.reason) for n in said] == [
+    assert [(n.state, n.reason) for n in _stopped(connect, bool, policy, twice=True)] == [
         (State.READY, ""),
         (State.DRAINING, "asked to stop"),
         (State.LEFT, "interrupted"),
@@ -299,8 +283,6 @@ def test_asked_twice_it_leaves_at_once(policy: bool) -> None:
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_asked_to_stop_it_does_not_come_back_after_an_error(policy: bool) -> None:
-    said: list[Notice] = []
-
     class Fails(FakeSession):
         def drain(self) -> None:
             self._over.set_exception(refused(ErrorCode.LIMIT))
@@ -308,81 +290,21 @@ def test_asked_to_stop_it_does_not_come_back_after_an_error(policy: bool) -> Non
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         return Fails(ready)
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        while not said:
-            await asyncio.sleep(0)
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    said = _stopped(connect, bool, policy)
     assert [n.state for n in said] == [State.READY, State.DRAINING, State.LEFT]
 
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_it_can_be_stopped_while_it_connects(policy: bool) -> None:
-    said: list[Notice] = []
-    connecting = asyncio.Event()
+    connecting: list[None] = []
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
-        connecting.set()
+        connecting.append(None)
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def look() -> Permission:
-        return ALLOWED
-
-    async def scenario() -> None:
-        guest = Agent(connect, said.append, look=look if policy else None)
-        running = asyncio.ensure_future(guest.run())
-        await connecting.wait()
-        guest.stop()
-        await running
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    said = _stopped(connect, lambda _: bool(connecting), policy)
     assert said == [Notice(State.LEFT, "interrupted")]
-
-
-class Plain:
-    """A guest without a policy, in fake time.
-
-    Args:
-        sessions: for each connection, how the session behaves, or why there is none.
-    """
-
-    def __init__(self, sessions: list[dict[str, Any] | Exception], *, once: bool = False) -> None:
-        self.said: list[Notice] = []
-        self.sleeps: list[float] = []
-        self.now_s = 0.0
-        self._sessions = iter(sessions)
-        self._once = once
-
-    def run(self) -> list[tuple[State, str]]:
-        guest = Agent(
-            self._connect,
-            self.said.append,
-            once=self._once,
-            clock=lambda: self.now_s,
-            sleep=self._sleep,
-            jitter=lambda: 0.25,
-        )
-        asyncio.run(asyncio.wait_for(guest.run(), 30))
-        return [(notice.state, notice.reason) for notice in self.said]
-
-    async def _connect(self, ready: Callable[[int], None]) -> AgentSession:
-        how = next(self._sessions)
-        if isinstance(how, Exception):
-            raise how
-        self.now_s += how.pop("lasts_s", 0.0)
-        return FakeSession(ready, **how)
-
-    async def _sleep(self, wait_s: float) -> None:
-        self.sleeps.append(wait_s)
-        self.now_s += wait_s
 
 
 BYE: dict[str, Any] = {"ends": "measured", "back_s": None}
@@ -395,17 +317,17 @@ def refused(code: ErrorCode) -> RefusedError:
 
 
 def test_without_a_policy_a_goodbye_ends_it_and_first_errors_are_errors() -> None:
-    plain = Plain([dict(BYE)])
+    plain = Scene(None, [BYE])
     assert plain.run() == [(State.READY, ""), (State.LEFT, "measured")]
     for first in (GONE, {"ends": CleaveError("the server closed the connection")}):
-        plain = Plain([first])
+        plain = Scene(None, [first])
         with pytest.raises(CleaveError, match="server"):
             plain.run()
         assert plain.said == []
 
 
 def test_a_lost_connection_is_made_again_without_a_policy() -> None:
-    plain = Plain([{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, dict(BYE)])
+    plain = Scene(None, [{"ends": "it broke"}, GONE, GONE, {"ends": "it broke"}, BYE])
     assert plain.run() == [
         (State.READY, ""),
         (State.LEFT, "it broke"),
@@ -426,7 +348,7 @@ def test_a_lost_connection_is_made_again_without_a_policy() -> None:
 def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
     lost = {"ends": "it broke"}
     long = {"ends": "it broke", "lasts_s": g.STEADY_S}
-    plain = Plain([lost, *[GONE] * 11, long, dict(BYE)])
+    plain = Scene(None, [lost, *[GONE] * 11, long, BYE])
     plain.run()
     assert plain.sleeps[-3:] == [g.LONGEST_WAIT_S / 4, g.LONGEST_WAIT_S / 4, 0.25]
 
@@ -452,7 +374,7 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
         states = [state for state, _ in scene.run()]
         assert [s for s in scene.sleeps if s != g.LOOK_S] == [least_s + 1]
     else:
-        plain = Plain([{"ends": ends}, dict(BYE)])
+        plain = Scene(None, [{"ends": ends}, BYE])
         states = [state for state, _ in plain.run()]
         assert plain.sleeps == [least_s + 0.25]
     assert states[:3] == [State.LEFT, State.WAITING, State.READY]
@@ -462,32 +384,18 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
 def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> None:
     first: list[dict[str, Any] | Exception] = [{"ends": refused(ErrorCode.DUPLICATE)}]
     with pytest.raises(RefusedError):
-        Scene([ALLOWED] * 5, first).run() if policy else Plain(first).run()
-
-
-@pytest.mark.parametrize("code", [ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED])
-def test_a_refusal_for_good_ends_it(code: ErrorCode) -> None:
-    plain = Plain([{"ends": "it broke"}, {"ends": refused(code)}])
-    with pytest.raises(RefusedError, match=code.value):
-        plain.run()
-    assert len(plain.sleeps) == 1
-
-
-def test_a_passing_refusal_is_tried_again() -> None:
-    plain = Plain([{"ends": "it broke"}, {"ends": refused(ErrorCode.LIMIT)}, dict(BYE)])
-    assert plain.run()[-1] == (State.LEFT, "measured")
-    assert len(plain.sleeps) == 2
+        Scene([ALLOWED] * 5, first).run() if policy else Scene(None, first).run()
 
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy: bool) -> None:
     if policy:
-        scene = Scene([ALLOWED] * 5, [dict(CLOSING), GONE, {}])
+        scene = Scene([ALLOWED] * 5, [CLOSING, GONE, {}])
         states = [state for state, _ in scene.run()]
         sleeps = [s for s in scene.sleeps if s != g.LOOK_S]
         assert sleeps == [3 + 1, 2]
     else:
-        plain = Plain([dict(CLOSING), GONE, dict(BYE)])
+        plain = Scene(None, [CLOSING, GONE, BYE])
         states = [state for state, _ in plain.run()]
         assert plain.sleeps == [3 + 0.25, 0.5]
     assert states[:3] == [State.READY, State.LEFT, State.WAITING]
@@ -496,13 +404,13 @@ def test_after_a_server_that_closed_it_comes_back_and_no_sooner_than_told(policy
 
 def test_a_refusal_that_says_when_is_tried_again_then() -> None:
     full = RefusedError(Error(ErrorCode.LIMIT, "full", 30.0))
-    plain = Plain([{"ends": "it broke"}, {"ends": full}, dict(BYE)])
+    plain = Scene(None, [{"ends": "it broke"}, {"ends": full}, BYE])
     plain.run()
     assert plain.sleeps == [0.25, 30 + 0.5]
 
 
 def test_once_is_once() -> None:
-    plain = Plain([{"ends": "it broke"}], once=True)
+    plain = Scene(None, [{"ends": "it broke"}], once=True)
     assert plain.run() == [(State.READY, ""), (State.LEFT, "it broke")]
 
 
@@ -561,9 +469,68 @@ def test_a_guest_that_goes_loses_no_result() -> None:
         assert states[-1] is State.LEFT
 
 
-def test_urls_can_be_in_files(tmp_path: Path) -> None:
-    (tmp_path / "join.url").write_text("ws://host/ws#c=x\n")
-    assert read_url(f"@{tmp_path}/join.url") == "ws://host/ws#c=x"
-    assert read_url("ws://host/ws#c=@x") == "ws://host/ws#c=@x"
-    with pytest.raises(UsageError, match=r"none.url \(no such file"):
-        read_url(f"@{tmp_path}/none.url")
+HOME = JoinUrl("ws://127.0.0.1:1/ws", "secret", fingerprint="")
+OTHER = "ws://127.0.0.1:2/ws"
+
+
+@dataclass
+class Session:
+    welcomed: bool = True
+    moves_to: str = ""
+
+
+class Network:
+    """Servers of which some cannot be reached."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.asked: list[JoinUrl] = []
+
+    async def connect(self, target: JoinUrl) -> str:
+        self.asked.append(target)
+        if target.address in self.gone:
+            raise CleaveError("nobody there")
+        return target.address
+
+
+def opened(place: ServerSelection, network: Network, then: Session) -> str:
+    try:
+        found = asyncio.run(place.open(HOME, network.connect))
+    except CleaveError:
+        return ""
+    place.at(then)
+    return found
+
+
+def test_it_goes_where_it_is_sent_with_its_credential_and_stays_there() -> None:
+    place, network = ServerSelection(), Network()
+    assert opened(place, network, Session(moves_to=f"{OTHER}#c=")) == HOME.address
+    assert opened(place, network, Session()) == OTHER
+    assert network.asked[-1].credential == HOME.credential
+    assert opened(place, network, Session()) == OTHER  # the connection broke, and is made again
+
+
+def test_it_goes_home_where_it_is_not_welcome_or_nobody_is_there() -> None:
+    place, network = ServerSelection(), Network()
+    opened(place, network, Session(moves_to=f"{OTHER}#c="))
+    assert opened(place, network, Session(welcomed=False)) == OTHER
+    assert opened(place, network, Session(moves_to=f"{OTHER}#c=")) == HOME.address
+    network.gone.add(OTHER)
+    assert opened(place, network, Session()) == ""
+    assert opened(place, network, Session()) == HOME.address
+
+
+@pytest.mark.parametrize("address", ["nonsense", "https://127.0.0.1:3/elsewhere", "ws://"])
+def test_what_is_no_address_moves_nobody(address: str) -> None:
+    place, network = ServerSelection(), Network()
+    opened(place, network, Session(moves_to=address))
+    assert opened(place, network, Session()) == HOME.address
+
+
+def test_a_pinned_certificate_is_that_of_the_other_server() -> None:
+    place, network = ServerSelection(), Network()
+    pin = "sha256:" + "ab" * 32
+    opened(place, network, Session(moves_to=f"wss://127.0.0.1:2/ws#c=&fp={pin}"))
+    opened(place, network, Session())
+    assert network.asked[-1].fingerprint == pin
+    assert network.asked[-1].address.startswith("wss://")

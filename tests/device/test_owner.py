@@ -154,31 +154,6 @@ def test_charging(tmp_path: Path, supplies: dict[str, str], charging: bool | Non
 # --- temperature ---
 
 
-def test_the_hottest_sensor_of_the_processor_counts(tmp_path: Path) -> None:
-    assert linux(tmp_path).temperature_c() is None
-    write(
-        tmp_path,
-        {
-            "sys/class/thermal/thermal_zone0/type": "acpitz",
-            "sys/class/thermal/thermal_zone0/temp": "27800",
-            "sys/class/hwmon/hwmon1/name": "nvme",
-            "sys/class/hwmon/hwmon1/temp1_input": "91000",
-        },
-    )
-    assert linux(tmp_path).temperature_c() == 91
-    write(
-        tmp_path,
-        {
-            "sys/class/hwmon/hwmon2/name": "coretemp",
-            "sys/class/hwmon/hwmon2/temp1_input": "61000",
-            "sys/class/hwmon/hwmon2/temp2_input": "64500",
-            "sys/class/hwmon/hwmon2/temp3_input": "-273000",
-            "sys/class/hwmon/hwmon2/temp4_input": "asleep",
-        },
-    )
-    assert linux(tmp_path).temperature_c() == 64.5
-
-
 # --- other systems, by what their tools are documented to print ---
 
 

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.device.host import policy as p
-from cleave.device.host.policy import Cause, Condition, Gate, Observation, Policy
+from cleave.device.host.policy import (
+    Cause,
+    Condition,
+    DataCap,
+    DataMeter,
+    Gate,
+    Observation,
+    Policy,
+    Span,
+    parse_data_cap,
+)
+from cleave.device.session import DeviceStatus
 from cleave.errors import UsageError
+from cleave.protocol.device_counters import DeviceCounters
 
 BOTH = frozenset(Condition)
 IDLE = frozenset({Condition.IDLE})
+
+
+def _memory(text: str) -> int:
+    return p.parse_memory(text, 8 * 10**9)
+
 
 observations = st.builds(
     Observation,
@@ -63,10 +85,6 @@ def test_a_new_gate_opens_exactly_when_the_policy_holds(policy: Policy, seen: Ob
     assert Gate(policy).decide(seen).may_work is all(wanted)
 
 
-def test_without_conditions_it_is_always_open() -> None:
-    assert Gate(Policy()).decide(Observation(hour=3)).may_work
-
-
 @given(start=st.integers(0, 23), end=st.integers(0, 24), hour=st.floats(0, 23.99))
 def test_hours_and_their_opposite_split_the_day(start: int, end: int, hour: float) -> None:
     if start != end and (start, end) not in ((0, 24), (24, 0)):
@@ -101,28 +119,6 @@ def test_heat_has_hysteresis() -> None:
     ]
 
 
-def test_reasons_are_readable() -> None:
-    night = Gate(Policy(hours=(22.5, 7)))
-    assert night.decide(Observation(hour=12)).reason == "outside 22:30-7 h"
-    assert night.decide(Observation(hour=23)).may_work
-    plugged = Gate(Policy(when=BOTH))
-    assert plugged.decide(Observation(0, idle_s=900, charging=False)).reason == "on battery"
-
-
-def test_what_disappears_while_working_closes_the_gate() -> None:
-    gate = Gate(Policy(when=BOTH, max_temperature_c=80))
-    fine = Observation(0, idle_s=900, charging=True, temperature_c=50)
-    for gone, cause in [
-        (Observation(0, charging=True, temperature_c=50), Cause.OWNER),
-        (Observation(0, idle_s=900, temperature_c=50), Cause.BATTERY),
-        (Observation(0, idle_s=900, charging=True), Cause.HEAT),
-    ]:
-        assert gate.decide(fine).may_work
-        verdict = gate.decide(gone)
-        assert verdict.cause is cause
-        assert "cannot be seen any more" in verdict.reason
-
-
 def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
     policy = Policy(when=BOTH, max_temperature_c=80)
     with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*leave"):
@@ -132,60 +128,41 @@ def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("idle", IDLE), ("idle,charging", BOTH), ("charging, idle", BOTH), ("always", frozenset())],
-)
-def test_when(text: str, expected: frozenset[Condition]) -> None:
-    assert p.parse_when(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("22-7", (22, 7)), ("8:30-17", (8.5, 17)), ("0-24", (0, 24)), ("22-06", (22, 6))],
-)
-def test_hours(text: str, expected: tuple[float, float]) -> None:
-    assert p.parse_hours(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"])
-def test_no_hours(text: str) -> None:
-    with pytest.raises(UsageError, match="22-7"):
-        p.parse_hours(text)
-
-
-@pytest.mark.parametrize("text", ["idel", "idle,", "always,idle", ","])
-def test_no_condition(text: str) -> None:
-    with pytest.raises(UsageError, match="charging"):
-        p.parse_when(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("1000", 10**9), ("4GB", 4 * 10**9), ("1.5gb", 15 * 10**8), ("300 MB", 3 * 10**8)],
-)
-def test_memory(text: str, expected: int) -> None:
-    assert p.parse_memory(text, None) == expected
-
-
-def test_memory_as_a_share() -> None:
-    assert p.parse_memory("50%", 8 * 10**9) == 4 * 10**9
-    with pytest.raises(UsageError, match="unknown"):
-        p.parse_memory("50%", None)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
+    ("parse", "text", "expected"),
     [
-        ("0", "offers too little"),
-        ("16", "--memory 16 offers too little; give 17"),
-        ("lots", "no amount"),
-        ("9GB", "more than the 8.0 GB"),
-        ("-1", "no am"),
+        (p.parse_when, "idle", IDLE),
+        (p.parse_when, "charging, idle", BOTH),
+        (p.parse_when, "always", frozenset()),
+        (p.parse_hours, "22-7", (22, 7)),
+        (p.parse_hours, "8:30-17", (8.5, 17)),
+        (p.parse_hours, "0-24", (0, 24)),
+        (_memory, "1000", 10**9),
+        (_memory, "1.5gb", 15 * 10**8),
+        (_memory, "300 MB", 3 * 10**8),
+        (_memory, "50%", 4 * 10**9),
     ],
 )
-def test_no_memory(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        p.parse_memory(text, 8 * 10**9)
+def test_options_are_read(parse: Callable[[str], Any], text: str, expected: Any) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts", "words"),
+    [
+        (p.parse_hours, ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"], "22-7"),
+        (p.parse_when, ["idel", "idle,", "always,idle", ","], "charging"),
+        (_memory, ["lots", "-1"], "no amount"),
+        (_memory, ["0", "16"], "offers too little; give 17"),
+        (_memory, ["9GB"], "more than the 8.0 GB"),
+        (lambda text: p.parse_memory(text, None), ["50%"], "unknown"),
+    ],
+)
+def test_wrong_options_are_refused(
+    parse: Callable[[str], Any], texts: list[str], words: str
+) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=words):
+            parse(text)
 
 
 def test_options_make_a_policy() -> None:
@@ -202,3 +179,128 @@ def test_options_make_a_policy() -> None:
     ):
         with pytest.raises(UsageError):
             p.parse_policy("", "", max_temp, idle_after)
+
+
+NOON = datetime(2026, 3, 31, 12, 30)
+
+
+@dataclass
+class Session:
+    status: DeviceStatus = field(default_factory=DeviceStatus)
+
+    def move(self, down: int, up: int) -> None:
+        more = DeviceCounters(downlink_bytes=down, uplink_bytes=up)
+        self.status = DeviceStatus(1, self.status.done + more)
+
+
+@dataclass
+class Time:
+    now: datetime = NOON
+    seconds: float = 0.0
+
+    def meter(self, cap: DataCap, path: Path) -> DataMeter:
+        return DataMeter(cap, path, lambda: self.now, lambda: self.seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500MB/hour", DataCap(500_000_000, Span.HOUR)),
+        ("5GB/day", DataCap(5_000_000_000, Span.DAY)),
+        ("1.5 tb/Month", DataCap(1_500_000_000_000, Span.MONTH)),
+        ("5GB", DataCap(5_000_000_000, Span.COMMAND)),
+    ],
+)
+def test_caps(text: str, expected: DataCap) -> None:
+    found = parse_data_cap(text)
+    assert found == expected
+    assert parse_data_cap(str(found)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "5GB/week", "GB", "0GB", "0.1MB/day", "-1GB", "5GB/"])
+def test_no_cap(text: str) -> None:
+    with pytest.raises(UsageError, match="is no limit; write it like 500MB/hour"):
+        parse_data_cap(text)
+
+
+def test_both_directions_of_all_sessions_count(tmp_path: Path) -> None:
+    time = Time()
+    meter = time.meter(DataCap(10**9, Span.COMMAND), tmp_path / "data.json")
+    first, second = Session(), Session()
+    meter.follow(first)
+    first.move(100, 20)
+    assert meter.used() == 120
+    first.move(1, 0)
+    meter.follow(second)  # what the first one still did counts
+    second.move(5, 5)
+    assert meter.used() == 131
+    assert not list(tmp_path.iterdir())  # nothing is kept for the next command
+
+
+@pytest.mark.parametrize(
+    ("span", "later"),
+    [
+        (Span.HOUR, timedelta(minutes=30)),
+        (Span.DAY, timedelta(hours=12)),
+        (Span.MONTH, timedelta(1)),
+    ],
+)
+def test_a_new_span_begins_at_nothing(span: Span, later: timedelta, tmp_path: Path) -> None:
+    time = Time()
+    meter, session = time.meter(DataCap(10**9, span), tmp_path / "data.json"), Session()
+    meter.follow(session)
+    session.move(70, 0)
+    assert meter.used() == 70
+    time.now += later
+    assert meter.used() == 0
+    session.move(3, 4)
+    assert meter.used() == 7
+
+
+def test_the_next_command_goes_on_counting(tmp_path: Path) -> None:
+    time, cap, path = Time(), DataCap(10**9, Span.DAY), tmp_path / "folder" / "data.json"
+    meter, session = time.meter(cap, path), Session()
+    meter.follow(session)
+    session.move(70, 7)
+    meter.used()
+    assert time.meter(cap, path).used() == 77
+    assert time.meter(DataCap(10**9, Span.HOUR), path).used() == 77
+    time.now += timedelta(hours=1)
+    assert time.meter(DataCap(10**9, Span.HOUR), path).used() == 0
+    time.now += timedelta(days=1)
+    assert time.meter(cap, path).used() == 0
+    path.write_text("{not json")
+    assert time.meter(cap, path).used() == 0
+
+
+def test_devices_of_a_machine_count_together(tmp_path: Path) -> None:
+    time, path = Time(), tmp_path / "data.json"
+    pairs = [(time.meter(DataCap(10**9, span), path), Session()) for span in (Span.DAY, Span.HOUR)]
+    for meter, session in pairs:
+        meter.follow(session)
+    for amount in (10, 20):
+        for meter, session in pairs:
+            session.move(amount, 0)
+            meter.used()
+    assert [meter.used() for meter, _ in pairs] == [40, 60]  # what came before its own last bytes
+    assert time.meter(DataCap(10**9, Span.MONTH), path).used() == 60
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 10**8), st.floats(0.2, 5.0)), min_size=1))
+def test_it_is_looked_at_before_a_steady_rate_passes_the_cap(
+    moves: list[tuple[int, float]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """At the highest rate so far half of what is left is not passed between two looks."""
+    time, cap = Time(), DataCap(10**9, Span.COMMAND)
+    meter, session = time.meter(cap, tmp_path_factory.getbasetemp() / "none"), Session()
+    meter.follow(session)
+    fastest = 0.0
+    for nbytes, took_s in moves:
+        time.seconds += took_s
+        session.move(nbytes, 0)
+        fastest = max(fastest, nbytes / took_s)
+        left = max(0, cap.nbytes - meter.used())
+        wait_s = meter.until_s() - time.seconds
+        assert 0.19 <= wait_s <= 5.01
+        if wait_s > 0.21 and fastest:
+            assert wait_s * fastest <= left / 2 * 1.001

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from cleave.arrays import DType
+from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import GraphRun, StoredGraph
-from cleave.machine.multiplication import Compute, StoredArray
 from emulator.compute import EmulatedProcessor
 from profiles.fleet_device import FleetDevice
 from profiles.library import load_profile

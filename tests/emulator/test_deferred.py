@@ -14,8 +14,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute, StoredArray
+from cleave.machine.backends import Compute, NumpyBackend, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import Scheduler

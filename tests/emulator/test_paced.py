@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from cleave.arrays import DType
 from cleave.device.compute_thread import Outcome
 from cleave.device.core import Order
-from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute, StoredArray
+from cleave.machine.backends import Compute, NumpyBackend, StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
-from cleave.transport.connection import ConnectionLostError, memory_link
+from cleave.transport.connection import ConnectionLostError
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.links import Link, Shared
 from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
 from profiles.fleet_device import FleetDevice
 from tests.examples import examples
+from tests.memory_link import memory_link
 
 T = TypeVar("T")
 NEAR = 1e-6

@@ -14,7 +14,7 @@ from cleave.errors import CleaveError
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ByeCode, ErrorCode
-from cleave.transport.connection import ConnectionLostError, MemoryConnection, memory_link
+from cleave.transport.connection import ConnectionLostError
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from emulator import realtime
 from emulator.activity import Activity, Presence
@@ -22,6 +22,7 @@ from emulator.realtime import RealTimeFleet
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice
 from tests.emulator.test_paced import simulate
+from tests.memory_link import MemoryConnection, memory_link
 
 DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
 TARGET = parse_join_url("ws://127.0.0.1:1/ws#c=x")

@@ -11,8 +11,7 @@ from cleave.device.core import Order
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.reputation import KNOWN_AFTER
 from emulator.virtual import Arithmetic, VirtualRuntime, _VirtualDevice, emulated

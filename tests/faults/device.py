@@ -27,7 +27,7 @@ from cleave.errors import CleaveError, ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
 from cleave.machine.graph_run import FetchRun
 from cleave.machine.memory import hold_strips_well
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.faults.exact import InvariantBackend
 

@@ -20,9 +20,9 @@ from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
+from tests.memory_link import memory_link
 
 DEVICE = FleetDevice("test", 1e6, 1e5, 1e5, 0.01, 2**30)
 RNG = np.random.default_rng(0)

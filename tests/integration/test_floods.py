@@ -20,9 +20,8 @@ from cleave.protocol.messages import ErrorCode, Message
 from cleave.server.auth.access import Access, Clocks
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
-from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.connection_limits import BURST, ConnectionLimits
 from cleave.transport.join_url import parse_join_url
-from cleave.transport.rate_limit import BURST
 from tests.integration.processes import PATIENCE_S, started, until
 from tests.integration.test_security import (
     DEVICE,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from websockets.sync.server import ServerConnection, serve
 
-from cleave.machine.graph_writer import ArrayType, Node, written
+from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Feature, Message

@@ -29,7 +29,7 @@ from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, serve
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.disks import small_disk
 from tests.integration.processes import (

@@ -36,7 +36,6 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, train
-from cleave.transport.connection import memory_link
 from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import (
     PATIENCE_S,
@@ -47,6 +46,7 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
+from tests.memory_link import memory_link
 
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 

@@ -37,9 +37,8 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
 from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.fleet_server import Server
-from cleave.transport import certificate
-from cleave.transport.connect import open_connection
-from cleave.transport.connection import WebSocketConnection
+from cleave.transport import tls
+from cleave.transport.connection import WebSocketConnection, open_connection
 from cleave.transport.connection_limits import ConnectionLimits
 from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
@@ -176,7 +175,7 @@ def test_a_certificate_of_an_authority_is_verified(
     now = datetime.now(UTC)
 
     def served(valid: timedelta, name: str) -> tuple[Path, Path]:
-        pem = certificate.make(("127.0.0.1",), now, valid)
+        pem = tls.make_certificate(("127.0.0.1",), now, valid)
         begin = pem.index(b"-----BEGIN CERT")
         cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
         cert.write_bytes(pem[begin:])

@@ -19,13 +19,12 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, Side
-from cleave.machine.backends import NumpyBackend
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.reputation import KNOWN_AFTER
 from cleave.scheduler.tiles.tasks import Task
 from cleave.server.fleet_server import Server
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from cleave.verify import Judgement
 from tests.integration.processes import PATIENCE_S

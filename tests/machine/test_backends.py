@@ -15,13 +15,14 @@ from cleave.errors import CleaveError, UsageError
 from cleave.machine import backends as backends
 from cleave.machine.backends import (
     Candidate,
+    Compute,
     MatmulBackend,
     NumpyBackend,
+    StoredArray,
     TorchBackend,
     execute,
     self_check,
 )
-from cleave.machine.multiplication import Compute, StoredArray
 
 
 def _torch(*, by_copies: bool) -> MatmulBackend:
@@ -159,15 +160,6 @@ def test_sums_of_pairs_are_rounded_once(name: str) -> None:
     pairs = [(_stored(x, as_bytes=False), _stored(one, as_bytes=False)) for x in (many, one, one)]
     order = Compute(1, pairs, False, False, 1, 1, DType.BF16, 0)
     assert execute(_backend(name), order).float32().tolist() == [[258.0]]
-
-
-@names
-def test_backends_say_their_name_and_speed(name: str) -> None:
-    backend = _backend(name)
-    assert backend.name == name.partition(" ")[0]
-    speed = backends.measure(backend, side=16, repeats=1)
-    assert speed.backend is backend
-    assert speed.flops_per_s > 0
 
 
 def test_backends_by_their_names() -> None:

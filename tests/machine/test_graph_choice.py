@@ -12,22 +12,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.machine.graph_choice import GraphChoice, installed
-from cleave.machine.graph_provider import (
+from cleave.machine.graph_choice import LARGEST_ERROR, GraphChoice, accuracy, installed, trials
+from cleave.machine.graph_session import (
     CPU_SETUP,
     SETUPS,
+    GraphError,
+    GraphSession,
     Provider,
     ProviderSetup,
     parse_provider,
     setups_of,
 )
-from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy, trials
-from cleave.machine.graph_session import GraphError, GraphSession
-from tests.examples import examples
 from tests.onnx_models import adding
 
 Array = npt.NDArray[Any]
@@ -149,26 +146,12 @@ SHORT: Final = {
 }
 
 
-@pytest.mark.parametrize("rounding", SHORT.values(), ids=SHORT)
-def test_fewer_bits_are_noticed(rounding: tuple[Any, Any]) -> None:
-    found = accuracy(_worse(*rounding))
-    assert found.error >= 1e-4
-    assert not found.full
-
-
 @pytest.mark.parametrize("name", [trial.name for trial in trials()])
 def test_each_trial_notices_fewer_bits_by_itself(name: str) -> None:
     """An engine may compute some operations in 16 bits, and others not."""
     (trial,) = (trial for trial in trials() if trial.name == name)
     assert trial.error(_cpu(trial.model)) < LARGEST_ERROR / 5
     assert trial.error(_worse(_halved, _halved)(trial.model)) >= 1e-4
-
-
-@given(st.floats(1e-7, 1e-2))
-@settings(max_examples=examples(10))
-def test_the_error_is_what_results_are_off_by(off: float) -> None:
-    found = accuracy(_worse(_exactly, lambda array: array * np.float32(1 + off)))
-    assert found.error == pytest.approx(off, abs=3e-6)
 
 
 # --- the choice -------------------------------------------------------------------------------
@@ -247,23 +230,6 @@ def test_the_cpu_runs_what_the_provider_cannot() -> None:
     assert machine.opened[-2:] == [SETUPS[0], CPU_SETUP]
     assert session.run({"x": np.ones((1, 3), np.float32), "w": np.ones(3, np.float32)})
     assert machine.said[1] == "the CPU runs a graph that cuda cannot: its driver is missing"
-
-
-@pytest.mark.parametrize(
-    ("left", "words"),
-    [
-        ({}, None),
-        ({"Shape": 3, "Gather": 1}, None),
-        ({"MatMul": 3, "Shape": 1, "FusedGemm": 1}, "1 FusedGemm, 3 MatMul"),
-        ({"Scan": 1}, "1 Scan"),
-    ],
-)
-def test_heavy_parts_on_the_cpu_are_said(left: dict[str, int], words: str | None) -> None:
-    machine = _Machine(on_cpu=left)
-    machine.choice()(adding())
-    assert machine.said[1:] == (
-        [] if words is None else [f"the CPU runs parts of a graph that cuda has not: {words}"]
-    )
 
 
 def test_what_was_asked_for_is_taken() -> None:

@@ -13,7 +13,7 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 from cleave.machine.graph_arrays import UnboundedError
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_session import GraphSession
-from cleave.machine.graph_writer import ArrayType, Node, written
+from cleave.machine.onnx_graph import ArrayType, Node, written
 from tests.vectors.graph_runs import Run, all_runs, sound_runs
 
 _NUMPY = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.machine.protobuf import content
+from cleave.machine.onnx_graph import content
 from tests.onnx_models import adding
 
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cleave.machine.kind import kind_of, on_android
-from cleave.machine.sensors import PowerMeter, Sensors, this_machine, usable_cores
+from cleave.machine.sensors import (
+    PowerMeter,
+    Sensors,
+    kind_of,
+    on_android,
+    this_machine,
+    usable_cores,
+)
 from profiles.device_profile import DeviceKind
 
 

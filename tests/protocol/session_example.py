@@ -12,8 +12,7 @@ from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore, Order
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits
@@ -84,8 +83,6 @@ class _Talk:
                 case Done():
                     self._output.finish()
                     self._done = True
-                case _:
-                    pass
 
     def _hear(self, message: Message) -> None:
         """The device is told something; whoever is told bye answers nothing."""

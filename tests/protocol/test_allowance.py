@@ -116,24 +116,6 @@ def test_a_flood_ends_its_session_and_the_device_rests(message: Message) -> None
     assert list(manager.sessions) == [2, 4]
 
 
-@pytest.mark.slow
-def test_answers_to_runs_that_were_sent_are_no_flood_however_late() -> None:
-    """Cancelled by a server that had no patience, over and over; each answer came all the same."""
-    manager = SessionManager(auth=FakeAuth())
-    come(manager, 1)
-    answered = 0
-    planner = TilePlanner()
-    for work in range(1, 300):
-        runs = submit(manager, work, planner)
-        manager.withdraw(work, 1.0)
-        for run in runs:
-            assert ended(manager.received(1, late(run.id), 1.0, 16500)) is None
-            answered += 1
-    assert answered > limits.MAX_UNASKED / 4
-    # A second answer to each is one that nothing asked for.
-    assert say(manager, messages.Heartbeat(), 2000, 1.0) == limits.MAX_UNASKED
-
-
 def test_an_answer_counts_for_one_run_once() -> None:
     cancelled_runs = CancelledRuns()
     cancelled_runs.cancelled(5, 100)

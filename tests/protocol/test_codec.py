@@ -12,29 +12,21 @@ from hypothesis import strategies as st
 
 from cleave.device.core import DeviceCore, Order
 from cleave.errors import ProtocolError, VersionError
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import (
     Bye,
     ByeCode,
     Cancel,
-    Computed,
-    Concat,
-    Drain,
     Drop,
-    Error,
     ErrorCode,
-    Fetch,
-    Graph,
-    Heartbeat,
     Hello,
     JobRecord,
     Message,
     Put,
     Reply,
     Request,
-    Result,
     Role,
     Run,
     RunGraph,
@@ -44,14 +36,13 @@ from cleave.protocol.messages import (
 )
 from cleave.protocol.texts import clean, clean_plain
 from tests.examples import examples
-from tests.protocol.vectors import HAS_PAYLOAD, TYPES, load, octets
+from tests.protocol.vectors import HAS_PAYLOAD, TYPES
 from tests.vectors.generate import nested
 
 ids = st.integers(0, 2**limits.OBJECT_ID_BITS - 1)
 many_ids = st.lists(ids, max_size=40).map(tuple)
 texts = st.text(max_size=60)
 said = texts.map(clean)  # as it is once it has been read
-much_said = st.lists(said, max_size=4).map(tuple)
 reals = st.floats(0, allow_nan=False, allow_infinity=False)
 payloads = st.binary(max_size=400)
 plain_values = st.recursive(
@@ -67,89 +58,39 @@ maps = st.dictionaries(texts, plain_values, max_size=4)
 dtypes = st.sampled_from(["fp32", "bf16", "fp16"]) | said
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
+_BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
+    "Any": payloads,
+    "ByeCode": st.sampled_from(ByeCode) | said.map(ByeCode),
+    "Count": ids,
+    "ErrorCode": st.sampled_from(ErrorCode) | said.map(ErrorCode),
+    "Ids": many_ids,
+    "Inputs": many_ids,
+    "Rate": reals,
+    "Role": st.sampled_from(Role),
+    "Text": said,
+    "Texts": st.lists(said, max_size=4).map(tuple),
+    "bool": st.booleans(),
+    "dict[Text, Any]": maps.map(clean_plain),
+    "dict[Text, Real]": st.dictionaries(said, finite, max_size=6),
+}
+
+
+def _values(field: Any) -> st.SearchStrategy[Any]:
+    if field.name == "version":  # of another version, most fields are not read
+        return st.just(limits.VERSION)
+    if field.metadata.get("verbatim"):
+        return maps if field.name == "arguments" else texts
+    return _BY_TYPE[str(field.type)]
+
+
 any_message: st.SearchStrategy[Message] = st.one_of(
-    st.builds(
-        Hello,
-        role=st.sampled_from(Role),
-        credential=texts,
-        join_code=texts,
-        name=said,
-        ops=much_said,
-        dtypes=much_said,
-        memory_bytes=ids,
-        profile=said,
-        kind=said,
-        versions=many_ids,
-        features=much_said,
-        flops_per_s=reals,
-        downlink_bytes_per_s=reals,
-        uplink_bytes_per_s=reals,
-        latency_s=reals,
-    ),
     st.builds(Hello, role=st.sampled_from(Role), version=ids.filter(lambda v: v != limits.VERSION)),
-    st.builds(Welcome, device=ids, heartbeat_s=reals, server=said, credential=texts),
-    st.builds(Put, id=ids, rows=ids, columns=ids, dtype=dtypes, payload=payloads),
-    st.builds(
-        Run,
-        id=ids,
-        op=said,
-        inputs=many_ids,
-        transpose_a=st.booleans(),
-        transpose_b=st.booleans(),
-        out=dtypes,
-    ),
-    st.builds(Graph, id=ids, payload=payloads),
-    st.builds(Concat, id=ids, ids=many_ids),
-    st.builds(
-        RunGraph,
-        id=ids,
-        graph=ids,
-        inputs=many_ids,
-        outputs=many_ids,
-        output_bytes=many_ids,
-        flops=ids,
-    ),
-    st.builds(Fetch, id=ids, array=ids, first_row=ids, rows=ids, columns=ids, out=dtypes),
-    st.builds(Computed, id=ids, compute_s=reals),
-    st.builds(
-        Result, id=ids, rows=ids, columns=ids, dtype=dtypes, compute_s=reals, payload=payloads
-    ),
-    st.builds(TaskError, id=ids, reason=said),
-    st.builds(Drop, ids=many_ids),
-    st.builds(Cancel, ids=many_ids),
-    st.just(Heartbeat()),
-    st.builds(Telemetry, values=st.dictionaries(said, finite, max_size=6)),
-    st.just(Drain()),
-    st.builds(
-        Bye,
-        reason=said,
-        code=st.sampled_from(ByeCode) | said.map(ByeCode),
-        retry_after_s=reals,
-    ),
-    st.builds(
-        Error,
-        code=st.sampled_from(ErrorCode) | said.map(ErrorCode),
-        message=said,
-        retry_after_s=reals,
-        versions=many_ids,
-    ),
-    st.builds(Request, id=ids, action=said, arguments=maps),
-    st.builds(Reply, id=ids, ok=st.booleans(), data=maps.map(clean_plain)),
-    st.builds(JobRecord, job=said, record=maps.map(clean_plain)),
+    *(st.builds(cls, **{f.name: _values(f) for f in fields(cls)}) for cls in TYPES.values()),
 )
 
 
 def _bytes(message: Message) -> bytes:
     return b"".join(encode(message))
-
-
-def _try(data: bytes) -> None:
-    """Decode; nothing but ProtocolError may come out."""
-    try:
-        message = decode(data)
-    except ProtocolError:
-        return
-    assert type(message) in TYPES.values()
 
 
 # --- round trips ------------------------------------------------------------------------------
@@ -181,15 +122,6 @@ def test_a_payload_is_viewed_in_place() -> None:
     assert bytes(payload) == b"abcdefgh"
 
 
-def test_every_field_is_written() -> None:
-    """Also where it has its default: a reader of another version may have another one."""
-    for cls in TYPES.values():
-        message = cls(*_minimal(cls))
-        header = bytes(encode(message)[0])
-        for field in fields(cls):
-            assert field.name == "payload" or field.name.encode() in header
-
-
 def _minimal(cls: type[Any]) -> tuple[Any, ...]:
     samples = {
         "Role": Role.DEVICE,
@@ -206,59 +138,6 @@ def _minimal(cls: type[Any]) -> tuple[Any, ...]:
 
 
 # --- fuzzing ----------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=120))
-@settings(max_examples=examples(1500))
-def test_random_bytes(data: bytes) -> None:
-    _try(data)
-
-
-@given(st.sampled_from(sorted(TYPES)), plain_values, st.none() | st.binary(max_size=20))
-@settings(max_examples=examples(500))
-def test_any_values_in_an_envelope(kind: str, raw: Any, payload: bytes | None) -> None:
-    import msgpack
-
-    _try(msgpack.packb([kind, raw] if payload is None else [kind, raw, payload]))
-
-
-@given(st.sampled_from(sorted(TYPES)), st.data())
-@settings(max_examples=examples(500))
-def test_any_values_in_the_fields(kind: str, data: st.DataObject) -> None:
-    import msgpack
-
-    names = [f.name for f in fields(TYPES[kind])]
-    raw = {name: data.draw(plain_values | ids) for name in names}
-    parts = [kind, raw, b"1234"] if kind in HAS_PAYLOAD else [kind, raw]
-    _try(msgpack.packb(parts))
-
-
-def test_mutated_messages() -> None:
-    """Valid messages with bytes changed, removed, added, doubled or mixed: 20000 of them."""
-    rng = random.Random(2026)
-    valid = [
-        octets(vector["header"]) + octets(vector.get("payload", "")) for vector in load("messages")
-    ] + [octets(vector["bytes"]) for vector in load("decode")]
-    valid = [data for data in valid if len(data) < 2000]
-    for _ in range(20_000):
-        data = bytearray(rng.choice(valid))
-        for _ in range(rng.choice((1, 1, 1, 2, 4))):
-            at = rng.randrange(len(data) + 1)
-            match rng.randrange(6):
-                case 0 if data:
-                    data[at % len(data)] = rng.randrange(256)
-                case 1 if data:
-                    data[at % len(data)] ^= 1 << rng.randrange(8)
-                case 2:
-                    data[at:at] = rng.randbytes(rng.randrange(1, 6))
-                case 3:
-                    del data[at : at + rng.randrange(1, 6)]
-                case 4:
-                    data[at:at] = data[at : at + rng.randrange(1, 20)]
-                case _:
-                    other = rng.choice(valid)
-                    data[at:] = other[rng.randrange(len(other) + 1) :]
-        _try(bytes(data))
 
 
 @given(any_message, st.data())
@@ -350,12 +229,6 @@ def test_encode_refuses_what_decode_would(name: str) -> None:
         encode(BEYOND[name])
 
 
-def test_a_header_over_the_limit_is_called_so() -> None:
-    (vector,) = (v for v in load("invalid") if v["name"] == "header-too-long")
-    with pytest.raises(ProtocolError, match="limit"):
-        decode(octets(vector["bytes"]))
-
-
 # --- what peers say ---------------------------------------------------------------------------
 
 ESCAPES = "a\x1b[2J\x1b]0;t\x07b\r\nc\u202ed\u2066e\x00\x9b31mf\u200bg\u2028h"
@@ -441,34 +314,6 @@ def test_a_welcome_of_another_version_says_so_before_anything_else() -> None:
 
 
 # --- limits at the device ---------------------------------------------------------------------
-
-
-def _core_with_pair(memory_bytes: int, a: tuple[int, int], b: tuple[int, int]) -> DeviceCore:
-    core = DeviceCore(memory_bytes)
-    core.received(Welcome(device=1))
-    for id, (rows, columns) in ((1, a), (2, b)):
-        core.received(Put(id, rows, columns, "fp32", bytes(4 * rows * columns)))
-    return core
-
-
-def test_a_device_refuses_too_many_runs() -> None:
-    most = limits.MAX_RUNS_IN_FLIGHT
-    core = _core_with_pair(8 + 4 * (most + 1), (1, 1), (1, 1))
-    for id in range(most):
-        (order,) = core.received(Run(id, "matmul", (1, 2), False, False, "fp32"))
-        assert isinstance(order, Compute)
-    with pytest.raises(ProtocolError, match=str(most)):
-        core.received(Run(most, "matmul", (1, 2), False, False, "fp32"))
-    core.computed(0, bytes(4), 0.5)
-    (order,) = core.received(Run(most, "matmul", (1, 2), False, False, "fp32"))
-    assert isinstance(order, Compute)
-
-
-def test_a_device_refuses_a_result_larger_than_its_memory() -> None:
-    """No bytes in, 4 TB out: a device would try."""
-    core = _core_with_pair(1000, (10**6, 0), (0, 10**6))
-    (answer,) = core.received(Run(1, "matmul", (1, 2), False, False, "fp32"))
-    assert isinstance(answer, TaskError)
 
 
 def test_a_device_gives_reasons_that_can_be_sent() -> None:

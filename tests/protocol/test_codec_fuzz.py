@@ -105,20 +105,3 @@ def test_a_hello_is_short_and_so_is_what_a_device_says() -> None:
     assert decode(data) == said
     with pytest.raises(ProtocolError, match="over the limit of 65536"):
         decode(data, limits.MAX_DEVICE_HEADER_BYTES)
-
-
-WIDE = {
-    "empty lists": b"\x90",
-    "empty maps": b"\x80",
-    "empty texts": b"\xa0",
-    "nils": b"\xc0",
-}
-
-
-@pytest.mark.parametrize("item", WIDE.values(), ids=WIDE)
-def test_many_items(item: bytes) -> None:
-    """A header's worth takes ten times as long, and is no other."""
-    message = Mutator(Random(1)).message_of("job_record")
-    count = limits.MAX_HEADER_BYTES // 10
-    value = b"\x81\xa1a\xdd" + count.to_bytes(4, "big") + item * count
-    decoded(with_field(message, "record", value))

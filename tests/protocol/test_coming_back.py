@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import astuple
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.device.session import least_wait_s
 from cleave.protocol import limits
-from cleave.protocol.coming_back import least_wait_s
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.features import ALL, agreed, may_send
 from cleave.protocol.messages import (
     Bye,
@@ -57,3 +62,20 @@ def test_nobody_is_sent_a_message_of_a_feature_that_was_not_agreed_on() -> None:
     assert not may_send(measured, frozenset())
     assert may_send(measured, frozenset({Feature.MEASURE}))
     assert may_send(Drop(()), frozenset())
+
+
+counts = st.integers(0, 2**50)
+some = st.builds(
+    DeviceCounters, counts, counts.map(float), counts, counts, counts.map(float),
+    counts.map(float), counts,
+)  # fmt: skip
+
+
+@given(some, some)
+def test_what_was_done_between_two_snapshots_is_their_difference(
+    earlier: DeviceCounters, done: DeviceCounters
+) -> None:
+    later = earlier + done
+    assert later - earlier == done
+    assert astuple(later) == tuple(map(sum, zip(astuple(earlier), astuple(done), strict=True)))
+    assert earlier + DeviceCounters() == earlier

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cleave.arrays import DType
-from cleave.coding.exponents import decode as decode_array
+from cleave.coding import decode as decode_array
+from cleave.device.session import least_wait_s
 from cleave.protocol import features, limits
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role, RunGraph
 from cleave.server.jobs.jobs import JobState
 from cleave.training.loop import records

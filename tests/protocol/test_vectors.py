@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from cleave import coding
 from cleave.arrays import DType
-from cleave.coding import exponents
+from cleave.device.compute_thread import check_graph
 from cleave.device.core import DeviceCore
-from cleave.device.graph_check import check_graph
 from cleave.errors import ProtocolError
-from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend, execute
+from cleave.machine.backends import Compute, MatmulBackend, NumpyBackend, TorchBackend, execute
 from cleave.machine.graph_run import FetchRun, GraphRun
 from cleave.machine.graph_session import GraphError
-from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode, wire_size
 from cleave.protocol.messages import Message
-from tests.protocol.vectors import FOLDER, TYPES, Vector, each, load, message, octets, plain
+from tests.protocol.vectors import FOLDER, TYPES, Vector, each, load, message, octets
 from tests.vectors import generate
 
 
@@ -113,17 +112,6 @@ def test_matmul(vector: Vector, backend: MatmulBackend) -> None:
     )
 
 
-@each("matmul")
-def test_payloads_are_the_values(vector: Vector) -> None:
-    """Shapes, values and bytes of a vector say the same."""
-    for matrix, values in [(put, put["values"]) for put in vector["put"]] + [
-        (vector["result"], vector["result"]["exact"])
-    ]:
-        exact = plain(values)
-        assert [len(row) for row in exact] == [matrix["columns"]] * matrix["rows"]
-        assert generate.elements(exact, matrix["dtype"]) == octets(matrix["payload"])
-
-
 @each("graphs")
 def test_models(vector: Vector) -> None:
     model = octets(vector["model"])
@@ -139,12 +127,12 @@ def test_coded_payloads(vector: Vector) -> None:
     coded, dtype, nbytes = octets(vector["coded"]), DType(vector["dtype"]), vector["payload_bytes"]
     if "payload" not in vector:
         with pytest.raises(ProtocolError):
-            exponents.decode(coded, dtype, nbytes)
+            coding.decode(coded, dtype, nbytes)
         return
     payload = octets(vector["payload"])
     assert len(payload) == nbytes
-    assert exponents.decode(coded, dtype, nbytes) == payload
-    assert exponents.decode(exponents.encode(payload, dtype), dtype, nbytes) == payload
+    assert coding.decode(coded, dtype, nbytes) == payload
+    assert coding.decode(coding.encode(payload, dtype), dtype, nbytes) == payload
 
 
 @each("faults")

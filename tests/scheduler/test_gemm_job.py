@@ -16,8 +16,7 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.errors import PlanError
 from cleave.fleet.product import Output
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute, StoredArray
+from cleave.machine.backends import Compute, NumpyBackend, StoredArray, execute
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,

@@ -12,8 +12,7 @@ import pytest
 
 from cleave.arrays import Array, Buffer, DType, narrow
 from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyBackend, as_buffer, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, as_buffer, execute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.instructions import Send

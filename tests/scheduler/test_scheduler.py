@@ -32,8 +32,7 @@ from cleave.device.core import DeviceCore, Order
 from cleave.errors import PlanError
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm, Span, Tile, TileCut
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,

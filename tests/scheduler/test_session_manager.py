@@ -13,8 +13,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
 from cleave.gemm import Gemm, gemm_of
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages

@@ -23,8 +23,7 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.gemm import Gemm
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
+from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
@@ -46,10 +45,10 @@ from cleave.scheduler.sessions.setbacks import (
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
 from tests.examples import examples
 from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
+from tests.memory_link import memory_link
 from tests.scheduler.test_admission import HELLO, FakeAuth
 
 SIDE = 64

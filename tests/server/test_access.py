@@ -27,7 +27,7 @@ from cleave.server.auth.access import MAX_USES, Access
 from cleave.server.auth.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
-from cleave.transport.rate_limit import BURST, REFILL_S
+from cleave.transport.connection_limits import BURST, REFILL_S
 from tests.disks import small_disk
 from tests.server.clocks import Clock
 

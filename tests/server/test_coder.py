@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cleave import coding as codes
 from cleave.arrays import Buffer, DType, empty
-from cleave.coding import coded
-from cleave.coding.exponents import Each, encode
+from cleave.coding import Each, Plain, encode
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import ProtocolError
@@ -28,7 +28,7 @@ from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, 
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
+from tests.memory_link import memory_link
 
 SHAPE = (256, 128)
 PATIENCE_S = 60.0
@@ -54,13 +54,13 @@ def test_an_array_for_several_devices_is_coded_once(
     coder: Coder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload, calls = matrix(), []
-    code = coded.coded_payload
+    code = codes.coded_payload
 
-    def counted(message: coded.Plain, each: Each) -> bytes | None:
+    def counted(message: Plain, each: Each) -> bytes | None:
         calls.append(message)
         return code(message, each)
 
-    monkeypatch.setattr(coded, "coded_payload", counted)
+    monkeypatch.setattr(codes, "coded_payload", counted)
 
     async def send(id: int) -> Put | PutCoded:
         message = put(id, payload)
@@ -76,7 +76,7 @@ def test_an_array_for_several_devices_is_coded_once(
     assert [message.id for message in sent] == [1, 2, 3, 4, 5]
     for message in sent:
         assert isinstance(message, PutCoded)
-        assert coded.put_of(message).payload == payload.pack()
+        assert codes.put_of(message).payload == payload.pack()
 
 
 def test_arrays_are_told_apart_and_forgotten(coder: Coder) -> None:
@@ -128,7 +128,7 @@ def test_results_are_decoded(coder: Coder, rows: int) -> None:
         asyncio.run(coder.result(message))
 
 
-CODED = coded.with_coded(Result(1, 256, 64, "fp32", 0.0), encode(bytes(2**16), DType.FP32))
+CODED = codes.with_coded(Result(1, 256, 64, "fp32", 0.0), encode(bytes(2**16), DType.FP32))
 SPOILED = bytes(CODED.payload[:6]).ljust(len(CODED.payload), b"\0")
 
 

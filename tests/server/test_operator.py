@@ -25,8 +25,9 @@ from cleave.server.jobs.jobs import Jobs
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
 from cleave.server.store.writer import StoreWriter
-from cleave.transport.connection import Connection, ConnectionLostError, memory_link
+from cleave.transport.connection import Connection, ConnectionLostError
 from tests.integration.processes import until
+from tests.memory_link import memory_link
 
 PATIENCE_S = 60.0
 HELLO = messages.Hello(role=Role.OPERATOR)

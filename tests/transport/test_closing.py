@@ -20,7 +20,7 @@ from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ByeCode, Error, ErrorCode, Message
-from cleave.transport.connect import open_connection
+from cleave.transport.connection import open_connection
 from cleave.transport.join_url import JoinUrl, parse_join_url
 
 PATIENCE_S = 60.0

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from cleave.transport.connection_limits import ConnectionLimits
+from cleave.transport.connection_limits import ConnectionLimits, RejectionLog
 from cleave.transport.listener import ConnectionGate, Listener
-from cleave.transport.rejection_log import RejectionLog
 
 PATIENCE_S = 60.0
 

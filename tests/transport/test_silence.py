@@ -14,12 +14,8 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, encode
-from cleave.transport.connection import (
-    ConnectionLostError,
-    MemoryConnection,
-    WebSocketConnection,
-    memory_link,
-)
+from cleave.transport.connection import ConnectionLostError, WebSocketConnection
+from tests.memory_link import MemoryConnection, memory_link
 
 PATIENCE_S = 30
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.transport import addresses, certificate
-from cleave.transport.join_url import JoinUrl, parse_join_url
+from cleave.transport import addresses, tls
+from cleave.transport.join_url import JoinUrl, parse_join_url, read_url, url_file
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of, parse_fingerprint
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -70,8 +70,8 @@ def test_wrong_join_urls_are_said_without_their_secret(url: str, words: str) -> 
 
 def test_a_certificate_is_for_all_names_of_the_machine(tmp_path: Path) -> None:
     names = ("localhost", "127.0.0.1", "::1", "box.local", "192.0.2.3")
-    pem = certificate.make(names, NOW)
-    assert set(certificate.names_in(pem)) == set(names)
+    pem = tls.make_certificate(names, NOW)
+    assert set(tls.names_in(pem)) == set(names)
     made = x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERT") :])
     assert made.not_valid_before_utc < NOW < made.not_valid_after_utc
     assert made.public_key().curve.name == "secp256r1"  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_a_kept_certificate_stays_until_it_has_to_go(tmp_path: Path) -> None:
     folder = tmp_path / "data"
 
     def kept(now: datetime, needed: str = "localhost") -> bytes:
-        path = certificate.kept(folder, ("localhost", "192.0.2.9"), needed, now)
+        path = tls.kept_certificate(folder, ("localhost", "192.0.2.9"), needed, now)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         return path.read_bytes()
@@ -94,19 +94,19 @@ def test_a_kept_certificate_stays_until_it_has_to_go(tmp_path: Path) -> None:
     assert kept(NOW, "192.0.2.9") == first
     renewed = kept(NOW + timedelta(days=740))  # it would end in three months
     assert renewed != first
-    path = folder / certificate.FILE_NAME
+    path = folder / tls.CERTIFICATE_FILE
     path.write_bytes(renewed[:100])
     path.chmod(0o644)
     mended = kept(NOW)
     assert mended not in (first, renewed)
     assert kept(NOW, "192.0.2.77") != mended  # the machine has moved
-    assert [entry.name for entry in folder.iterdir()] == [certificate.FILE_NAME]
+    assert [entry.name for entry in folder.iterdir()] == [tls.CERTIFICATE_FILE]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot be kept in .*file"):
-        certificate.kept(tmp_path / "file", ("localhost",), "localhost", NOW)
+        tls.kept_certificate(tmp_path / "file", ("localhost",), "localhost", NOW)
 
 
 def test_other_machines_are_reached_with_tls_or_on_purpose(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_other_machines_are_reached_with_tls_or_on_purpose(tmp_path: Path) -> No
 
 
 def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
-    pem = certificate.make(("ps.example", "*.example"), NOW)
+    pem = tls.make_certificate(("ps.example", "*.example"), NOW)
     begin = pem.index(b"-----BEGIN CERT")
     cert, key, other = (tmp_path / name for name in ("cert", "key", "other"))
     cert.write_bytes(pem[begin:])
     key.write_bytes(pem[:begin])
-    other.write_bytes(certificate.make(("x",), NOW))
+    other.write_bytes(tls.make_certificate(("x",), NOW))
     given = expose("0.0.0.0", Security(certificate=cert, key=key), NOW)
     assert (given.host, given.fingerprint) == ("ps.example", "")
     assert given.context is not None
@@ -148,7 +148,7 @@ def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_is_of_the_der_form() -> None:
-    pem = certificate.make(("localhost",), NOW).decode()
+    pem = tls.make_certificate(("localhost",), NOW).decode()
     made = x509.load_pem_x509_certificate(pem[pem.index("-----BEGIN CERT") :].encode())
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -169,3 +169,37 @@ def test_origins_are_written_as_browsers_write_them() -> None:
     for text in ("*", "example.org", "https://*.example.org", "https://a/b", "null", "https://u@h"):
         with pytest.raises(UsageError, match="no origin"):
             addresses.parse_origin(text)
+
+
+URL = "https://192.0.2.1:8765/join#c=abcd&fp=ef"
+
+
+@pytest.mark.parametrize(
+    "text", [URL, f"{URL}\n", f"  cleave join '{URL}'\n\nvalid for 10 minutes"]
+)
+def test_a_file_holds_the_url_or_what_pair_printed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "join.url"
+    path.write_text(text)
+    assert read_url(f"@{path}") == URL
+    assert read_url(URL) == URL
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be read from .*join\.url"):
+        read_url(f"@{tmp_path / 'join.url'}")
+
+
+def test_what_is_in_a_file_without_a_url_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "viewer.token"
+    path.write_text("RJBc-secret\n")
+    with pytest.raises(UsageError, match="holds no URL") as refused:
+        read_url(f"@{path}")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_is_ones_own_and_gone_afterwards() -> None:
+    with url_file(URL) as named:
+        path = Path(named[1:])
+        assert path.stat().st_mode & 0o077 == 0
+        assert read_url(named) == URL
+    assert not path.exists()

@@ -6,18 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from cleave.machine.graph_writer import ArrayType, Node, written
-from cleave.machine.onnx_fields import (
+from cleave.machine.onnx_graph import (
+    ArrayType,
     AttributeField,
     GraphField,
     ModelField,
+    Node,
     NodeField,
     OpsetField,
     TensorField,
     TypeField,
     ValueField,
+    content,
+    integer,
+    written,
 )
-from cleave.machine.protobuf import content, integer
 from cleave.protocol import limits
 
 _FLOAT = 1  # ONNX's number of the type

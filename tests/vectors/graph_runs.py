@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cleave.machine.graph_writer import ArrayType, written
-from cleave.machine.onnx_fields import (
+from cleave.machine.onnx_graph import (
+    ArrayType,
     AttributeField,
     GraphField,
     ModelField,
@@ -21,8 +21,10 @@ from cleave.machine.onnx_fields import (
     TensorField,
     TypeField,
     ValueField,
+    content,
+    integer,
+    written,
 )
-from cleave.machine.protobuf import content, integer
 from tests.vectors.graph_models import hex_of
 
 _INTEGER, _TEXT, _TENSOR, _GRAPH, _INTEGERS = 2, 3, 4, 5, 7  # ONNX's numbers of attributes

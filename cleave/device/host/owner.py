@@ -14,30 +14,30 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.host.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
-from cleave.machine.sensors import Sensors
+from cleave.machine.sensors import Sensors, read_file, usable_cores
 
-Runner: TypeAlias = Callable[[Sequence[str]], str | None]
-"""Runs a command; returns its output, or None if the command is missing or fails."""
+Runner: TypeAlias = Callable[[Sequence[str]], str | None]  # None if the command fails
+
+
+_NUMBER: Final = re.compile(r"\s*-?\d+(\.\d+)?\s*")
 
 
 class OwnerSensors(Protocol):
     """Sensors of a machine. A method returns None if the system does not provide the value."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input."""
-        ...
+        """Return the seconds since the last user input in any session that the system shows."""
 
     def charging(self) -> bool | None:
         """Return True if the machine is plugged in or has no battery."""
-        ...
 
     def temperature_c(self) -> float | None:
         """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
-        ...
+        return None  # macOS and Windows show no temperature to ordinary users
 
 
 def observe(
@@ -45,11 +45,7 @@ def observe(
 ) -> Observation:
     """Read the sensors that the policy depends on.
 
-    Args:
-        sensors: the machine's sensors.
-        policy: determines which sensors are read.
-        hour: hour of the day, with fraction; None for the current local time.
-        data_bytes: bytes sent and received in the current span of the data cap.
+    `hour` is the hour of the day, with fraction; None for the current local time.
     """
     now = time.localtime()
     return Observation(
@@ -88,28 +84,22 @@ def step_aside(niceness: int = 10) -> None:
 def cores_to_lend(count: int) -> list[int]:
     """Return the indices of the last `count` usable cores.
 
-    The first cores are left to the operating system, which handles hardware interrupts there.
+    The operating system handles hardware interrupts on the first cores.
 
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
     """
-    if sys.platform == "linux":
-        usable = sorted(os.sched_getaffinity(0))
-    else:
-        usable = list(range(os.cpu_count() or 1))
+    usable = usable_cores()
     if not 1 <= count <= len(usable):
         raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
     return usable[-count:]
 
 
 def keep_to_cores(count: int) -> bool:
-    """Restrict this process to the cores that `cores_to_lend` returns.
+    """Restrict this process to the cores of `cores_to_lend`; return False where only Linux could.
 
     Call this function before libraries start threads, because threads inherit the restriction.
-
-    Returns:
-        True if the system supports CPU affinity (only Linux here). Otherwise, only the number of
-        threads limits the CPU usage.
+    Where it returns False, only the number of threads limits the CPU usage.
 
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
@@ -121,18 +111,12 @@ def keep_to_cores(count: int) -> bool:
     return True
 
 
-class LinuxSensors:
+class LinuxSensors(OwnerSensors):
     """Sensors on Linux.
 
-    The time of the last use comes from logind and, with an X display, from `xprintidle`. If neither
-    is available, the last terminal input counts. In a graphical session, `idle_s` then returns
-    None, because terminals do not see the session's input.
-
-    Args:
-        root: root of the file system.
-        run: runs a command.
-        clock: returns the Unix time in seconds.
-        environment: environment variables.
+    The time of the last use comes from logind and, with an X display, from `xprintidle`. Otherwise
+    the last terminal input counts. In a graphical session, `idle_s` then returns None, because
+    terminals do not see the session's input.
     """
 
     def __init__(
@@ -148,7 +132,6 @@ class LinuxSensors:
         self._environment = environment
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in any local or remote session."""
         screen_s = self._screen_idle_s()
         sessions = self._sessions()
         idle = [] if screen_s is None else [screen_s]
@@ -162,18 +145,17 @@ class LinuxSensors:
         return self._terminals_idle_s()  # no other source exists, or no user is logged in
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in or has no battery."""
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
-            if _read(supply / "scope") == "Device":  # the battery of a mouse
+            if read_file(supply / "scope") == "Device":  # the battery of a mouse
                 continue
-            match _read(supply / "type"):
+            match read_file(supply / "type"):
                 case "Mains" | "USB":
-                    online.append(_read(supply / "online") == "1")
+                    online.append(read_file(supply / "online") == "1")
                 case "Battery":
                     discharging.append(
                         {"Discharging": True, "Unknown": None}.get(
-                            _read(supply / "status") or "Unknown", False
+                            read_file(supply / "status") or "Unknown", False
                         )
                     )
         if not discharging:
@@ -183,14 +165,13 @@ class LinuxSensors:
         return None if None in discharging else not any(discharging)
 
     def temperature_c(self) -> float | None:
-        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
         return Sensors(self._root).temperature_c()
 
     def _screen_idle_s(self) -> float | None:
         if not self._environment.get("DISPLAY"):
             return None
         text = self._run(["xprintidle"])
-        return float(text) / 1000 if text and _is_number(text) else None
+        return float(text) / 1000 if text and _NUMBER.fullmatch(text) else None
 
     def _sessions(self) -> list[dict[str, str]] | None:
         """Return the properties of all user sessions; None if logind does not answer."""
@@ -213,14 +194,10 @@ class LinuxSensors:
         return [s for s in sessions if s.get("Class") == "user"]  # skip login screens and services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Return the seconds since the last user input in a session.
+        """Return the seconds since the last user input in a session with logind's properties.
 
-        Args:
-            session: logind's properties of the session.
-            by_display: whether `xprintidle` already measures the idle time of the display.
-
-        Returns:
-            Seconds; None for a session without user input, or if `xprintidle` covers the session.
+        None means that the session has no user input, or that `xprintidle` (`by_display`) covers
+        it.
         """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
@@ -249,28 +226,20 @@ class LinuxSensors:
         return max(0.0, self._clock() - max(used)) if used else None
 
 
-class MacSensors:
+class MacSensors(OwnerSensors):
     """Sensors on macOS, from `ioreg` and `pmset`. Ordinary users cannot read temperatures."""
 
     def __init__(self, run: Runner = run_command) -> None:
         self._run = run
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input."""
         text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in; None if unknown."""
         text = self._run(["pmset", "-g", "batt"])
-        if not text:
-            return None
-        return "'AC Power'" in text
-
-    def temperature_c(self) -> float | None:
-        """Return None, because macOS shows no temperature to ordinary users."""
-        return None
+        return "'AC Power'" in text if text else None
 
 
 class _LastInput(ctypes.Structure):
@@ -288,19 +257,14 @@ class _PowerStatus(ctypes.Structure):
     )
 
 
-class WindowsSensors:
-    """Sensors on Windows. Ordinary users cannot read temperatures.
-
-    Args:
-        kernel32, user32: the loaded Windows libraries of the same names.
-    """
+class WindowsSensors(OwnerSensors):
+    """Sensors on Windows, from kernel32 and user32. Users cannot read temperatures."""
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
         self._kernel32 = kernel32
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in the current session."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None
@@ -308,25 +272,9 @@ class WindowsSensors:
         return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
 
     def charging(self) -> bool | None:
-        """Return True if the machine is plugged in or has no battery."""
         status = _PowerStatus()
         if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
             return None
         if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # no battery
             return True
         return {0: False, 1: True}.get(status.ACLineStatus)
-
-    def temperature_c(self) -> float | None:
-        """Return None, because Windows shows no temperature to ordinary users."""
-        return None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):  # the file is missing, or the sensor is suspended
-        return None
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) is not None

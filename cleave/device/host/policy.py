@@ -2,26 +2,167 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
 
-from cleave.device.host.data_cap import DataCap, parse_data_cap
 from cleave.errors import UsageError
+from cleave.files import write_atomically
 from cleave.protocol import limits
 
-COOL_BY_C: Final = 5.0
-"""Degrees Celsius below the limit to which an overheated machine must cool before it computes."""
+if TYPE_CHECKING:
+    from cleave.device.session import DeviceStatus
+
+
+_LEAST_S: Final = 0.2
+_FIRST_S: Final = 2.0
+_MOST_S: Final = 5.0
+_UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+class Span(Enum):
+    """The time span of a data cap. Hours, days and months follow the local clock."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+    COMMAND = ""  # the whole runtime of the command
+
+    def named(self, now: datetime) -> str:
+        """Return a name for the hour, day or month that contains `now`; empty for `COMMAND`."""
+        pattern = {Span.HOUR: "%Y-%m-%d %H", Span.DAY: "%Y-%m-%d", Span.MONTH: "%Y-%m"}
+        return now.strftime(pattern[self]) if self in pattern else ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataCap:
+    """A limit on the sum of downlink and uplink bytes in one span."""
+
+    nbytes: int
+    span: Span
+
+    def __str__(self) -> str:
+        unit = next((u for u in ("TB", "GB") if self.nbytes >= _UNITS[u]), "MB")
+        per = f"/{self.span.value}" if self.span is not Span.COMMAND else ""
+        return f"{self.nbytes / _UNITS[unit]:g}{unit}{per}"
+
+
+def parse_data_cap(text: str) -> DataCap:
+    """Parse a limit such as `500MB/hour`, `5GB/day` or `50GB/month`; `5GB` spans the whole command.
+
+    Raises:
+        UsageError: when the text is not a valid limit, or is under 1 MB.
+    """
+    match = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
+    )
+    nbytes = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
+    if match is None or nbytes < 1e6:
+        raise UsageError(
+            f"--max-data {text!r} is no limit; write it like 500MB/hour, 5GB/day or 50GB/month, or "
+            f"5GB for as long as this command runs"
+        )
+    return DataCap(math.floor(nbytes), Span((match[3] or "").lower()))
+
+
+class CountingSession(Protocol):
+    """A session that counts the bytes it transfers, such as `DeviceSession`."""
+
+    @property
+    def status(self) -> DeviceStatus: ...
+
+
+class DataMeter:
+    """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
+
+    The file at `path` stores the count between runs, except for `Span.COMMAND`. An unreadable file
+    counts as empty. Until a write succeeds, only the bytes of this process are added.
+    """
+
+    def __init__(
+        self,
+        cap: DataCap,
+        path: Path,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cap, self._path, self._now, self._clock = cap, path, now, clock
+        self._span = cap.span.named(now())
+        self._used = 0 if cap.span is Span.COMMAND else self._held().get(self._span, 0)
+        self._session: CountingSession | None = None
+        self._counted = 0
+        self._rate = 0.0  # highest rate in this session, in bytes per second
+        self._looked_s = clock()
+
+    def follow(self, session: CountingSession) -> None:
+        """Start counting the bytes of a new session, after a last count of the previous session."""
+        self.used()
+        self._session, self._counted, self._rate = session, 0, 0.0
+
+    def used(self) -> int:
+        """Update the count and return the bytes transferred in the current span."""
+        now_s = self._clock()
+        more = self._more()
+        self._rate = max(self._rate, more / max(now_s - self._looked_s, _LEAST_S))
+        self._looked_s = now_s
+        span = self._cap.span.named(self._now())
+        if span != self._span:
+            self._span, self._used = span, 0
+        self._used += more
+        if more and self._cap.span is not Span.COMMAND:
+            self._save(more)
+        return self._used
+
+    def until_s(self) -> float:
+        """Return the time, on `clock`, of the next check, before this rate can reach the cap."""
+        left = max(0, self._cap.nbytes - self._used)
+        reached_s = left / self._rate if self._rate else _FIRST_S
+        return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
+
+    def _more(self) -> int:
+        if self._session is None:
+            return 0
+        done = self._session.status.done
+        before, self._counted = self._counted, done.downlink_bytes + done.uplink_bytes
+        return self._counted - before
+
+    def _held(self) -> dict[str, int]:
+        """Read the file: a map from the name of a span to the bytes counted in that span."""
+        try:
+            held = json.loads(self._path.read_text())
+            if "span" in held:  # the old format, with a single span
+                held = {held["span"]: held["bytes"]}
+            return {str(span): int(count) for span, count in held.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _save(self, more: int) -> None:
+        """Add bytes to the current hour, day and month in the file that all devices here share."""
+        held, now = self._held(), self._now()
+        spans = (span.named(now) for span in Span if span is not Span.COMMAND)
+        counts = {span: held.get(span, 0) + more for span in spans}
+        self._used = counts[self._span] = max(self._used, counts[self._span])
+        try:
+            write_atomically(self._path, json.dumps(counts).encode(), 0o600, sync=False)
+        except OSError:
+            return
+
+
+COOL_BY_C: Final = 5.0  # below the limit, to which an overheated machine must cool
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine computes, user input within this many seconds means that the owner is back. If
 half of `idle_after_s` is shorter, half of `idle_after_s` applies."""
 
 
-DAY_MIN: Final = 1440
-"""Minutes of a day, the maximum of `--idle-after`."""
+DAY_MIN: Final = 1440  # minutes of a day, the maximum of `--idle-after`
 
 
 class Condition(Enum):
@@ -49,9 +190,7 @@ class Policy:
         when: conditions that must all hold.
         hours: start and end as local hours of the day; the span may cross midnight. None permits
             all hours.
-        max_temperature_c: maximum temperature in degrees Celsius; None for no limit.
         idle_after_s: seconds without user input after which the machine counts as idle.
-        data_cap: limit on sent and received bytes; None for no limit.
     """
 
     when: frozenset[Condition] = frozenset()
@@ -67,9 +206,6 @@ class Observation:
 
     Attributes:
         hour: local hour of the day, with fraction.
-        idle_s: seconds since the last user input.
-        charging: True if the machine is plugged in or has no battery.
-        temperature_c: CPU temperature in degrees Celsius.
         data_bytes: bytes sent and received in the current span of the data cap.
     """
 
@@ -82,14 +218,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The decision whether the machine may compute now, with the reason.
-
-    Attributes:
-        cause: the condition that forbids computation; None if computation is allowed.
-        reason: readable explanation of the decision.
-        until_s: time of the next check on the agent's clock, in seconds; None to check again after
-            the default interval.
-    """
+    """Whether the machine may compute now: without a cause. `until_s` is when to check again."""
 
     cause: Cause | None
     reason: str
@@ -104,8 +233,8 @@ class Permission:
 ALLOWED: Final = Permission(None, "allowed")
 
 
-def unseen(policy: Policy, seen: Observation) -> list[str]:
-    """Return a message for each sensor value that the policy needs and this machine lacks."""
+def require_visible(policy: Policy, seen: Observation) -> None:
+    """Raise UsageError if the policy depends on values that this machine does not provide."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -122,16 +251,6 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
             f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; "
             f"leave it out and lend fewer --cores"
         )
-    return problems
-
-
-def require_visible(policy: Policy, seen: Observation) -> None:
-    """Raise if the policy depends on sensor values that this machine does not provide.
-
-    Raises:
-        UsageError: with a message for each missing sensor value.
-    """
-    problems = unseen(policy, seen)
     if problems:
         raise UsageError("; ".join(problems))
 
@@ -140,9 +259,7 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 class Gate:
     """Decides from sensor values whether the machine may compute, with hysteresis.
 
-    A machine becomes idle after `idle_after_s` without user input, and stays idle until the next
-    user input. A machine is too hot once it exceeds the limit, until it has cooled to `COOL_BY_C`
-    degrees below the limit.
+    Once idle, a machine stays idle until the next input. Once too hot, it must cool by `COOL_BY_C`.
     """
 
     policy: Policy
@@ -151,10 +268,7 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may compute and, if not, the first cause that forbids it.
-
-        A sensor value that the policy needs but that is not available also forbids computation.
-        """
+        """Return whether the machine may compute; an unknown value that is needed forbids it."""
         verdicts = [
             self._hours(seen),
             self._data(seen),
@@ -169,7 +283,8 @@ class Gate:
     def _hours(self, seen: Observation) -> Permission:
         if self.policy.hours is None or within(self.policy.hours, seen.hour):
             return ALLOWED
-        return Permission(Cause.HOURS, f"outside {_hours_text(self.policy.hours)} h")
+        span = "-".join(map(_hour_text, self.policy.hours))
+        return Permission(Cause.HOURS, f"outside {span} h")
 
     def _data(self, seen: Observation) -> Permission:
         cap = self.policy.data_cap
@@ -220,18 +335,9 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if an hour of the day is in a span of hours.
-
-    Args:
-        hours: start (inclusive) and end (exclusive). A span with end < start crosses midnight.
-        hour: hour of the day, with fraction.
-    """
+    """Return True if an hour is in a span without its end; a span may cross midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
-
-
-def _hours_text(hours: tuple[float, float]) -> str:
-    return "-".join(_hour_text(hour) for hour in hours)
 
 
 def _hour_text(hour: float) -> str:
@@ -243,11 +349,7 @@ def _hour_text(hour: float) -> str:
 
 
 def parse_when(text: str) -> frozenset[Condition]:
-    """Parse the value of `--when`: `idle`, `charging`, `idle,charging`, or `always` (no condition).
-
-    Raises:
-        UsageError: for anything else.
-    """
+    """Parse `--when`: `idle`, `charging`, `idle,charging`, or `always` (no condition)."""
     words = [word.strip() for word in text.split(",")]
     if words == ["always"]:
         return frozenset()
@@ -260,11 +362,7 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours.
-
-    Raises:
-        UsageError: when the text is not a valid span.
-    """
+    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours."""
     match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
     if match:
         whole = [int(part or 0) for part in match.groups()]
@@ -277,15 +375,7 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's memory; return bytes.
-
-    Args:
-        total_bytes: the machine's memory in bytes; None if unknown.
-
-    Raises:
-        UsageError: when the text is invalid, or the amount is below the minimum or above
-            `total_bytes`.
-    """
+    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of `total_bytes`; return bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")
@@ -314,9 +404,6 @@ def parse_policy(
         when, hours, max_data: values of `--when`, `--hours` and `--max-data`; empty if not given.
         max_temp: value of `--max-temp` in degrees Celsius; 0 if not given.
         idle_after_min: value of `--idle-after` in minutes.
-
-    Raises:
-        UsageError: when an option is invalid.
     """
     if not 0 <= max_temp < 150:
         raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")

@@ -40,7 +40,7 @@ from cleave.server.store.store import (
     StoreError,
 )
 from cleave.server.store.writer import RETRY_S, StoreWriter
-from cleave.transport.rate_limit import RateLimit
+from cleave.transport.connection_limits import RateLimit
 
 _logger = logging.getLogger(__name__)
 

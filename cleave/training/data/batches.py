@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from cleave.errors import UsageError
-from cleave.files import write_atomically
-from cleave.machine.cache_folder import cache_folder
+from cleave.files import cache_folder, write_atomically
 from cleave.training.data.conversations import Completion, Conversation, Document
 from cleave.training.data.documents import read_documents
 

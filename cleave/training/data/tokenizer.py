@@ -12,8 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cleave.errors import UsageError
-from cleave.files import write_atomically
-from cleave.machine.cache_folder import cache_folder
+from cleave.files import cache_folder, write_atomically
 from cleave.training.data.batches import Tokens, python_fingerprint
 from cleave.training.data.chat_template import ChatTemplate
 from cleave.training.data.conversations import Completion, Conversation, rendered

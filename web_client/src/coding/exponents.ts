@@ -1,6 +1,6 @@
 /**
  * Fewer bytes for floating-point payloads, exact to the bit: docs/protocol.md, *Coding*. Exponents
- * are deflated, all else travels as it is; `cleave/coding/exponents.py` is the same in Python.
+ * are deflated, all else travels as it is; `cleave/coding.py` is the same in Python.
  */
 
 import { type DType, itemBytes } from "../kernels/kernel";

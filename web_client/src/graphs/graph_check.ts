@@ -1,6 +1,6 @@
 /**
  * What a device looks at in a model before it runs it: whether it is a graph, and bounded.
- * `cleave/device/graph_check.py` is the same in Python.
+ * `cleave/device/compute_thread.py` is the same in Python.
  *
  * A model comes from outside and goes into a large library. So it is read here first, in place and
  * with nothing of it kept: a graph is made of ONNX's own operations, has all that it needs within

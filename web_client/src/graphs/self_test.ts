@@ -1,7 +1,7 @@
 /**
  * How exactly a browser computes graphs: small graphs of our own, compared with 64-bit arithmetic.
  * What computes in fewer bits than fp32's looks right, and trains another model.
- * `cleave/machine/graph_self_test.py` tries more; each graph here has something of what layers do.
+ * `cleave/machine/graph_choice.py` tries more; each graph here has something of what layers do.
  */
 
 import { GraphError } from "./errors";

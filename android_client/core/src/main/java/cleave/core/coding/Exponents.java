@@ -14,7 +14,7 @@ import java.util.zip.Inflater;
 /**
  * Fewer bytes for floating-point payloads, exact to the bit: docs/protocol.md, <i>Coding</i>.
  * Exponents are deflated with Huffman codes alone, all else travels as it is; {@code
- * cleave/coding/exponents.py} is the same in Python.
+ * cleave/coding.py} is the same in Python.
  */
 public final class Exponents {
     /** Shorter payloads are not worth it. */

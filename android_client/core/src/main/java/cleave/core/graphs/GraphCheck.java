@@ -11,7 +11,7 @@ import java.util.Set;
 
 /**
  * Looks at a model before a large library does: whether it is a graph, and bounded. {@code
- * cleave/device/graph_check.py} is the same in Python. A field that should come once may come
+ * cleave/device/compute_thread.py} is the same in Python. A field that should come once may come
  * again, and readers then take all of it; so does this.
  */
 public final class GraphCheck {

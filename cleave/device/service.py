@@ -2,17 +2,160 @@
 
 from __future__ import annotations
 
+import plistlib
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from cleave.device.service.units import LABEL, UNIT_NAME, Places, ServiceManager
-from cleave.errors import CleaveError
-from cleave.files import make_folder, new_file, write_all
+from cleave.errors import CleaveError, UsageError
+from cleave.files import make_folder, write_atomically
+
+UNIT_NAME: Final = "cleave-join.service"
+LABEL: Final = "org.cleave.join"
+
+_ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+_UNIT: Final = """\
+[Unit]
+Description=Cleave device: lends this machine to a parameter server
+StartLimitIntervalSec=0
+{network}
+[Service]
+{account}ExecStart={command}
+# A wrong option stays wrong; what else goes wrong is tried again.
+Restart=on-failure
+RestartSec=60
+RestartPreventExitStatus=2
+# It answers what it was given before it stops.
+TimeoutStopSec=45
+Nice=10
+IOSchedulingClass=idle
+CPUWeight=20
+MemoryMax={memory}
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+# No PrivateTmp: a display's socket in /tmp tells that somebody may sit at the machine.
+{protection}
+[Install]
+WantedBy={target}
+"""
+
+_NETWORK: Final = "Wants=network-online.target\nAfter=network-online.target\n"
+
+_PROTECTION: Final = """\
+ProtectSystem=strict
+ProtectHome=read-only
+StateDirectory=cleave
+StateDirectoryMode=0700
+Environment=CLEAVE_STATE=%S/cleave
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+"""
+
+
+class ServiceManager(Enum):
+    """The supported service managers."""
+
+    SYSTEMD = "systemd"
+    LAUNCHD = "launchd"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parameters of a service that runs `cleave join`.
+
+    Attributes:
+        memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
+        account: account that a system-wide service runs as; None for a service of the user.
+    """
+
+    command: tuple[str, ...]
+    memory_max_bytes: int
+    account: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Paths of the unit file or property list, the file with the join URL, and launchd's log."""
+
+    unit: Path
+    url: Path
+    log: Path
+
+
+def places(
+    manager: ServiceManager, *, system: bool, config: Path, home: Path, root: Path
+) -> Places:
+    """Return the paths of a service's files.
+
+    Args:
+        system: True for a system-wide service, False for a service of the user.
+        config: the user's configuration folder, usually `~/.config`.
+    """
+    if manager is ServiceManager.SYSTEMD:
+        units = root / "etc/systemd/system" if system else config / "systemd/user"
+        unit = units / UNIT_NAME
+    else:
+        unit = (root / "Library/LaunchDaemons" if system else home / "Library/LaunchAgents") / (
+            f"{LABEL}.plist"
+        )
+    url = (root / "etc" if system else config) / "cleave/join.url"
+    log = (root if system else home) / "Library/Logs/cleave-join.log"
+    return Places(unit, url, log)
+
+
+def quoted(argument: str) -> str:
+    """Return an argument in double quotes, with systemd's special characters escaped."""
+    return '"' + "".join(_ESCAPES.get(c, c) for c in argument) + '"'
+
+
+def systemd_command(command: Sequence[str]) -> str:
+    """Return a command line for `ExecStart=`; raise UsageError for a path with quotes."""
+    if set(command[0]) & set("\\\"'"):
+        raise UsageError(
+            f"systemd starts no program with quotes or backslashes in its path, as in "
+            f"{command[0]}; install Cleave in another folder"
+        )
+    return " ".join([quoted(":" + command[0]), *map(quoted, command[1:])])
+
+
+def systemd_unit(service: Service) -> str:
+    """Return a systemd unit file: system-wide if the service has an account, else for a user."""
+    system = service.account is not None
+    return _UNIT.format(
+        command=systemd_command(service.command),
+        memory=service.memory_max_bytes,
+        account=f"User={service.account}\n" if system else "",
+        network=_NETWORK if system else "",
+        protection=_PROTECTION if system else "",
+        target="multi-user.target" if system else "default.target",
+    )
+
+
+def launchd_plist(service: Service, log: Path) -> bytes:
+    """Return a launchd property list: a daemon if the service has an account, else an agent."""
+    entries: dict[str, object] = {
+        "Label": LABEL,
+        "ProgramArguments": list(service.command),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 60,
+        "ExitTimeOut": 45,
+        "Nice": 10,
+        "LowPriorityIO": True,
+        "StandardErrorPath": str(log),
+    }
+    if service.account is not None:
+        entries["UserName"] = service.account
+    return plistlib.dumps(entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +207,15 @@ class _Changes:
 
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
-    """Write a file atomically. Its content is never readable with a looser mode than `mode`."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    try:
-        with new_file(draft, mode) as file:
-            draft.chmod(mode)
-            write_all(file, content)
-        if owner is not None:
-            shutil.chown(draft, owner)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_atomically(path, content, mode)
+    path.chmod(mode)  # regardless of the umask
+    if owner is not None:
+        shutil.chown(path, owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installs, removes and inspects the service, either for this user or system-wide.
-
-    Args:
-        manager: the service manager (systemd or launchd).
-        places: paths of the service's files.
-        system: True for a system-wide service, False for a service of this user.
-        run: runs a command of the service manager.
-        user: user ID, for launchd.
-        root: root of the file system.
-    """
+    """Installs, removes and inspects the service of a user (`user` is its ID) or the system."""
 
     manager: ServiceManager
     places: Places
@@ -100,11 +225,7 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Raise if the service manager is not running.
-
-        Raises:
-            CleaveError: with a suggestion of what to do instead.
-        """
+        """Raise CleaveError, which says what to do instead, if no service manager runs here."""
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
         else:
@@ -145,11 +266,7 @@ class Installer:
             raise CleaveError(f"the service was not installed: {_plain(error)}") from None
 
     def uninstall(self) -> None:
-        """Stop the service and remove its files.
-
-        Raises:
-            CleaveError: when no service is installed, or a file cannot be removed.
-        """
+        """Stop the service and remove its files."""
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
         self._stop()
@@ -187,8 +304,7 @@ class Installer:
             commands = [("daemon-reload",), ("enable", UNIT_NAME), ("restart", UNIT_NAME)]
             outcomes = (self._systemctl(*command) for command in commands)
         else:
-            # Unload the previous version of the service.
-            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])
+            self._stop()  # unload the previous version of the service
             start = ["launchctl", "bootstrap", self._domain, str(self.places.unit)]
             outcomes = (self.run(command) for command in [start])
         for outcome in outcomes:

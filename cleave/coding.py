@@ -1,37 +1,34 @@
-"""Lossless compression of floating-point payloads, to save network traffic.
+"""Lossless compression of floating-point payloads, and the messages that carry them.
 
-The exponents of a model's numbers are similar, while the signs and fractions are almost random. So
-only the exponents are compressed:
+The exponents of a model's numbers are similar, while signs and fractions are almost random. So only
+the exponents are compressed:
 
 1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
    a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
-   holds fraction and sign. The upper byte of a rotated fp16 is the exponent and the top three bits
-   of the fraction.
+   holds fraction and sign. The upper byte of a rotated fp16 also has three bits of the fraction.
 2. The upper bytes are deflated with Huffman codes alone, because a search for repetitions is slow
    and finds none.
 3. All other bytes are stored uncompressed.
 
 A chunk inflates to at most as many bytes as it has uncompressed bytes, so decompression bombs are
-impossible. `docs/protocol.md` defines the layout. The functions have no side effects. Zlib and
-numpy release the GIL, so several threads can process chunks in parallel.
+impossible. Zlib and numpy release the GIL, so several threads can process chunks in parallel.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 
 from cleave.arrays import Array, DType
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
+from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 Payload: TypeAlias = bytes | memoryview
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""A function that works like `map`; for example, a thread pool's `map` method."""
-
+Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # such as `map`
 _WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
 _SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4
@@ -39,13 +36,7 @@ _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress a payload. The result may be longer than the payload.
-
-    Args:
-        payload: any number of elements of `dtype`, little-endian.
-        dtype: dtype of the elements.
-        each: maps a function over the payload's chunks.
-    """
+    """Compress little-endian elements; `each` maps over chunks. The result may be longer."""
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
     chunks = [words[at : at + step] for at in range(0, words.size, step)]
@@ -56,12 +47,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload like `encode`, if compression saves enough bytes.
-
-    Returns:
-        The compressed payload; None if the payload has fewer than `CODED_LEAST_BYTES` bytes, or if
-            a sample of its elements suggests savings below 5%.
-    """
+    """Compress a payload; return None if it is short or a sample suggests savings below 5%."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -69,17 +55,11 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 
 
 def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memoryview:
-    """Decompress a payload.
+    """Decompress a payload from a peer, which may be invalid.
 
     The length of `coded` is checked before memory for the payload is allocated. A valid compressed
     payload has more than half of the payload's size, so a peer cannot cause large allocations with
     short messages.
-
-    Args:
-        coded: compressed payload from a peer, which may be invalid.
-        dtype: dtype of the elements.
-        nbytes: size of the decompressed payload in bytes.
-        each: maps a function over the payload's chunks.
 
     Raises:
         ProtocolError: when `coded` is not a compressed payload of `nbytes` bytes.
@@ -101,12 +81,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress one chunk and return the parts of its compressed form.
-
-    Args:
-        chunk: at most `CODED_CHUNK` elements, as 16-bit words.
-        dtype: dtype of the elements.
-    """
+    """Compress elements, given as 16-bit words; return the parts of the result."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -120,14 +95,7 @@ def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
 
 
 def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryview, memoryview]]:
-    """Split a compressed payload into chunks.
-
-    Returns:
-        The deflated part and the uncompressed part of each chunk.
-
-    Raises:
-        ProtocolError: when `coded` has the wrong length for a payload of `nbytes` bytes.
-    """
+    """Split a compressed payload into the deflated part and the uncompressed part of each chunk."""
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
         raise ProtocolError(f"no {dtype.value} array has {nbytes} bytes")
@@ -149,16 +117,7 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Decompress one chunk into `words`.
-
-    Args:
-        parts: the deflated part and the uncompressed part of the chunk.
-        words: receives the chunk's elements as 16-bit words.
-        dtype: dtype of the elements.
-
-    Raises:
-        ProtocolError: when the deflated part does not inflate to one byte per element.
-    """
+    """Decompress one chunk into `words`."""
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
     unpacker = zlib.decompressobj()
@@ -178,13 +137,65 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
 
 
 def _sampled_ratio(payload: Payload, dtype: DType) -> float:
-    """Estimate the ratio of a payload's compressed size to its uncompressed size.
-
-    The estimate is the entropy of a sample of the payload's exponents.
-    """
+    """Estimate the compressed share of the size from the entropy of sampled exponents."""
     upper = np.frombuffer(payload, "<u2")[_words(dtype) - 1 :: _words(dtype)]
     sample = (upper[:: max(1, upper.size // _SAMPLE)] >> 7).astype(np.uint8)
     shares = np.bincount(sample) / sample.size
     shares = shares[shares > 0]
     bits = float(-(shares * np.log2(shares)).sum())
     return (dtype.itemsize - 1 + bits / 8) / dtype.itemsize
+
+
+Plain: TypeAlias = Put | Result
+Coded: TypeAlias = PutCoded | ResultCoded
+
+_DTYPES: Final = {dtype.value: dtype for dtype in DType}
+
+
+def coded_payload(message: Plain, each: Each = map) -> bytes | None:
+    """Return a message's compressed payload; None if its dtype or size allows no savings."""
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:  # only floating-point arrays are compressed
+        return None
+    payload = message.payload
+    packed = payload if isinstance(payload, bytes | memoryview) else payload.pack()
+    return encode_if_shorter(packed, dtype, each)
+
+
+@overload
+def with_coded(message: Put, coded: bytes) -> PutCoded: ...
+@overload
+def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
+def with_coded(message: Plain, coded: bytes) -> Coded:
+    """Return `put_coded` for a `put`, or `result_coded` for a `result`."""
+    shape = message.rows, message.columns, message.dtype
+    if isinstance(message, Put):
+        return PutCoded(message.id, *shape, coded)
+    return ResultCoded(message.id, *shape, message.compute_s, coded)
+
+
+def array_bytes(message: Coded) -> int:
+    """Return the size of a message's payload after decompression, in bytes."""
+    return message.rows * message.columns * _dtype(message).itemsize
+
+
+def put_of(message: PutCoded, each: Each = map) -> Put:
+    """Decompress a `put_coded`; raise ProtocolError when the payload is not valid."""
+    return Put(message.id, message.rows, message.columns, message.dtype, _plain(message, each))
+
+
+def result_of(message: ResultCoded, each: Each = map) -> Result:
+    """Decompress a `result_coded`; raise ProtocolError when the payload is not valid."""
+    shape = message.rows, message.columns, message.dtype
+    return Result(message.id, *shape, message.compute_s, _plain(message, each))
+
+
+def _plain(message: Coded, each: Each) -> memoryview:
+    return decode(message.payload, _dtype(message), array_bytes(message), each)
+
+
+def _dtype(message: Coded) -> DType:
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None:
+        raise ProtocolError(f"no {message.dtype!r} array is coded")
+    return dtype

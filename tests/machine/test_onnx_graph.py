@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.machine.graph_session import GraphSession
-from cleave.machine.graph_writer import ArrayType, Node, written
-from cleave.machine.protobuf import ProtobufError, content, fields, integer, integers
+from cleave.machine.onnx_graph import (
+    ArrayType,
+    Node,
+    ProtobufError,
+    content,
+    fields,
+    integer,
+    integers,
+    written,
+)
 
 
 def test_a_written_model_is_one_and_runs() -> None:

@@ -1,1 +1,0 @@
-"""Lossless compression of floating-point payloads."""

@@ -1,1 +1,0 @@
-"""System services that start `cleave join` at boot or login, with systemd or launchd."""
