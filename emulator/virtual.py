@@ -39,7 +39,7 @@ from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import collector_paused
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size

@@ -10,14 +10,71 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.stages.micro_batches import plan_batch
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import CountedGemm, StepReport
+
+_MOST: Final = 64
+
+
+def micro_batch_counts(rows: int, devices: int) -> list[int]:
+    """Return the numbers of micro-batches to try, in ascending order.
+
+    Args:
+        rows: sequences in the batch.
+        devices: number of devices in the fleet.
+    """
+    few = min(rows, max(4, 2 * devices))
+    return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
+
+
+def plan_batch(
+    planner: StagePlanner,
+    cut: Callable[[int], StageModel],
+    rows: int,
+    devices: Sequence[DeviceRates],
+    ps: PsCompute,
+    in_parts: Callable[[int], StageModel] | None = None,
+) -> tuple[StageModel, StagePlan]:
+    """Return the model with its batch cut into the best number of micro-batches, and the plan.
+
+    Args:
+        planner: function that plans stages for a given number of micro-batches.
+        cut: function from a number of micro-batches to the model with its batch cut into that many
+            micro-batches.
+        rows: sequences in the batch.
+        devices: devices of the fleet.
+        ps: throughput of the parameter server.
+        in_parts: like `cut`, but each layer is divided into attention and MLP. It is used if the
+            devices have too little memory for whole layers.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory for stages.
+        PlanError: when no number of micro-batches allows stages on these devices.
+    """
+    best: tuple[StageModel, StagePlan] | None = None
+    refused: PlanError | None = None
+    # A large number of micro-batches is usually best, so large numbers are tried first. Of two
+    # equally fast numbers, the smaller number is chosen.
+    for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
+        try:
+            model = cut(count)
+            plan = planner(model, devices, ps)
+        except PlanError as error:
+            refused = refused or error
+            continue
+        if best is None or plan.step_s <= best[1].step_s:
+            best = model, plan
+    if best is not None:
+        return best
+    if in_parts is not None and isinstance(refused, DeviceMemoryError):
+        return plan_batch(planner, in_parts, rows, devices, ps)
+    raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
+
 
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
 """The methods in ascending order of traffic.
@@ -286,3 +343,98 @@ class MethodChoice:
         tie = "; of equally fast methods, this one sends least" if least <= chosen.step_s else ""
         takes = in_seconds(chosen.step_s)
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
+
+
+CLOSE: Final = 1.1
+"""Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
+
+The larger batch is the smallest one for which stages win. The smaller batch is the largest one for
+which the PS alone wins.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingPoint:
+    """The predicted step times of a batch by stages and on the PS alone.
+
+    Attributes:
+        rows: sequences in the batch.
+        stages_s: seconds of a step by stages; infinite if the fleet cannot train by stages.
+        local_s: seconds of a step on the PS alone.
+    """
+
+    rows: int
+    stages_s: float
+    local_s: float
+
+    @property
+    def wins(self) -> bool:
+        """Return True if stages are faster than the PS alone for this batch."""
+        return self.stages_s < self.local_s
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The batch size at which stages become faster than the PS alone.
+
+    Attributes:
+        points: the batches that were tried, in ascending order of batch size.
+        below: the largest batch tried for which the PS alone wins; None if stages always win.
+        above: the smallest batch tried for which stages win; None if stages never win.
+    """
+
+    points: tuple[CrossingPoint, ...]
+    below: CrossingPoint | None
+    above: CrossingPoint | None
+
+
+def crossing(
+    predict: Callable[[int], CrossingPoint],
+    most_rows: int,
+    tried: Callable[[CrossingPoint], None] = lambda point: None,
+) -> Crossing:
+    """Search for the smallest batch for which stages win.
+
+    The search doubles the batch size until stages win, and then bisects. It assumes that if stages
+    win for one batch, stages win for every larger batch, because weights and gradients are
+    transferred once per step whatever the batch size is.
+
+    Args:
+        predict: function from a number of sequences to the step times of such a batch.
+        most_rows: number of sequences of the largest batch to try, at least 1.
+        tried: callback, called with the result for each batch.
+    """
+    points: dict[int, CrossingPoint] = {}
+
+    def at(rows: int) -> CrossingPoint:
+        points[rows] = predict(rows)
+        tried(points[rows])
+        return points[rows]
+
+    below, above, rows = None, None, 1
+    while above is None:
+        point = at(rows)
+        if point.wins:
+            above = point
+        else:
+            below = point
+            if rows == most_rows:
+                break
+            rows = min(2 * rows, most_rows)
+    while above is not None and below is not None and not _close(below.rows, above.rows):
+        point = at(round((below.rows * above.rows) ** 0.5))
+        below, above = (below, point) if point.wins else (point, above)
+    return Crossing(tuple(points[rows] for rows in sorted(points)), below, above)
+
+
+def most_points(most_rows: int) -> int:
+    """Return the maximum number of batches that `crossing` tries, doubling and bisection together.
+
+    Args:
+        most_rows: see `crossing`.
+    """
+    return (most_rows - 1).bit_length() + 1 + 4
+
+
+def _close(below: int, above: int) -> bool:
+    return above - below <= 1 or above <= CLOSE * below

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
-from cleave.planner.stages.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages.model import LayerCost, PsCompute, StageModel, pieces_of_sequence
+from cleave.planner.stages.model import (
+    LayerCost,
+    PsCompute,
+    StageModel,
+    dequantized_bytes,
+    pieces_of_sequence,
+    working_bytes,
+)
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 

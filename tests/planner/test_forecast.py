@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm
-from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
 from cleave.planner.forecast import (
+    CLOSE,
+    CrossingPoint,
     Forecast,
     MethodChoice,
     StepForecaster,
+    crossing,
     kept_by_server,
+    most_points,
     refused,
 )
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates

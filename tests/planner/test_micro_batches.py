@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.forecast import micro_batch_counts, plan_batch
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.micro_batches import micro_batch_counts, plan_batch
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 
 PS = PsCompute(1e9, 0.0)

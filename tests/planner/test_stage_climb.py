@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.climb import StageClimb
 from cleave.planner.stages.estimate import TOO_LARGE_S, StageTables
-from cleave.planner.stages.group_climb import GroupClimb
-from cleave.planner.stages.groupings import Grouping, groupings
+from cleave.planner.stages.groupings import GroupClimb, Grouping, groupings
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.simulated import PIECE_BYTES

@@ -17,7 +17,14 @@ from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
-from cleave.planner.tiles.streaming import even_sizes, finish_s, predicted_s
+from cleave.planner.tiles.streaming import (
+    OwnLinks,
+    SharedCard,
+    equal_shares,
+    even_sizes,
+    finish_s,
+    predicted_s,
+)
 from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import find_model
 from cleave.workload.step import GemmKind, StepGemm, step_gemms
@@ -177,3 +184,39 @@ def test_sizes_of_many_cuts_are_those_of_each(sides: list[int], pieces: int, ali
     else:
         assert found is not None
         assert found.T.tolist() == [[span.size for span in cut] for cut in cuts]
+
+
+RATES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=20)
+NBYTES = st.floats(1.0, 1e9)
+
+
+@given(most=RATES, total=st.floats(1e3, 1e10))
+def test_shares_are_equal_but_for_those_who_can_take_less(most: list[float], total: float) -> None:
+    shares = equal_shares(np.array(most), total)
+    assert (shares <= most).all()
+    assert shares.sum() == pytest.approx(min(total, sum(most)))
+    less = shares[shares < np.array(most)]
+    assert not len(less) or less == pytest.approx(shares.max())
+
+
+@given(devices=st.lists(st.tuples(st.floats(1e3, 1e9), NBYTES), min_size=1, max_size=12),
+       card=st.floats(1e3, 1e10))  # fmt: skip
+def test_everything_is_sent_no_sooner_than_link_and_card_allow(
+    devices: list[tuple[float, float]], card: float
+) -> None:
+    rates, nbytes = (np.array(each) for each in zip(*devices, strict=True))
+    everyone = np.arange(len(rates))
+    shared = SharedCard(nbytes, rates, card)
+    last_s = shared.sent_s(everyone, nbytes)
+    assert (last_s >= OwnLinks(rates).sent_s(everyone, nbytes) * (1 - 1e-6)).all()
+    assert last_s.max() >= nbytes.sum() / card * (1 - 1e-6)
+    half_s = shared.sent_s(everyone, nbytes / 2)
+    assert (half_s <= last_s).all()
+    if rates.sum() <= card:
+        assert last_s == pytest.approx(nbytes / rates)
+
+
+def test_a_device_that_has_everything_leaves_its_share_to_the_others() -> None:
+    shared = SharedCard(np.array([10.0, 30.0]), np.array([100.0, 100.0]), 10.0)
+    assert shared.sent_s(np.array([0, 1]), np.array([10.0, 30.0])) == pytest.approx([2.0, 4.0])
+    assert shared.sent_s(np.array([1]), np.array([10.0])) == pytest.approx([2.0])

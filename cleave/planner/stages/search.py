@@ -22,8 +22,7 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.climb import StageClimb
 from cleave.planner.stages.estimate import Arrangements, StageTables
-from cleave.planner.stages.group_climb import GroupClimb
-from cleave.planner.stages.groupings import by_speed, groupings
+from cleave.planner.stages.groupings import GroupClimb, by_speed, groupings
 from cleave.planner.stages.loss_slices import LossSlices, ways_to_slice
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.prediction import held_bytes, predict

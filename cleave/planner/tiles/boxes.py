@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, starmap
 from typing import Final
 
@@ -23,6 +25,23 @@ from cleave.planner.plan import (
 )
 from cleave.planner.tiles import cost
 from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Return a context manager that pauses Python's cyclic garbage collector.
+
+    Without a pause, garbage collection takes a third of the run time of large plans and of the
+    emulator's event heap, because the collector runs after a number of new objects.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,47 +76,14 @@ def planned_tiles(
     Raises:
         PlanError: when a device has too little memory for a single multiplication.
     """
-    rates, sides = RateArrays.of(devices), box_sizes(boxes)
-    m, n, k = sides
-    returned = np.where(k == gemm.k, element.finished, element.partial)
-    fits = (m + n) * k * element.sent + m * n * returned <= rates.memory * USABLE_MEMORY
-    owners = [device.device for device in devices]
-    if not fits.all():
-        places: list[int] = []
-        parts: list[Tile] = []
-        for place, (device, box) in enumerate(zip(devices, boxes, strict=True)):
-            some = [box] if fits[place] else fit_memory(box, gemm, element, device)
-            for part in some:
-                places.append(place)
-                parts.append(part)
-        boxes, sides = parts, box_sizes(parts)
-        rates, owners = rates.take(np.array(places)), [owners[place] for place in places]
-    return _planned(gemm, element, owners, rates, boxes, sides, tiles, block_s)
+    parts = [
+        (device, part)
+        for device, box in zip(devices, boxes, strict=True)
+        for part in _fit_memory(box, gemm, element, device)
+    ]
+    rates = RateArrays.of([device for device, _ in parts])
+    m, n, k = (side.astype(np.float64) for side in box_sizes([part for _, part in parts]))
 
-
-def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
-    """Return three arrays: the number of rows, the number of columns and the depth of each tile."""
-
-    def sizes(spans: Iterable[Span]) -> Ints:
-        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
-        found: Ints = bounds[1::2] - bounds[::2]
-        return found
-
-    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
-    return m, n, sizes(tile.k for tile in boxes)
-
-
-def _planned(
-    gemm: Gemm,
-    element: ElementBytes,
-    owners: Sequence[int],
-    rates: RateArrays,
-    boxes: Sequence[Tile],
-    sides: tuple[Ints, Ints, Ints],
-    tiles: int,
-    block_s: float,
-) -> list[PlannedTile]:
-    m, n, k = (side.astype(np.float64) for side in sides)
     strip_bytes = k * element.sent
     down = (m + n) * strip_bytes
     up = m * n * np.where(k == gemm.k, element.finished, element.partial)
@@ -116,9 +102,9 @@ def _planned(
     columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
     filling_s = fill_s(streamed_s, np.maximum(rows, columns))
     strips_of = (each.astype(np.int64).tolist() for each in (rows, columns))
-    cuts = starmap(EvenCut, zip(boxes, *strips_of, strict=True))
+    cuts = starmap(EvenCut, zip((part for _, part in parts), *strips_of, strict=True))
     values = zip(
-        owners,
+        (device.device for device, _ in parts),
         cuts,
         down.astype(np.int64).tolist(),
         up.astype(np.int64).tolist(),
@@ -127,6 +113,18 @@ def _planned(
         strict=True,
     )
     return list(starmap(PlannedTile, values))
+
+
+def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
+    """Return three arrays: the number of rows, the number of columns and the depth of each tile."""
+
+    def sizes(spans: Iterable[Span]) -> Ints:
+        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
+        found: Ints = bounds[1::2] - bounds[::2]
+        return found
+
+    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
+    return m, n, sizes(tile.k for tile in boxes)
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:
@@ -140,7 +138,7 @@ def _messages(nbytes: Floats, rate: Floats) -> Floats:
     return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
 
-def fit_memory(
+def _fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
     """Return a tile, or the smaller tiles into which it is cut to fit in a device's memory.
@@ -164,14 +162,15 @@ def fit_memory(
             f"device {device.device} offers {device.memory_bytes} bytes of memory and its share of "
             f"the GEMM needs {need}; add devices, or give them more memory"
         )
-    sides = {"m": tile.m, "n": tile.n, "k": tile.k}
+    whole = {"m": tile.m, "n": tile.n, "k": tile.k}
+    sides = dict(whole)
     if tile.m.size + tile.n.size > 32 and tile.k.size * element.sent * 32 <= budget:
         del sides["k"]  # a cut in depth doubles the upload, so it is the last resort
     name, side = max(sides.items(), key=lambda item: item[1].size)
     middle = side.start + side.size // 2
     halves = (Span(side.start, middle), Span(middle, side.stop))
-    boxes = [Tile(**({"m": tile.m, "n": tile.n, "k": tile.k} | {name: half})) for half in halves]
-    return [t for box in boxes for t in fit_memory(box, gemm, element, device)]
+    boxes = [Tile(**(whole | {name: half})) for half in halves]
+    return [t for box in boxes for t in _fit_memory(box, gemm, element, device)]
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:

@@ -15,8 +15,7 @@ import numpy as np
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
 from cleave.planner.tiles.bound import overlap_bound_s
-from cleave.planner.tiles.boxes import box_sizes
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import box_sizes, collector_paused
 from cleave.planner.tiles.shape import Floats, RateArrays
 from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
