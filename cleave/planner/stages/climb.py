@@ -1,9 +1,7 @@
 """A local search for arrangements of devices in stages.
 
-The closed form (`estimate.py`) estimates the step time of an arrangement. The search begins with
-several arrangements, in which all stages take about equally long. It improves an arrangement by
-changes: moving a layer or a device to another stage, swapping two devices or two stages, or moving
-the loss.
+The search begins with several arrangements in which all stages take about equally long, and
+changes them while that shortens the step time that the closed form (`estimate.py`) estimates.
 """
 
 from __future__ import annotations
@@ -25,23 +23,21 @@ from cleave.planner.stages.estimate import (
     Estimator,
     Integers,
     StageTables,
-    Truths,
 )
 from cleave.planner.stages.model import PlannedStage, PsCompute
 from cleave.planner.tiles.shape import Floats
 
+# With more stages, only pairs of stages whose distance is a power of two are changed.
 _FEW_STAGES = 12
-"""Maximum number of stages for which changes of every pair of stages are tried.
-
-With more stages, only pairs of stages whose distance is a power of two are changed.
-"""
 
 
 class Changes:
-    """All changes that can be applied to an arrangement.
+    """All changes that can be applied to an arrangement, numbered.
+
+    There are five kinds: moving a layer to another stage, swapping two stages, moving a group of
+    devices to another stage, swapping two groups, and moving the loss to or from the PS.
 
     Args:
-        stages: number of stages.
         groups: number of groups that can move to another stage; 0 if each group stays in its stage.
     """
 
@@ -68,12 +64,7 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Apply one change to each arrangement in place, and return `them`.
-
-        Args:
-            them: the arrangements.
-            number: for each arrangement, the number of the change.
-        """
+        """Apply to each arrangement, in place, the change with the given number; return `them`."""
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -102,69 +93,9 @@ class Changes:
         at = np.flatnonzero((number >= begin) & (number < end))
         return at, known[number[at] - begin].T
 
-    def that_fit(self, them: Arrangements, fits: Truths) -> Truths:
-        """Return whether each changed arrangement fits in the memory of the devices.
-
-        Each stage must have exactly one group of devices.
-
-        Args:
-            them: arrangements that fit in memory.
-            fits: whether a group has enough memory for a run of at least one layer, indexed by
-                group, loss on the stage, first layer and stop.
-
-        Returns:
-            Booleans, shape (arrangements, changes).
-        """
-        row, stages = np.arange(len(them))[:, None], them.cuts.shape[1] - 1
-        group, layers = groups_of_stages(them), fits.shape[-1] - 1
-        begins, ends = them.cuts[:, :-1], them.cuts[:, 1:]
-
-        def room(group: Integers, first: Integers, stop: Integers, loss: Truths) -> Truths:
-            inside = (first >= 0) & (stop <= layers)
-            there = (loss & (stop == layers)).astype(np.intp)
-            found: Truths = inside & fits[group, there, first * inside, stop * inside]
-            return found
-
-        loss = them.loss[:, None]
-
-        def full_until(moved: int | Integers) -> Integers:
-            """For each stage, count earlier stages that do not fit if moved by `moved` layers."""
-            full = ~room(group, begins + moved, ends + moved, loss)
-            return np.concatenate([np.zeros_like(row), np.cumsum(full, axis=1)], axis=1)
-
-        found = np.zeros((len(them), self.count), bool)
-        for layers_more in (1, -1):
-            at = np.flatnonzero(self._shifts[:, 2] == layers_more)
-            first, stop, _ = self._shifts[at].T
-            longer = room(group, begins, ends + layers_more, loss)
-            shorter = room(group, begins + layers_more, ends, loss)
-            full = full_until(layers_more)
-            found[:, at] = longer[:, first - 1] & shorter[:, stop - 1]
-            found[:, at] &= full[:, first] == full[:, stop - 1]
-
-        one, other = self._swaps.T
-        lengths = ends - begins
-        later = lengths[:, other] - lengths[:, one]
-        fit = room(group[:, other], begins[:, one], ends[:, one] + later, loss)
-        fit &= room(group[:, one], begins[:, other] + later, ends[:, other], loss)
-        for moved in np.unique(later[fit]).tolist():
-            full = full_until(moved)
-            fit &= (later != moved) | (full[:, one + 1] == full[:, other])
-        found[:, self._ends[0] : self._ends[1]] = fit
-
-        last = np.full_like(row, stages - 1)
-        found[:, -1:] = room(group[row, last], begins[row, last], ends[row, last], ~loss)
-        return found
-
-
-def groups_of_stages(them: Arrangements) -> Integers:
-    """Return the group of each stage. Each stage must have exactly one group."""
-    found = np.empty_like(them.place)
-    found[np.arange(len(them))[:, None], them.place] = np.arange(them.place.shape[1])
-    return found
-
 
 _BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
+_BEGUN_FIXED: Final = 4  # the same if each stage has one group
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
 _ROUNDS: Final = 40
@@ -180,26 +111,25 @@ class StageClimb:
     Args:
         tables: costs of runs of layers.
         groups: groups of devices. All devices of a group are in the same stage.
-        ps: throughput of the parameter server.
+        fixed: whether group n always serves stage n. There must be no more groups than layers.
 
     Attributes:
-        begun: number of initial arrangements that are improved for a few rounds.
         found: distinct arrangements, in ascending order of estimated step time.
         seconds: estimated step time of each arrangement in `found`.
     """
-
-    begun = _BEGUN
 
     def __init__(
         self,
         tables: StageTables,
         groups: Sequence[Sequence[DeviceRates]],
         ps: PsCompute,
+        *,
+        fixed: bool = False,
     ) -> None:
         self.tables = tables
         self.groups = groups
-        self.ps = ps
         self.columns = Columns.of(groups)
+        self._fixed = fixed
         self._estimator = Estimator(tables, self.columns, ps)
         self._stages = min(tables.layers, len(groups))
         columns, model = self.columns, tables.model
@@ -216,11 +146,11 @@ class StageClimb:
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
         self.found = self._starts()
         self.seconds = self._estimator.seconds(self.found)
-        self._keep(self.begun, alike=False)
+        self._keep(_BEGUN_FIXED if fixed else _BEGUN, alike=False)
 
     @cached_property
     def changes(self) -> Changes:
-        return Changes(self._stages, len(self.groups))
+        return Changes(self._stages, 0 if self._fixed else len(self.groups))
 
     def climb(self) -> None:
         """Improve the arrangements in `found` until no change shortens the estimated step time."""
@@ -255,13 +185,7 @@ class StageClimb:
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
     def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
-        """Return changed copies of arrangements.
-
-        Args:
-            them: the arrangements.
-            row: for each copy, the index of the copied arrangement.
-            number: for each copy, the number of the change to apply.
-        """
+        """Return a copy of `them[row]` for each row, with the change of that `number` applied."""
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
@@ -271,8 +195,7 @@ class StageClimb:
     def _improve(self, active: Integers) -> Integers:
         """Apply the best change to each arrangement with one of the given indices.
 
-        Returns:
-            The indices of the arrangements whose step time the change has shortened.
+        Return the indices of the arrangements whose step time the change has shortened.
         """
         those = self.found.take(active)
         seconds = self.seconds_of_changes(those)
@@ -285,12 +208,9 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Drop impossible arrangements, duplicates, and all but the best arrangements in `found`.
+        """Drop impossible arrangements, duplicates, and all but the `most` best ones in `found`.
 
-        Args:
-            most: maximum number of arrangements to retain.
-            alike: whether all retained arrangements may have the same number of stages. If False,
-                the best arrangements of each number of stages take precedence.
+        Unless `alike`, the best arrangements of each number of stages take precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -311,7 +231,8 @@ class StageClimb:
     def _starts(self) -> Arrangements:
         stages = self._stages
         cuts, place, losses = [], [], []
-        for dealt in dict.fromkeys(self.deals()):
+        fixed = tuple((number,) for number in range(len(self.groups)))
+        for dealt in [fixed] if self._fixed else dict.fromkeys(self._deals()):
             for loss in (False, True):
                 at_end = self._roomy_last(dealt) if loss else dealt
                 placed = np.full(len(self.groups), stages)
@@ -327,7 +248,7 @@ class StageClimb:
             np.array(losses, bool),
         )
 
-    def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+    def _deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
         """Yield assignments of groups to stages, one tuple of groups for each stage."""
         roomy = np.lexsort((np.arange(len(self.groups)), -self.columns.memory)).tolist()
         for stages in range(1, self._stages + 1):
@@ -356,10 +277,7 @@ class StageClimb:
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
     def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
-        """Return cuts of the layers that minimise the time of the slowest stage.
-
-        The cuts respect the memory of the devices if that is possible.
-        """
+        """Return cuts for the least time of the slowest stage, within memory if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
@@ -386,12 +304,9 @@ def _balanced(
 ) -> list[int]:
     """Return the cuts of the layers that minimise the time of the slowest stage.
 
-    Args:
-        until: for each stage, cumulative seconds of the layers before each layer, then of all
-            layers.
-        reach: for each stage and first layer, the largest stop for which the devices have enough
-            memory. Ignored if no cuts respect it.
-        last_s: additional seconds of the last stage.
+    `until` has, for each stage, the cumulative seconds of the layers before each layer, then of all
+    layers. `reach` has, for each stage and first layer, the largest stop that fits in memory; it is
+    ignored if no cuts respect it. The last stage takes `last_s` longer.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)
@@ -413,13 +328,9 @@ def _balanced(
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
-    """Return cuts that give each stage as many layers as possible within a time limit.
+    """Return cuts that give each stage as many layers as possible within `limit_s`.
 
-    The result is None if some layers remain.
-
-    Args:
-        until, reach, last_s: see `_balanced`.
-        limit_s: maximum seconds of a stage.
+    The result is None if some layers remain. See `_balanced` for the other arguments.
     """
     cuts, layers = [0], len(until[0]) - 1
     for stage, seconds in enumerate(until):

@@ -13,28 +13,17 @@ from typing import Final, Protocol
 from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.planner.plan import DeviceRates, PsRates
 
-_NAMED: Final = 8
-"""Maximum number of stages that a plan's description lists one by one."""
+_NAMED: Final = 8  # maximum number of stages that a plan's description lists
+_PIECES: Final = 4  # maximum number of chunks into which a sequence is cut
+_LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
 
-_PIECES: Final = 4
-"""Maximum number of chunks into which a sequence is cut."""
-
-_LEAST_PIECE: Final = 128
-"""Minimum number of tokens in a sequence chunk."""
-
+# Largest factor by which sequence chunks slow down a micro-batch's computation. Each chunk's run
+# reads all weights, and adds its gradients to all accumulated gradients.
 PIECE_COST: Final = 1.6
-"""Largest factor by which sequence chunks slow down a micro-batch's computation.
-
-The run of each chunk reads all weights, and adds its gradients to all accumulated gradients.
-"""
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks into which a layer without attention cuts each sequence.
-
-    Args:
-        tokens: tokens per sequence.
-    """
+    """Return the number of chunks for a layer without attention, given the tokens per sequence."""
     return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
 
 
@@ -44,21 +33,20 @@ def _fits(tokens: int, pieces: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The costs of one layer, or of the loss.
+    """The costs of one layer, or of the loss. FLOPs and memory of activations are per token.
 
     Attributes:
         frozen_bytes: size of the frozen parameters, which stay on devices between steps.
         weight_bytes: size of the trained parameters, which are sent to a device in every step.
         gradient_bytes: size of the weight gradients that a device returns in every step.
         sum_bytes: size of the accumulated weight gradients on a device, in fp32.
-        flops: FLOPs per token of the forward and the backward pass. The backward pass recomputes
-            the forward pass.
-        forward_flops: FLOPs per token of the forward pass alone.
-        working_bytes: memory per token while a graph runs, without the graph's inputs.
+        flops: forward and backward pass. The backward pass recomputes the forward pass.
+        forward_flops: forward pass alone.
+        working_bytes: memory while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
-        activation_bytes: size per token of the activations, other than the layer's input, that the
-            forward pass can retain for the backward pass; 0 if none can be retained.
-        spared_flops: FLOPs per token that the backward pass saves if activations are retained.
+        activation_bytes: activations, other than the layer's input, that the forward pass can
+            retain for the backward pass; 0 if none can be retained.
+        spared_flops: what the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for the integer codes of one
             weight.
         pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
@@ -106,12 +94,7 @@ class KeptBatches:
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch.
-
-        Args:
-            inputs, activations: number of micro-batches of which the device already retains only
-                the layer inputs, or all activations.
-        """
+        """Return what to retain of the next micro-batch, given the numbers retained already."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -149,8 +132,7 @@ class StageModel:
         embeds: whether the input gradient of the first layer is needed, to train the embedding.
         coded_ratio: compressed size of weights and activations divided by uncompressed size.
         gradient_coded_ratio: compressed size of weight gradients divided by uncompressed size.
-        in_parts: whether each layer is divided, so that attention and MLP are separate entries of
-            `layers`.
+        in_parts: whether attention and MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
             be cut into slices.
         ps_layers: layers that only the PS can compute, in order. A stage cannot contain layers on
@@ -195,8 +177,8 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        The backward pass of a slice recomputes the logits of the slice. The small modules before
-        the LM head are ignored.
+        The backward pass of a slice recomputes its logits. The small modules before the LM head are
+        ignored.
         """
 
         def part(nbytes: int) -> int:
@@ -232,13 +214,9 @@ class PsCompute:
 
 @dataclass(frozen=True, slots=True)
 class HeadSlice:
-    """One slice of a vocabulary-parallel loss: consecutive rows of the LM head.
+    """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    See `cleave.graphs.loss_slices`.
-
-    Attributes:
-        number: index of the slice, from 0.
-        of: number of slices of the loss. All slices have about the same number of rows.
+    All slices have about the same number of rows. See `cleave.graphs.loss_slices`.
     """
 
     number: int
@@ -261,8 +239,8 @@ class PlannedStage:
         slice: the slice of the loss that the devices compute, instead of layers; None for a stage
             of layers. For a slice, `first` and `stop` both equal the number of layers.
         pieces: number of chunks into which a micro-batch is cut. Each chunk is a separate graph
-            run, so a device can receive one chunk, compute another chunk and return a third chunk
-            at the same time. A run needs memory for one chunk only.
+            run that needs memory for one chunk only. Receiving, computing and returning different
+            chunks overlap.
     """
 
     first: int
@@ -328,11 +306,7 @@ class StagePlan:
         return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
 
     def described(self, model: StageModel) -> str:
-        """Return a sentence, without its full stop, that describes the plan to the user.
-
-        Args:
-            model: the model for which the plan was made.
-        """
+        """Return a sentence, without its full stop, that describes the plan to the user."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         parts = [
             f"{one} {stage.stop}"
@@ -355,11 +329,7 @@ class StagePlan:
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
-    """Return the range of `numbers` as text, such as "2 to 4 layers".
-
-    Args:
-        one, many: the request in singular and in plural.
-    """
+    """Return the range of `numbers` as text with a singular or plural noun: "2 to 4 layers"."""
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {one if most == 1 else many}"
@@ -372,11 +342,6 @@ class StagePlanner(Protocol):
         self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     ) -> StagePlan:
         """Return the plan with the shortest predicted step that was found.
-
-        Args:
-            model: costs of the layers, and the micro-batches.
-            devices: devices of the fleet.
-            ps: throughput of the parameter server.
 
         Raises:
             PlanError: when the model cannot be divided into stages for these devices.
@@ -397,11 +362,10 @@ def working_bytes(
     *,
     squeezed: bool = False,
 ) -> float:
-    """Return the working memory of a layer's graphs, in bytes per token.
+    """Return the working memory of a layer's graphs, in bytes per token, without their inputs.
 
-    All graphs of a layer share one memory arena, and the backward graph needs the most memory. Its
-    peak occurs while the gradients of the MLP or of attention are computed.
-    `benchmarks/layer_memory.py` measures the memory.
+    All graphs of a layer share one memory arena. The backward graph needs the most memory, while
+    it computes the gradients of the MLP or of attention (see `benchmarks/layer_memory.py`).
 
     Args:
         matrices: shapes of the layer's weight matrices.
@@ -423,12 +387,9 @@ def working_bytes(
 
 
 def dequantized_bytes(elements: Sequence[int]) -> int:
-    """Return the memory that a layer's graphs need to dequantize the layer's weights, in bytes.
+    """Return the bytes that a layer's graphs need to dequantize matrices with these `elements`.
 
     The backward graph uses each dequantized weight twice. So all dequantized weights are in memory
     at the same time, together with the integer codes of the weight that is being dequantized.
-
-    Args:
-        elements: number of elements of each quantized matrix.
     """
     return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

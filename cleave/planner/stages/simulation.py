@@ -1,18 +1,10 @@
 """Event-driven simulation of a training step by stages.
 
-The simulated PS assigns requests to devices by the rules in `rules.py`, like the real scheduler. At
-the beginning of the step, the PS sends the trained weights to all devices, layer by layer. Devices
-already hold the frozen weights.
-
-A device's downlink transfers one message at a time, its processor runs one graph at a time, and its
-uplink transfers one result at a time. All traffic also passes the PS's network card in pieces, in
-the order of arrival. Compressed messages are simulated with their compressed size. If a micro-batch
-is computed in chunks, its messages are also sent and returned in chunks.
-
-The PS computes its own layers and the loss one after another, in parallel to the devices. If slices
-of the loss are on devices, each slice receives the output of the last stage. The backward pass of a
-micro-batch through the slices starts when all slices have finished the forward pass. The gradient
-for the last stage is complete when all slices have finished the backward pass.
+The simulated PS assigns requests by the rules in `rules.py`, and begins a step by sending the
+trained weights, layer by layer. Links and processors do one thing at a time. All traffic passes
+the PS's card in pieces, in the order of arrival. The PS computes its own layers and the loss one
+after another. Each slice of the loss receives the output of the last stage. A micro-batch's
+backward pass through the slices, and then its gradient, wait for all slices.
 """
 
 from __future__ import annotations
@@ -46,8 +38,7 @@ from cleave.planner.stages.simulated import (
     SimulatedStage,
 )
 
-_SUMMARY_BYTES: Final = 8
-"""Bytes per token that a slice of the loss returns for its forward pass."""
+_SUMMARY_BYTES: Final = 8  # per token, that a slice of the loss returns for its forward pass
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
@@ -65,7 +56,6 @@ class StageSimulation:
     """The simulation of one training step by stages.
 
     Attributes:
-        stages, slices, devices: states of the stages, of the loss slices and of the devices.
         egress, ingress: sending and receiving direction of the PS's network card.
         loss_s: seconds per token in which the PS computes the loss and the PS layers after the
             last stage.
@@ -107,9 +97,6 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # If the card limits no transfer, the end of a request is known when the request is
-        # assigned.
-        self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
         # For each stage, seconds per token of the PS layers before the stage: forward pass, and
         # both passes. `loss_s` includes the PS layers after the last stage.
         self._between_s = {
@@ -276,38 +263,7 @@ class StageSimulation:
         device.under_way += 1
         device.x_s += messages.x_s
         device.y_s += messages.y_s
-        if self._unlimited:
-            self._at(self._back_s(now_s, device, messages), self._passed, request)
-        else:
-            self._send_down(now_s, device, messages.sent, request)
-
-    def _back_s(self, now_s: float, device: SimulatedDevice, messages: PassMessages) -> float:
-        """Return when the PS will have received all results of a request.
-
-        The PS's card must limit no transfer. This function does the work of `_send_down`,
-        `_compute` and `_answer` for all messages of the request at once.
-        """
-        latency_s = device.latency_s
-        received_s = device.received_s if device.received_s > now_s else now_s
-        computed_s, sent_s, made_s = device.computed_s, device.sent_s, now_s
-        for message in messages.sent:
-            received_s += message.passes_s
-            if message.flops or message.answered:
-                begin_s = received_s + latency_s
-                if computed_s > begin_s:
-                    begin_s = computed_s
-                device.computes_s += message.computes_s
-                computed_s = begin_s + message.computes_s
-            if message.answered:
-                made_s = computed_s
-                for each_s in messages.sends_s:
-                    if sent_s > made_s:
-                        made_s = sent_s
-                    sent_s = made_s = made_s + each_s
-        device.received_s, device.computed_s, device.sent_s = received_s, computed_s, sent_s
-        self.egress.passed_bytes += messages.sent_bytes
-        self.ingress.passed_bytes += messages.returned_bytes
-        return made_s + latency_s
+        self._send_down(now_s, device, messages.sent, request)
 
     def messages(
         self,
@@ -321,7 +277,6 @@ class StageSimulation:
         """Return the messages of a request between the PS and a device.
 
         Args:
-            tokens: tokens of the micro-batch.
             forward: whether the request is only a forward pass.
             keep: what the device retains, or has retained, of the micro-batch.
         """
@@ -339,18 +294,14 @@ class StageSimulation:
         coded = rates.codes_downlink
         messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
         sent = [message.to(rates) for message in messages]
-        sent_bytes = sum(message.nbytes for message in sent)
-        x_s = sent_bytes / rates.downlink_bytes_per_s
+        x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
         if not (forward or stage.number > 0 or model.embeds):
-            return PassMessages(sent, (), x_s, 0.0, (), sent_bytes, 0.0)
+            return PassMessages(sent, (), x_s, 0.0)
         activation = tokens * model.width * model.element_bytes
         returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
         if forward and stage.plan.slice is not None:
             returned = float(tokens * _SUMMARY_BYTES)
-        returned_s = returned / rates.uplink_bytes_per_s
-        returned_bytes = pieces * returned
-        y_s = returned_bytes / rates.uplink_bytes_per_s
-        return PassMessages(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
+        return PassMessages(sent, (returned,), x_s, pieces * returned / rates.uplink_bytes_per_s)
 
     def _passed(self, now_s: float, request: SimulatedRequest) -> None:
         """Record the arrival of all results of a request, and assign the next requests."""
@@ -381,11 +332,7 @@ class StageSimulation:
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record that a stage's output has arrived; return the devices that can continue with it.
-
-        Args:
-            batch: index of the micro-batch.
-        """
+        """Record that a stage's output has arrived; return the devices that can continue."""
         stage.went += 1
         if stage.number + 1 < len(self.stages):
             after = self.stages[stage.number + 1]
@@ -404,11 +351,7 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record that the stage after `before` has returned an input gradient.
-
-        Returns:
-            The devices that can continue the backward pass.
-        """
+        """Record an input gradient from the stage after `before`; return who continues."""
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -417,12 +360,7 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Queue a task on the PS; return the time at which the PS will have finished the task.
-
-        Args:
-            batch: index of the micro-batch.
-            token_s: seconds per token of the task.
-        """
+        """Queue a task of `token_s` seconds per token on the PS; return the time of its end."""
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 
@@ -439,10 +377,7 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record that a slice of the loss has finished a pass of a micro-batch.
-
-        When all slices have finished this pass, the next step follows.
-        """
+        """Record that a slice of the loss has finished a pass; continue when all slices have."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
             # The training thread is notified first. Meanwhile, devices get requests that are ready.
@@ -506,11 +441,7 @@ class StageSimulation:
         messages: Sequence[SimulatedMessage],
         request: SimulatedRequest | None,
     ) -> None:
-        """Queue messages to a device behind the messages in transit.
-
-        Args:
-            request: the request of the messages; None for weights.
-        """
+        """Queue messages behind those in transit to a device; `request` is None for weights."""
         if not self.egress.byte_s:  # the card limits no transfer: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
@@ -557,12 +488,7 @@ class StageSimulation:
             self._answer(device.computed_s, request, request.sends)
 
     def _answer(self, made_s: float, request: SimulatedRequest, sends: Sequence[float]) -> None:
-        """Return the results of a request, or of one chunk of a request, once they are computed.
-
-        Args:
-            made_s: time at which the results are computed.
-            sends: sizes of the results in bytes, in reverse order.
-        """
+        """Return results of the given `sends` sizes, in reverse order, computed at `made_s`."""
         if self.ingress.byte_s:
             self._at(made_s, self._made, (request, list(sends)))
             return
