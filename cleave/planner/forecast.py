@@ -22,12 +22,7 @@ _MOST: Final = 64
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
-    """Return the numbers of micro-batches to try, in ascending order.
-
-    Args:
-        rows: sequences in the batch.
-        devices: number of devices in the fleet.
-    """
+    """Return the numbers of micro-batches to try for a batch of `rows`, in ascending order."""
     few = min(rows, max(4, 2 * devices))
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
@@ -47,8 +42,6 @@ def plan_batch(
         cut: function from a number of micro-batches to the model with its batch cut into that many
             micro-batches.
         rows: sequences in the batch.
-        devices: devices of the fleet.
-        ps: throughput of the parameter server.
         in_parts: like `cut`, but each layer is divided into attention and MLP. It is used if the
             devices have too little memory for whole layers.
 
@@ -76,12 +69,8 @@ def plan_batch(
     raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
 
 
+# In ascending order of traffic. Of equally fast methods, the one with the least traffic is chosen.
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
-"""The methods in ascending order of traffic.
-
-Of several equally fast methods, the method with the least traffic is chosen.
-"""
-
 _NAMES: Final = {
     Method.STAGES: "stages",
     Method.TILES: "tiles",
@@ -104,7 +93,7 @@ class Forecast:
         bottleneck: a sentence, without its full stop, that says what takes most of the time.
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: the reason why the method is impossible; empty if the method is possible.
+        refused: the reason why the method is impossible, for the user; empty if it is possible.
         stages: the model with its batch cut into micro-batches, and the plan of stages. None for
             methods other than stages.
         tiles: the plans of all matrix multiplications; None for methods other than tiles.
@@ -123,11 +112,7 @@ class Forecast:
 
 
 def refused(method: Method, reason: str) -> Forecast:
-    """Return the forecast of an impossible method, with infinite step time.
-
-    Args:
-        reason: why the method is impossible, as text for the user.
-    """
+    """Return the forecast of an impossible method, with infinite step time."""
     return Forecast(method, float("inf"), refused=reason)
 
 
@@ -173,11 +158,7 @@ class StepForecaster:
         The PS computes the step, except for the matrix multiplications that the fleet finishes
         sooner than the PS would. The predicted time is the time of the PS alone minus the time
         that the fleet saves. It is at least the sum of the faster of the two times of each
-        multiplication.
-
-        Args:
-            step: the plans of all matrix multiplications.
-            gemms: the matrix multiplications, in the order of `step.reports`.
+        multiplication. `gemms` are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -212,10 +193,6 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages, with the number of micro-batches that is fastest.
 
-        Args:
-            devices: devices of the fleet.
-            planner: function that plans the stages for a given number of micro-batches.
-
         Raises:
             DeviceMemoryError: when the devices have too little memory.
             PlanError: when the model cannot be divided into stages for these devices.
@@ -241,11 +218,7 @@ class StepForecaster:
 def _bottleneck_of_tiles(
     step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
 ) -> str:
-    """Return a clause that names the resource limiting most of the time of the sent GEMMs.
-
-    Args:
-        sent: indices, in `gemms`, of the matrix multiplications that the fleet computes.
-    """
+    """Return a clause that names what limits most of the time of the GEMMs with `sent` indices."""
     many = sum(each.count for each in gemms)
     if not sent:
         return f"the server finishes all {many} multiplications faster than the fleet"
@@ -285,8 +258,7 @@ class MethodChoice:
 
     Attributes:
         asked: the method that the user asked for.
-        forecasts: one forecast for each method considered. Unless `asked` is AUTO, the method that
-            the user asked for is one of the methods considered.
+        forecasts: one forecast for each method considered, including `asked` unless it is AUTO.
     """
 
     asked: Method
@@ -294,10 +266,7 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the chosen method.
-
-        The chosen method is the method that the user asked for. With AUTO, the chosen method is the
-        fastest method.
+        """Return the forecast of the requested method, or with AUTO of the fastest method.
 
         Raises:
             PlanError: when the user asked for an impossible method.
@@ -317,10 +286,7 @@ class MethodChoice:
 
     @property
     def stages(self) -> tuple[StageModel, StagePlan] | None:
-        """Return the model and the plan of the forecast by stages; None if stages are impossible.
-
-        The model has its batch cut into micro-batches.
-        """
+        """Return the model and plan of the forecast by stages; None if stages are impossible."""
         return next((each.stages for each in self.forecasts if each.stages is not None), None)
 
     @property
@@ -345,12 +311,8 @@ class MethodChoice:
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
 
 
+# Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
 CLOSE: Final = 1.1
-"""Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
-
-The larger batch is the smallest one for which stages win. The smaller batch is the largest one for
-which the PS alone wins.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,11 +390,7 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return the maximum number of batches that `crossing` tries, doubling and bisection together.
-
-    Args:
-        most_rows: see `crossing`.
-    """
+    """Return the maximum number of batches that `crossing` tries."""
     return (most_rows - 1).bit_length() + 1 + 4
 
 

@@ -34,8 +34,7 @@ class DeviceRates:
 
     Attributes:
         device: the scheduler's ID of the device.
-        downlink_bytes_per_s: link rate from the PS to the device.
-        uplink_bytes_per_s: link rate from the device to the PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: link rates from the PS and to the PS.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency, the same in both directions.
         memory_bytes: memory that the device offers for its tasks.
@@ -64,28 +63,17 @@ class DeviceRates:
         return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the downlink, after any compression.
-
-        Args:
-            plain_bytes: uncompressed size of the payload.
-            coded_ratio: compressed size divided by uncompressed size.
-        """
+        """Return the size of a payload on the downlink, after any compression."""
         return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
 
     def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the uplink, after any compression.
-
-        Args:
-            plain_bytes, coded_ratio: see `down_bytes`.
-        """
+        """Return the size of a payload on the uplink, after any compression."""
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def request_s(self, activation_bytes: float, flops: float) -> float:
         """Return the seconds of one micro-batch pass, from sending the input to having the output.
 
-        Args:
-            activation_bytes: size of the input, and size of the output.
-            flops: FLOPs of the pass.
+        Input and output have `activation_bytes` each.
         """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
@@ -98,8 +86,8 @@ class PsRates:
 
     Attributes:
         egress_bytes_per_s, ingress_bytes_per_s: rates of the network card in each direction.
-        memory_bytes: memory for partial sums that have arrived but cannot be added yet, because
-            the partial sums of a lower depth are missing.
+        memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
+            a lower depth are missing.
         block_s: time in which the PS's event loop decodes, assembles and accounts for one block.
         byte_s: time that the PS's event loop spends per byte sent or received.
     """
@@ -116,9 +104,9 @@ class ElementBytes:
     """The element sizes of a GEMM's matrices.
 
     Attributes:
-        sent: bytes per element of the operands that devices receive.
-        finished: bytes per element of the finished blocks that devices return.
-        partial: bytes per element of the partial sums that devices return.
+        sent: operands that devices receive.
+        finished: finished blocks that devices return.
+        partial: partial sums that devices return.
     """
 
     sent: int
@@ -126,11 +114,8 @@ class ElementBytes:
     partial: int = 4
 
 
-ALIGN: Final = 4
-"""Alignment of strip boundaries inside a large tile, in rows or columns from the tile's start."""
-
-ALIGNED_FROM: Final = 64
-"""Smallest number of rows, and of columns, of a large tile."""
+ALIGN: Final = 4  # alignment of strip boundaries inside a large tile, from the tile's start
+ALIGNED_FROM: Final = 64  # smallest number of rows, and of columns, of a large tile
 
 
 class EvenCut(NamedTuple):
@@ -138,10 +123,6 @@ class EvenCut(NamedTuple):
 
     `cut` creates the strips on demand. A plan for ten thousand devices has millions of strips, and
     most plans are compared with other plans but never executed.
-
-    Attributes:
-        rows: number of A-strips.
-        columns: number of B-strips.
     """
 
     tile: Tile
@@ -162,7 +143,6 @@ class PlannedTile(NamedTuple):
 
     Attributes:
         device: the scheduler's ID of the device.
-        strips: the tile and how the tile is cut into strips.
         download_bytes, upload_bytes: payload sizes without message headers.
         time_s: seconds from the first byte sent to the last byte received by the PS, in the limit
             of infinitely many strips.
@@ -194,12 +174,7 @@ class PlannedTile(NamedTuple):
 class Region:
     """A rectangle of C in which every element is summed over the same slabs of the depth.
 
-    docs/planner.md describes regions.
-
-    Attributes:
-        m, n: rows and columns of C.
-        slabs: number of slabs. With 1 slab, devices return finished blocks, not partial sums.
-        devices: number of devices that compute the region.
+    With 1 slab, devices return finished blocks, not partial sums. See docs/planner.md.
     """
 
     m: Span
@@ -273,7 +248,6 @@ class Planner(Protocol):
 
         Args:
             gemm: the GEMM; each side is at least 1.
-            element: element sizes of the GEMM's matrices.
             devices: devices of the fleet, at least one. The plan may leave some devices idle.
             residencies: sets of tiles whose operands devices already hold. The plan uses such a
                 set if its predicted time is shorter than without reuse.
@@ -295,7 +269,6 @@ class PartPlanner(Protocol):
 
         Args:
             gemm: the unfinished part, as a GEMM of its own; each side is at least 1.
-            element: element sizes of the GEMM's matrices.
             devices: the devices still connected, at least one.
 
         Raises:

@@ -1,8 +1,4 @@
-"""The sizes of the models that Cleave knows: layers, widths, heads and vocabulary.
-
-This module does not import torch or transformers, so plans and simulations run without these
-libraries.
-"""
+"""The sizes of the models that Cleave knows, without torch or transformers."""
 
 import difflib
 from collections.abc import Mapping
@@ -16,9 +12,8 @@ from cleave.errors import UsageError
 class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
-    An OPT layer has the Linear modules q, k, v, out, fc1 and fc2, with biases; positions are
-    learned. A LLAMA layer has q, k, v, o, gate, up and down, without biases; the MLP is gated and
-    positions are rotary.
+    An OPT layer has q, k, v, out, fc1 and fc2, with biases; positions are learned. A LLAMA layer
+    has q, k, v, o, gate, up and down, without biases; the MLP is gated and positions are rotary.
     """
 
     OPT = "opt"

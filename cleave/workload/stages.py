@@ -1,7 +1,7 @@
 """The costs of a model's layers in a step by stages: parameters, bytes and FLOPs.
 
-The costs are computed from the model's sizes, without torch and without a loaded model. The costs
-equal those that `cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
+The costs are computed from the model's sizes, without torch. They equal those that
+`cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from cleave.planner.forecast import StepForecaster
 
 _FP32_BYTES: Final = 4
-HEAD: Final = "lm_head.weight"
-"""Name of the LM head's weight, which has one row for each token of the vocabulary."""
-
+HEAD: Final = "lm_head.weight"  # the LM head, which has one row for each token of the vocabulary
 _LAST: Final = ("fc2", "down_proj")  # the last Linear of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
@@ -62,13 +60,10 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The shape of one parameter.
+    """The shape of one parameter; a vector has 1 row.
 
     Attributes:
-        rows: number of rows; 1 for a vector.
-        columns: number of columns, or length of a vector.
         matrix: whether the parameter is a matrix that is multiplied, not a bias or norm weight.
-        trained: whether the parameter is trained; False for a frozen parameter.
         bits: bits per element if the parameter is quantized; None if elements are floating-point.
     """
 
@@ -84,11 +79,7 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the size of the parameter in messages, in bytes.
-
-        Args:
-            element_bytes: bytes per element if the parameter is floating-point.
-        """
+        """Return the bytes in messages; elements have `element_bytes` unless quantized."""
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -110,10 +101,7 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return the number of sequence chunks that can be computed independently.
-
-        The result is 1 with attention, because each token depends on earlier tokens.
-        """
+        """Return the number of sequence chunks; 1 with attention, where tokens depend on others."""
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
@@ -135,18 +123,15 @@ class LayerSizes:
 
     @property
     def attention_flops(self) -> int:
-        """Return the forward FLOPs per token of attention's two matrix multiplications.
-
-        They compute the scores, and the weighted sums of values.
-        """
+        """Return the forward FLOPs per token of attention's scores and weighted sums of values."""
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
         """Return the FLOPs per token that the backward pass saves if activations are retained.
 
-        Attention scores are always recomputed, because the scores need more memory than the queries
-        and keys.
+        Attention scores are always recomputed, because they need more memory than the queries and
+        keys.
         """
         return self.forward_flops - self.attention_flops // 2
 
@@ -154,9 +139,9 @@ class LayerSizes:
     def activations(self) -> tuple[int, ...]:
         """Return the elements per token of each activation that the forward pass can retain.
 
-        These activations are the results of all matrix multiplications, with two exceptions. The
-        backward pass recomputes attention scores, and does not need results that are only added to
-        the layer's output.
+        These are the results of all matrix multiplications, with two exceptions. The backward pass
+        recomputes attention scores, and does not need results that are only added to the layer's
+        output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
         added = _LAST if mlp else _LAST_OF_ATTENTION
@@ -173,12 +158,7 @@ def _module_of(parameter: Parameter) -> str:
 
 
 def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
-    """Return the number of tokens in each micro-batch of a batch.
-
-    Args:
-        rows: sequences in the batch.
-        sequence: tokens per sequence.
-        parts: number of micro-batches, from 1 to `rows`.
+    """Return the number of tokens in each of `parts` micro-batches of a batch of `rows` sequences.
 
     Raises:
         UsageError: when `parts` is out of range.
@@ -193,7 +173,6 @@ class StageSizes:
     """The sizes of a model that is trained by stages.
 
     Attributes:
-        spec: sizes of the model.
         sequence: tokens per sequence.
         element_bytes: bytes per element of parameters and activations in messages.
         gradient_bytes: bytes per element of weight gradients in messages.
@@ -232,19 +211,12 @@ class StageSizes:
 
     @property
     def embeds(self) -> bool:
-        """Return True if the token embedding is trained.
-
-        Its gradient needs the input gradient of the first layer.
-        """
+        """Return True if the token embedding is trained, from the first layer's input gradient."""
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of trained parameters.
-
-        With adapters, these are the parameters of the adapters in the layers. Without adapters,
-        these are all parameters of the model.
-        """
+        """Return the number of trained parameters: with adapters, those in the layers' adapters."""
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
@@ -271,11 +243,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the planner's model: the costs of the layers and of the loss, and the batch.
-
-        Args:
-            tokens: number of tokens in each micro-batch.
-        """
+        """Return the planner's model for micro-batches with these numbers of tokens."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -297,12 +265,7 @@ class StageSizes:
         )
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
-        """Return a forecaster of training steps of this model.
-
-        Args:
-            rows: sequences in the batch of each step.
-            ps: throughput of the parameter server.
-        """
+        """Return a forecaster of training steps with a batch of `rows` sequences."""
         from cleave.planner.forecast import StepForecaster  # imports numpy, which sizes do not need
 
         parts = replace(self, in_parts=True)
@@ -331,11 +294,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return four sizes in bytes.
-
-        They are frozen parameters, trained parameters, weight gradients in messages, and
-        accumulated gradients on the device.
-        """
+        """Return the bytes of frozen parameters, trained parameters, gradients and their sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -404,10 +363,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield each parameter, followed by the parameters of its adapter.
-
-    With adapters, only the parameters of adapters are trained, and matrices may be quantized.
-    """
+    """Yield each parameter, followed by the parameters of its adapter."""
     if adapters is None:
         yield from parameters
         return

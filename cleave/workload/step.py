@@ -44,9 +44,7 @@ class StepGemm:
     """A GEMM that a training step computes for ``count`` Linear modules.
 
     Attributes:
-        kind: kind of the result.
-        gemm: sides of the GEMM.
-        count: number of times that the GEMM occurs: the number of layers, or 1 outside the layers.
+        count: the number of layers, or 1 outside the layers.
         name: name of the Linear, such as "fc1".
         after_sibling: whether a Linear of the same shape and with the same input is computed
             earlier in the same pass.
@@ -60,10 +58,7 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return which operand devices already hold, because an earlier sibling had the same input.
-
-        The result is "a" or "b", or an empty string if devices hold neither operand.
-        """
+        """Return the operand that devices hold from an earlier sibling; an empty string if none."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
@@ -72,8 +67,7 @@ class StepGemm:
     def submission(self) -> tuple[str, bool, int]:
         """Return a key that is equal for GEMMs that training submits to the fleet together.
 
-        The two gradients of a Linear are submitted together, because they do not depend on each
-        other.
+        These are the two gradients of a Linear, which do not depend on each other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 
@@ -86,11 +80,8 @@ class StepGemm:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    The LM head comes last. A Linear that every layer has is returned once.
-
-    Args:
-        fused_siblings: whether to merge Linear modules with the same input. Then q, k and v become
-            ``qkv_proj``, and gate and up become ``gate_up_proj``.
+    The LM head comes last. A Linear that every layer has is returned once. If `fused_siblings`,
+    q, k and v are merged into ``qkv_proj``, and gate and up into ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -148,8 +139,7 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
     return (*before, *layer * spec.layers, *after)
 
 
-ONCE = ("project_in", "project_out", "lm_head")
-"""Names of the Linear modules outside the layers. A model has at most one of each."""
+ONCE = ("project_in", "project_out", "lm_head")  # outside the layers; at most one of each
 
 
 def step_gemms(
@@ -158,7 +148,10 @@ def step_gemms(
     """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
     The forward GEMMs come first, in order. Then follow the input gradient and the weight gradient
-    of each Linear, from last to first. A batch or sequence length below 1 is a UsageError.
+    of each Linear, from last to first.
+
+    Raises:
+        UsageError: when the batch or the sequence length is below 1.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:

@@ -33,7 +33,7 @@ def _fits(tokens: int, pieces: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The costs of one layer, or of the loss. FLOPs and memory of activations are per token.
+    """The costs of one layer, or of the loss. FLOPs are per token.
 
     Attributes:
         frozen_bytes: size of the frozen parameters, which stay on devices between steps.
@@ -42,9 +42,9 @@ class LayerCost:
         sum_bytes: size of the accumulated weight gradients on a device, in fp32.
         flops: forward and backward pass. The backward pass recomputes the forward pass.
         forward_flops: forward pass alone.
-        working_bytes: memory while a graph runs, without the graph's inputs.
+        working_bytes: memory per token while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
-        activation_bytes: activations, other than the layer's input, that the forward pass can
+        activation_bytes: activations per token, without the layer's input, that the forward can
             retain for the backward pass; 0 if none can be retained.
         spared_flops: what the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for the integer codes of one

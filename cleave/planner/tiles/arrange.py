@@ -1,10 +1,8 @@
 """The assignment of devices to columns of C and to slabs of the depth (docs/planner.md).
 
-In the fluid limit, each device has a best tile. The side of the best tile depends only on the
-device's uplink. Its depth depends on downlink and uplink. Devices are sorted by the depth of their
-best tile and divided into columns of equal volume, so devices in the same column have similar
-depths. The devices of a column are divided into slabs. The sides of the tiles in a slab add up to
-the column's height. Consecutive columns with equal numbers of slabs are a *region* (`plan.Region`).
+Devices are sorted by the depth of their best tile and divided into columns of equal volume, so
+devices in the same column have similar depths. The devices of a column are divided into slabs. The
+sides of the tiles in a slab add up to the column's height.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
 if devices return finished blocks), and a slab into rows, one device each. The positions of devices
-are given. Widths, depths and rows are adjusted until the predicted times agree, first as real
-numbers, then as integers.
+are given. Sizes are balanced first as real numbers, then as integers.
 """
 
 from __future__ import annotations
@@ -31,12 +30,7 @@ _PULL: Final = 1.25  # exponent of corrections: time grows like depth or width t
 class Frame:
     """A GEMM, and which side of C is divided into columns.
 
-    Attributes:
-        columns_cut_n: True if columns divide n and rows divide m. False if columns divide m and
-            rows divide n.
-        height: length of the side that is divided into rows.
-        width: length of the side that is divided into columns.
-        depth: k of the GEMM.
+    If `columns_cut_n`, columns divide n and rows divide m; otherwise columns divide m.
     """
 
     gemm: Gemm
@@ -111,10 +105,7 @@ class Boxes(NamedTuple):
 class Balancer:
     """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
-    Args:
-        frame: the GEMM, and which side is divided into columns.
-        rates: rates of the devices.
-        slowdown: for each device, the factor by which the cost model's time is multiplied.
+    `slowdown` has, for each device, a factor for the cost model's time.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -177,9 +168,7 @@ class Balancer:
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
         """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
-        Args:
-            fluid: the balanced arrangement.
-            most_aligned: alignment of sides of at least 512, at most 16.
+        Sides of at least 512 are multiples of `most_aligned`, which is at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -206,8 +195,7 @@ class Balancer:
 class _Slabs:
     """The slabs of an arrangement as functions of their widths and depths.
 
-    Args:
-        lone: by slab, whether it has full depth; None to derive it from the arrangement.
+    `lone` says which slabs have full depth; None derives it from the arrangement.
     """
 
     def __init__(

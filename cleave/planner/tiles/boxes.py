@@ -29,10 +29,10 @@ from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_arra
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Return a context manager that pauses Python's cyclic garbage collector.
+    """Pause Python's cyclic garbage collector in a `with` block.
 
-    Without a pause, garbage collection takes a third of the run time of large plans and of the
-    emulator's event heap, because the collector runs after a number of new objects.
+    Otherwise it takes a third of the run time of large plans and of the emulator's event heap,
+    because it runs after a number of new objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -45,9 +45,8 @@ def collector_paused() -> Iterator[None]:
 
 Ints = npt.NDArray[np.int64]
 
+# share of a device's memory for tiles; the rest is for messages in flight
 USABLE_MEMORY: Final = 0.9
-"""Share of a device's memory that tiles may use. The rest is for messages in flight."""
-
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
 _MOST_PIECES = 65536  # of one device's share
@@ -66,9 +65,6 @@ def planned_tiles(
     """Return the tile of each device. A device with too little memory gets several smaller tiles.
 
     Args:
-        gemm: the GEMM.
-        element: element sizes of the GEMM's matrices.
-        devices: the devices.
         boxes: for each device, its part of the GEMM's index space.
         tiles: approximate number of tiles in the plan.
         block_s: seconds of the PS for one block.
@@ -128,12 +124,7 @@ def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:
-    """Return the minimum number of messages in which bytes can be sent on a link.
-
-    Args:
-        nbytes: number of bytes.
-        rate: rate of the link in bytes/s.
-    """
+    """Return the minimum number of messages for `nbytes` on a link of `rate` bytes/s."""
     by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
     return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
@@ -143,10 +134,7 @@ def _fit_memory(
 ) -> Iterable[Tile]:
     """Return a tile, or the smaller tiles into which it is cut to fit in a device's memory.
 
-    Tiles are halved along their longest side until all strips and blocks of a tile fit in memory.
-
-    Raises:
-        PlanError: when the device has too little memory for a single multiplication.
+    Tiles are halved along their longest side until all strips and blocks of a tile fit.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)

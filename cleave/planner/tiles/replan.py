@@ -1,4 +1,4 @@
-"""Updates of a plan after one device has left or joined. Only the tiles of one slab change."""
+"""Reuse of earlier plans: a cache, and updates after one device has left or joined."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cleave.planner.tiles.shape import RateArrays
 
 _MOST_PLANS: Final = 4096
 
+# all fields but the ID
 _RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
-"""All fields of a device except its ID."""
 
 _Rates = tuple[object, ...]
 _Of = tuple[Gemm, ElementBytes, _Rates]
@@ -26,11 +26,7 @@ _Of = tuple[Gemm, ElementBytes, _Rates]
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """A cached plan.
-
-    Attributes:
-        provisional: True if the plan may be used only once, because a better plan may exist.
-    """
+    """A cached plan; if `provisional`, it may be used only once, because a better one may exist."""
 
     plan: Plan
     provisional: bool = False
@@ -39,9 +35,9 @@ class CachedPlan:
 class PlanCache:
     """A cache of plans. A plan is also found for a fleet with other device IDs and equal rates.
 
-    A device that reconnects has a new ID, and usually has the same rates as before. If two fleets
-    have the same rates in the order of device IDs, they share a cached plan, in which the IDs are
-    replaced. A planner sorts devices by ID, so it would make the same plan for both fleets.
+    A device that reconnects has a new ID, and usually the same rates as before. If two fleets have
+    the same rates in the order of device IDs, they share a cached plan with replaced IDs. A planner
+    sorts devices by ID, so it would make the same plan for both fleets.
     """
 
     def __init__(self) -> None:
@@ -104,16 +100,8 @@ def without_device(
 ) -> Plan | None:
     """Return a plan in which the other devices of a slab take over the rows of a lost device.
 
-    Args:
-        plan: the plan with the lost device.
-        element: element sizes of the matrices.
-        rates: maps the ID of each remaining device to its rates.
-        gone: ID of the lost device.
-        block_s: seconds of the PS for one block.
-
-    Returns:
-        The new plan; None if there is none, for example because the lost device was alone in its
-        slab or had several tiles.
+    The result is None if that is impossible, for example because the lost device was alone in its
+    slab or had several tiles. `rates` are of the remaining devices, by ID.
     """
     own = [t for t in plan.tiles if t.device == gone]
     if not own:
@@ -132,15 +120,7 @@ def with_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return a plan in which a new device joins the slowest slab; None if that is impossible.
-
-    Args:
-        plan: the plan without the new device.
-        element: element sizes of the matrices.
-        rates: maps the ID of each device, including the new device, to its rates.
-        new: ID of the new device.
-        block_s: seconds of the PS for one block.
-    """
+    """Return a plan in which a new device joins the slowest slab; None if that is impossible."""
     slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
     mates = [t.device for t in _slab(plan, slowest.tile)]
     return _with_slab(plan, element, slowest.tile, [*mates, new], rates, block_s=block_s)

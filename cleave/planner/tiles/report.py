@@ -36,7 +36,6 @@ class PlanReport:
     """The plan of one GEMM, compared with the lower bounds on its time.
 
     Attributes:
-        plan: the plan.
         gap: predicted makespan divided by the isolated bound, minus one.
         overlap_bound_s: lower bound on the seconds of any plan.
         predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
@@ -73,14 +72,7 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time.
-
-    Args:
-        plan: the plan.
-        element: element sizes for which the plan was made.
-        devices: devices for which the plan was made.
-        ps: parameter server for which the plan was made.
-    """
+    """Compare a plan with the lower bounds for the devices and the server of the plan."""
     return _report(plan, element, _Fleet.of(devices), ps)
 
 
@@ -142,10 +134,8 @@ def _bottleneck(
     download time, and X the larger of compute and upload time. The shares are T's elasticities:
     ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
-    Args:
-        down, up: bytes that each tile downloads and uploads.
-        rates: for each tile, rates of its device with its share of the PS's card.
-        alone: for each used device, rates as if the PS's card had no limit.
+    `down` and `up` are bytes of each tile. `rates` are each tile's share of the PS's card, and
+    `alone` each used device's rates without a limit of the card.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -307,12 +297,7 @@ def plan_step(
 ) -> StepReport:
     """Plan every GEMM of a step. Equal GEMMs are planned only once.
 
-    Args:
-        planner: plans each GEMM separately.
-        gemms: the GEMMs in the order of submission.
-        element: element sizes of the matrices.
-        devices: devices of the fleet.
-        ps: rates of the parameter server.
+    `gemms` are in the order of submission.
 
     Raises:
         PlanError: when no device has enough memory for a tile of some GEMM.

@@ -1,11 +1,8 @@
 """The predicted time of a plan with its actual strips.
 
-`cost.streamed_s` is the time of a tile in the limit of infinitely many strips, and `shape.fill_s`
-is the mean additional time with a finite number of strips. This module computes the time of a known
-plan strip by strip. Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts
-when both of its strips have arrived and the previous block has been computed. A block is returned
-after all earlier blocks. If several GEMMs are submitted together, their plans follow one another
-without a pause. Message headers, a few dozen bytes each, are ignored.
+Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts when both of its
+strips have arrived and the previous block has been computed. A block is returned after all earlier
+blocks. Plans that are submitted together follow one another without a pause.
 """
 
 from __future__ import annotations
@@ -32,12 +29,9 @@ from cleave.planner.plan import (
 from cleave.planner.tiles.boxes import box_sizes
 from cleave.planner.tiles.shape import Floats, RateArrays
 
+# Maximum number of distinct times at which downloads end. In a larger fleet, devices with similar
+# times are treated as ending at the latest of these times.
 _MOST_TIMES: Final = 256
-"""Maximum number of distinct times at which downloads of devices end.
-
-In a larger fleet, devices with similar download times are treated as ending at the latest of these
-times.
-"""
 
 Places = npt.NDArray[np.intp]
 
@@ -46,12 +40,7 @@ class Arrivals(Protocol):
     """Computes the times at which given numbers of bytes have been sent to devices."""
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """Return the seconds until `nbytes` bytes have been sent to each device.
-
-        Args:
-            places: indices of the devices.
-            nbytes: for each device, the number of bytes.
-        """
+        """Return the seconds until `nbytes` bytes have been sent to each device in `places`."""
         ...
 
 
@@ -68,10 +57,9 @@ class OwnLinks:
 class SharedCard:
     """Arrival times if all devices share the PS's network card.
 
-    Args:
-        nbytes: for each device, total bytes of its download.
-        bytes_per_s: for each device, rate of its link.
-        card_bytes_per_s: sending rate of the card.
+    The card divides its rate equally among the devices to which it is still sending. If a device's
+    own link is slower than an equal share, the others get the unused bandwidth. `nbytes` are the
+    total bytes of each device's download.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:
@@ -125,14 +113,9 @@ HeldSide = Literal["", "a", "b"]
 def finish_s(
     plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
 ) -> dict[int, float]:
-    """Return, for each device ID, the time at which the device's last block has reached the PS.
+    """Return, by device ID, the seconds until the device's last block has reached the PS.
 
-    Times are in seconds from the first byte that the PS sends.
-
-    Args:
-        plan: the plan. Devices hold no operands at its start.
-        element: element sizes of the GEMM's matrices.
-        devices: maps each device ID in the plan to the device.
+    Devices hold no operands at the start.
     """
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
@@ -143,11 +126,7 @@ def finish_s(
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the predicted time in seconds of a plan with its actual strips.
-
-    Args:
-        plan, element, devices: see `finish_s`.
-    """
+    """Return the predicted time in seconds of a plan with its actual strips."""
     return max(finish_s(plan, element, devices).values())
 
 
@@ -166,10 +145,8 @@ def finish_times_s(
     Args:
         work: plans in the order of submission, each with the operand that devices already hold. A
             device that has several tiles of a plan, for lack of memory, holds no operand.
-        element: element sizes of the matrices.
-        rates: rates of the devices.
         places: maps each device ID to the index of the device in `rates`.
-        egress_bytes_per_s: sending rate of the PS's card; see `cleave.planner.tiles.streaming`.
+        egress_bytes_per_s: sending rate of the PS's card.
     """
 
     def done(arrivals: Arrivals) -> _Done:
@@ -187,11 +164,7 @@ def finish_times_s(
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return the bytes of operands that need no download, because devices already hold them.
-
-    Args:
-        held: the operand that devices already hold.
-    """
+    """Return the bytes of operands that need no download, because devices already hold them."""
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)
@@ -204,7 +177,6 @@ class _Done:
     """The progress of devices.
 
     Attributes:
-        arrivals: tells when devices receive their bytes.
         sent_bytes: bytes sent to each device.
         compute_s, up_s: when each device's processor and uplink are done.
     """

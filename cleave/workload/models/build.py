@@ -1,6 +1,5 @@
-"""Build or load transformers as torch modules.
+"""Build transformers with new random weights, or load them from a local folder.
 
-A model is either built from the registry with new random weights, or loaded from a local folder.
 Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
 a model's sizes can be read without these libraries.
 """
@@ -28,12 +27,7 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The sizes of a model, and the folder of its weights.
-
-    Attributes:
-        spec: sizes of the model.
-        folder: folder with the weights; None to build a registry model with new random weights.
-    """
+    """The sizes of a model, and the folder of its weights; None for new random weights."""
 
     spec: ModelSpec
     folder: Path | None
@@ -71,9 +65,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder.
-
-    The spec gets the folder's name.
+    """Return the spec of the model in a local Hugging Face folder, with the folder's name.
 
     Raises:
         UsageError: when the folder does not exist, or its ``config.json`` is missing, is
@@ -86,10 +78,8 @@ def read_spec(folder: Path) -> ModelSpec:
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    Args:
-        spec: sizes of the model.
-        dropout: dropout probability after each OPT sub-layer. The default is 0 instead of the
-            published 0.1, because exactness is checked without dropout.
+    The default dropout, after each OPT sub-layer, is 0 instead of the published 0.1, because
+    exactness is checked without dropout.
 
     Raises:
         UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
@@ -257,12 +247,7 @@ def load_model(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load a model from a folder, or build one from the registry.
 
-    See `load_folder` and `build_model`.
-
-    Args:
-        source: the folder, or the registry model.
-        seed: seed for random weights; ignored when weights are loaded.
-        narrow: whether the weights may have a narrower dtype than fp32.
+    See `load_folder` and `build_model`. The seed is ignored when weights are loaded.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
@@ -387,8 +372,7 @@ def _say_what_is_tied(model: "PreTrainedModel") -> None:
     """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
 
     If the config ties the two weights but the files contain different values, transformers loads
-    both weights. Without this change, transformers would tie the weights of a saved checkpoint when
-    loading the checkpoint.
+    both. Without this change, it would tie the weights of a saved checkpoint on loading.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
