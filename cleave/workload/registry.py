@@ -82,21 +82,10 @@ def _opt(
     embedding_width: int | None = None,
     pre_norm: bool = True,
 ) -> ModelSpec:
-    return ModelSpec(
-        name=f"opt-{size}",
-        family=Family.OPT,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_width=width // heads,
-        ffn_width=4 * width,
-        vocabulary=vocabulary,
-        max_positions=max_positions,
-        embedding_width=embedding_width or width,
-        tied_head=True,
-        pre_norm=pre_norm,
-    )
+    kv_heads, head_width, ffn_width = heads, width // heads, 4 * width
+    sizes = layers, width, heads, kv_heads, head_width, ffn_width, vocabulary, max_positions
+    embedding_width = embedding_width or width
+    return ModelSpec(f"opt-{size}", Family.OPT, *sizes, embedding_width, True, pre_norm)
 
 
 def _llama(
@@ -110,20 +99,9 @@ def _llama(
     vocabulary: int = 32000,
     max_positions: int = 4096,
 ) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        family=Family.LLAMA,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_width=width // heads,
-        ffn_width=ffn_width,
-        vocabulary=vocabulary,
-        max_positions=max_positions,
-        embedding_width=width,
-        tied_head=False,
-    )
+    kv_heads, head_width = kv_heads or heads, width // heads
+    sizes = layers, width, heads, kv_heads, head_width, ffn_width, vocabulary, max_positions
+    return ModelSpec(name, Family.LLAMA, *sizes, embedding_width=width, tied_head=False)
 
 
 # The published OPT and Llama 2 models, and four small models. The tiny models train in minutes on a

@@ -325,30 +325,24 @@ def recomputed_elements(spec: ModelSpec) -> int:
 
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
     width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
-    if spec.family is Family.LLAMA:
-        yield Parameter("q_proj.weight", query, width)
-        yield Parameter("k_proj.weight", kv, width)
-        yield Parameter("v_proj.weight", kv, width)
-        yield Parameter("o_proj.weight", width, query)
-        yield Parameter("gate_proj.weight", ffn, width)
-        yield Parameter("up_proj.weight", ffn, width)
-        yield Parameter("down_proj.weight", width, ffn)
-        yield Parameter("input_layernorm.weight", 1, width, matrix=False)
-        yield Parameter("post_attention_layernorm.weight", 1, width, matrix=False)
-        return
-    for name, outputs, inputs in (
-        ("k_proj", kv, width),
-        ("v_proj", kv, width),
-        ("q_proj", query, width),
-        ("out_proj", width, query),
-        ("fc1", ffn, width),
-        ("fc2", width, ffn),
-    ):
+    llama = spec.family is Family.LLAMA
+    linears = [("k_proj", kv, width), ("v_proj", kv, width), ("q_proj", query, width)]
+    if llama:
+        linears = [linears[2], *linears[:2]]  # in the order of the modules in transformers
+        linears += [("o_proj", width, query), ("gate_proj", ffn, width)]
+        linears += [("up_proj", ffn, width), ("down_proj", width, ffn)]
+        norms = "input_layernorm", "post_attention_layernorm"
+    else:
+        linears += [("out_proj", width, query), ("fc1", ffn, width), ("fc2", width, ffn)]
+        norms = "self_attn_layer_norm", "final_layer_norm"
+    for name, outputs, inputs in linears:
         yield Parameter(f"{name}.weight", outputs, inputs)
-        yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
-    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        if not llama:
+            yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
+    for name in norms:
         yield Parameter(f"{name}.weight", 1, width, matrix=False)
-        yield Parameter(f"{name}.bias", 1, width, matrix=False)
+        if not llama:
+            yield Parameter(f"{name}.bias", 1, width, matrix=False)
 
 
 def _head(spec: ModelSpec) -> Iterator[Parameter]:

@@ -85,33 +85,22 @@ def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[Linear
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
-    shapes: list[LinearShape] = []
-    projects = spec.embedding_width != width
-    if projects:
-        shapes.append(LinearShape("project_in", spec.embedding_width, width, 1))
+    found = [("q_proj", width, query), ("k_proj", width, kv), ("v_proj", width, kv)]
     if fused_siblings:
-        shapes.append(LinearShape("qkv_proj", width, query + 2 * kv, layers))
-    else:
-        shapes.append(LinearShape("q_proj", width, query, layers))
-        shapes.append(LinearShape("k_proj", width, kv, layers))
-        shapes.append(LinearShape("v_proj", width, kv, layers))
+        found = [("qkv_proj", width, query + 2 * kv)]
     match spec.family:
         case Family.OPT:
-            shapes.append(LinearShape("out_proj", query, width, layers))
-            shapes.append(LinearShape("fc1", width, ffn, layers))
-            shapes.append(LinearShape("fc2", ffn, width, layers))
+            found += [("out_proj", query, width), ("fc1", width, ffn), ("fc2", ffn, width)]
         case Family.LLAMA:
-            shapes.append(LinearShape("o_proj", query, width, layers))
+            gated = [("gate_proj", width, ffn), ("up_proj", width, ffn)]
             if fused_siblings:
-                shapes.append(LinearShape("gate_up_proj", width, 2 * ffn, layers))
-            else:
-                shapes.append(LinearShape("gate_proj", width, ffn, layers))
-                shapes.append(LinearShape("up_proj", width, ffn, layers))
-            shapes.append(LinearShape("down_proj", ffn, width, layers))
-    if projects:
+                gated = [("gate_up_proj", width, 2 * ffn)]
+            found += [("o_proj", query, width), *gated, ("down_proj", ffn, width)]
+    shapes = [LinearShape(*each, layers) for each in found]
+    if spec.embedding_width != width:
+        shapes.insert(0, LinearShape("project_in", spec.embedding_width, width, 1))
         shapes.append(LinearShape("project_out", width, spec.embedding_width, 1))
-    shapes.append(LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1))
-    return tuple(shapes)
+    return *shapes, LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1)
 
 
 _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
@@ -131,12 +120,10 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    in_layers = {s.name for s in linear_shapes(spec) if s.name not in ONCE}
-    layer = [tuple(g) for g in groups if g[0].name in in_layers]
+    layer = [tuple(g) for g in groups if g[0].name not in ONCE]
     first = groups.index(list(layer[0]))
-    before = [tuple(g) for g in groups[:first]]
-    after = [tuple(g) for g in groups[first + len(layer) :]]
-    return (*before, *layer * spec.layers, *after)
+    after = groups[first + len(layer) :]
+    return (*map(tuple, groups[:first]), *layer * spec.layers, *map(tuple, after))
 
 
 ONCE = ("project_in", "project_out", "lm_head")  # outside the layers; at most one of each

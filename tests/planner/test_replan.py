@@ -42,9 +42,10 @@ def of_device(plan: Plan, device: int) -> PlannedTile:
     return next(t for t in plan.tiles if t.device == device)
 
 
-@pytest.mark.parametrize("gemm", [FLAT, DEEP], ids=["flat", "deep"])
-@pytest.mark.parametrize("devices", [64, 128])
-@pytest.mark.parametrize("gone", [0, 7, 33, 63])
+@pytest.mark.parametrize(
+    ("devices", "gone", "gemm"),
+    [(64, 0, FLAT), (64, 63, DEEP), (128, 7, DEEP), (128, 33, FLAT)],
+)
 def test_a_plan_without_a_device_is_right_and_fast(devices: int, gone: int, gemm: Gemm) -> None:
     planner, fleet = TilePlanner(PsRates()), paper_rates(devices)
     before = planned(planner, fleet, gemm)
@@ -120,13 +121,6 @@ def test_losses_in_a_row() -> None:
     assert plan.makespan_s <= WORTH_KEEPING * max(first.makespan_s, fresh.makespan_s)
 
 
-def test_one_that_leaves_and_comes_back() -> None:
-    planner, fleet = TilePlanner(PsRates()), paper_rates(64)
-    before = planned(planner, fleet)
-    planned(planner, without(fleet, 12))
-    assert planned(planner, fleet) == before  # which is still known
-
-
 def test_a_device_that_had_no_tile_leaves() -> None:
     gemm, fleet = Gemm(10, 12, 5000), paper_rates(64)
     planner = TilePlanner(PsRates())
@@ -138,27 +132,21 @@ def test_a_device_that_had_no_tile_leaves() -> None:
     assert after.makespan_s == before.makespan_s
 
 
-@pytest.mark.parametrize("gone", [tuple(range(5)), tuple(range(0, 64, 2)), tuple(range(1, 64))])
-def test_many_that_leave_at_once(gone: tuple[int, ...]) -> None:
-    planner, fleet = TilePlanner(PsRates()), paper_rates(64)
-    planned(planner, fleet)
-    rest = without(fleet, *gone)
-    assert planned(planner, rest) == TilePlanner(PsRates()).plan(FLAT, BF16, rest)
+FLEET = paper_rates(64)
 
 
-def test_a_device_whose_rates_changed_is_planned_anew() -> None:
-    planner, fleet = TilePlanner(PsRates()), paper_rates(64)
-    planned(planner, fleet)
-    slower = [*fleet[:-1], DeviceRates(63, 1e7, 1e6, 1e12)]
-    assert planned(planner, slower) == TilePlanner(PsRates()).plan(FLAT, BF16, slower)
-
-
-def test_behind_a_card_every_share_changes() -> None:
-    ps = PsRates(egress_bytes_per_s=1e8, ingress_bytes_per_s=1e8)
-    planner, fleet = TilePlanner(ps), paper_rates(64)
-    planned(planner, fleet)
-    rest = without(fleet, 1)
-    assert planned(planner, rest) == TilePlanner(ps).plan(FLAT, BF16, rest)
+@pytest.mark.parametrize(
+    ("ps", "changed"),
+    [
+        pytest.param(PsRates(), without(FLEET, *range(5)), id="many leave"),
+        pytest.param(PsRates(), [*FLEET[:-1], DeviceRates(63, 1e7, 1e6, 1e12)], id="other rates"),
+        pytest.param(PsRates(1e8, 1e8), without(FLEET, 1), id="behind a card"),
+    ],
+)
+def test_other_changes_are_planned_anew(ps: PsRates, changed: list[DeviceRates]) -> None:
+    planner = TilePlanner(ps)
+    planned(planner, FLEET)
+    assert planned(planner, changed) == TilePlanner(ps).plan(FLAT, BF16, changed)
 
 
 def test_a_share_that_was_cut_to_fit_its_device_is_not_dealt_twice() -> None:
@@ -230,13 +218,6 @@ def test_what_is_to_be_used_once_is_so_for_fleets_of_equal_rates() -> None:
     found = cache.find(GEMM, BF16, [*fleet[:3], replace(fleet[3], device=169)])
     assert found is not None
     assert not found.provisional
-
-
-def test_a_cleared_cache_finds_nothing() -> None:
-    fleet = paper_rates(4)
-    cache, _ = kept(fleet)
-    cache.clear()
-    assert cache.find(GEMM, BF16, fleet) is None
 
 
 @settings(max_examples=examples(20))

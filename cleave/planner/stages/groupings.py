@@ -119,8 +119,8 @@ def _by_room(
     if each.max() < _UNEVEN * each.min():
         return
     cuts = [round(number * tables.layers / stages) for number in range(stages + 1)]
+    costs = [tables.by_layer[:, first:stop].sum(axis=1).tolist() for first, stop in pairwise(cuts)]
     needs = [float(tables.memory_of_layers[first, stop]) for first, stop in pairwise(cuts)]
-    runs = [_Run.of(tables, first, stop) for first, stop in pairwise(cuts)]
     largest_last = sorted(range(stages), key=lambda stage: needs[stage])
     for many in _numbers(len(order)):
         if memory[:many].max() < max(needs):
@@ -134,7 +134,7 @@ def _by_room(
             if fitting:
                 speed, stage = fitting[0]
                 groups[stage].append(number)
-                speed += 1 / runs[stage].seconds(tables.model, order[number])
+                speed += 1 / _seconds(tables.model, costs[stage], order[number])
                 heapq.heapreplace(fitting, (speed, stage))
         if all(groups):
             yield Grouping.of(groups)
@@ -142,33 +142,28 @@ def _by_room(
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
     """Return the devices sorted by the time that each device would need for the whole model."""
-    whole = _Run.of(tables, 0, tables.layers)
-    seconds = {device.device: whole.seconds(tables.model, device) for device in devices}
-    return sorted(devices, key=lambda device: (seconds[device.device], device.device))
+    whole = tables.by_layer[:, :-1].sum(axis=1).tolist()
+
+    def whole_s(device: DeviceRates) -> tuple[float, int]:
+        return _seconds(tables.model, whole, device), device.device
+
+    return sorted(devices, key=whole_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The costs of a run of consecutive layers, as in `StageTables.by_layer`."""
+def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
+    """Return the seconds of layers for a whole batch on one device, if nothing overlaps.
 
-    weights: float
-    gradients: float
-    flops: float
-
-    @classmethod
-    def of(cls, tables: StageTables, first: int, stop: int) -> _Run:
-        return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
-
-    def seconds(self, model: StageModel, device: DeviceRates) -> float:
-        """Return the seconds for a whole batch on one device, if nothing overlaps."""
-        tokens = sum(model.tokens)
-        moved = 2 * tokens * model.width * model.element_bytes
-        down_bytes = device.down_bytes(self.weights + moved, model.coded_ratio)
-        up_bytes = device.up_bytes(self.gradients, model.gradient_coded_ratio)
-        up_bytes += device.up_bytes(moved, model.coded_ratio)
-        down_s = down_bytes / device.downlink_bytes_per_s
-        up_s = up_bytes / device.uplink_bytes_per_s
-        return down_s + up_s + tokens * self.flops / device.flops_per_s
+    `costs` are bytes of weights, bytes of gradients and FLOPs per token.
+    """
+    weights, gradients, flops = costs
+    tokens = sum(model.tokens)
+    moved = 2 * tokens * model.width * model.element_bytes
+    down_bytes = device.down_bytes(weights + moved, model.coded_ratio)
+    up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
+    up_bytes += device.up_bytes(moved, model.coded_ratio)
+    down_s = down_bytes / device.downlink_bytes_per_s
+    up_s = up_bytes / device.uplink_bytes_per_s
+    return down_s + up_s + tokens * flops / device.flops_per_s
 
 
 def _numbers(most: int) -> list[int]:

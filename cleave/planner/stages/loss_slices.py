@@ -15,7 +15,6 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
     HeadSlice,
     KeptBatches,
-    LayerCost,
     PlannedStage,
     PsCompute,
     StageModel,
@@ -41,10 +40,6 @@ class LossSlices:
     stages: tuple[PlannedStage, ...]
     devices: tuple[DeviceRates, ...]
     flops_per_s: float
-
-    def as_ps(self, ps: PsCompute) -> PsCompute:
-        """Return a copy of `ps` that computes the loss as fast as the slices."""
-        return replace(ps, flops_per_s=self.flops_per_s)
 
 
 def ways_to_slice(
@@ -103,19 +98,21 @@ def _fitting(
     micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
-    able = ((_seconds(model, cost, d), d) for d in devices if d.memory_bytes >= needed)
-    return sorted(able, key=lambda each: (each[0], each[1].device))
-
-
-def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
-    """Return the seconds in which a device alone computes a slice for all micro-batches."""
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
-    return max(
-        device.down_bytes(moved, model.coded_ratio) / device.downlink_bytes_per_s,
-        device.up_bytes(moved, model.coded_ratio) / device.uplink_bytes_per_s,
-        tokens * cost.flops / device.flops_per_s,
-    )
+    able = [
+        (
+            max(
+                d.down_bytes(moved, model.coded_ratio) / d.downlink_bytes_per_s,
+                d.up_bytes(moved, model.coded_ratio) / d.uplink_bytes_per_s,
+                tokens * cost.flops / d.flops_per_s,
+            ),
+            d,
+        )
+        for d in devices
+        if d.memory_bytes >= needed
+    ]
+    return sorted(able, key=lambda each: (each[0], each[1].device))
 
 
 def _dealt(

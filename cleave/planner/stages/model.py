@@ -24,11 +24,8 @@ PIECE_COST: Final = 1.6
 
 def pieces_of_sequence(tokens: int) -> int:
     """Return the number of chunks for a layer without attention, given the tokens per sequence."""
-    return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
-
-
-def _fits(tokens: int, pieces: int) -> bool:
-    return tokens % pieces == 0 and tokens // pieces >= _LEAST_PIECE
+    numbers = range(_PIECES, 1, -1)
+    return next((n for n in numbers if tokens % n == 0 and tokens // n >= _LEAST_PIECE), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +178,18 @@ class StageModel:
         ignored.
         """
 
-        def part(nbytes: int) -> int:
-            return -(-nbytes // count)
-
         loss = self.loss
+        sizes = loss.frozen_bytes, loss.weight_bytes, loss.gradient_bytes, loss.sum_bytes
+        frozen, weights, gradients, sums = (-(-nbytes // count) for nbytes in sizes)
         return LayerCost(
-            part(loss.frozen_bytes),
-            part(loss.weight_bytes),
-            part(loss.gradient_bytes),
-            part(loss.sum_bytes),
+            frozen,
+            weights,
+            gradients,
+            sums,
             (loss.flops + loss.forward_flops) / count,
             loss.forward_flops / count,
             loss.working_bytes / count,
-            part(loss.largest_bytes),
+            -(-loss.largest_bytes // count),
         )
 
 
@@ -301,27 +297,26 @@ class StagePlan:
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
-        count = len(self.slices)
-        slices = "1 slice" if count == 1 else f"{count} slices"
-        return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
+        slices = _span([len(self.slices)], "slice", "slices")
+        return f"in {slices} on {_span([devices], 'device', 'devices')}"
 
     def described(self, model: StageModel) -> str:
         """Return a sentence, without its full stop, that describes the plan to the user."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
-        parts = [
-            f"{one} {stage.stop}"
-            if stage.first + 1 == stage.stop
-            else f"{many} {stage.first + 1} to {stage.stop}"
-            for stage in self.stages
-        ]
-        held = [
-            f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
-            for part, stage in zip(parts, self.stages, strict=True)
-        ]
-        if len(held) > _NAMED:
+        if len(self.stages) > _NAMED:
             sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
             devices = _span([len(stage.devices) for stage in self.stages], "device", "devices")
-            held = [f"{len(held)} of {sizes} on {devices} each"]
+            held = [f"{len(self.stages)} of {sizes} on {devices} each"]
+        else:
+            held = [
+                (
+                    f"{one} {stage.stop}"
+                    if stage.first + 1 == stage.stop
+                    else f"{many} {stage.first + 1} to {stage.stop}"
+                )
+                + f" on {_span([len(stage.devices)], 'device', 'devices')}"
+                for stage in self.stages
+            ]
         if model.ps_layers:
             held.append("the others on the parameter server")
         where = "there" if self.stages[-1].loss else self.where_loss

@@ -191,22 +191,21 @@ def predict(
                     f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
                     f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
                 )
-    best: StagePlan | None = None
-    tried: list[dict[int, KeptBatches]] = []
-    for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1)):
-        kept = {
+    policies = [
+        {
             device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
             for stage in (*stages, *slices)
             for device in stage.devices
         }
-        if kept not in tried:
-            tried.append(kept)
-            run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
-            plan = _simulated(run, kept, ps)
-            if best is None or plan.step_s < best.step_s:
-                best = plan
-    assert best is not None
-    return best
+        for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1))
+    ]
+    if policies[0] == policies[1]:
+        policies.pop()
+    plans = (
+        _simulated(StageSimulation(model, stages, kept, devices_by_id, ps, slices), kept, ps)
+        for kept in policies
+    )
+    return min(plans, key=lambda plan: plan.step_s)
 
 
 def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:

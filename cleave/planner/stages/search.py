@@ -91,7 +91,8 @@ def _search(
     """
     model = tables.model
     # The closed form treats the slices of the loss as a PS of the same throughput.
-    climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
+    as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
+    climbs = list(_climbs(tables, able, as_ps))
     those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
     requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, _REQUESTS * len(able)))
     found = sorted(
@@ -101,12 +102,10 @@ def _search(
     )
     if not found:
         raise _too_large(tables, able)
-    first = [
-        (seconds, climbs[number], climbs[number].found.take(np.array([row])))
-        for seconds, number, row in found[:_SIMULATED]
-    ]
     judge = _Judge(model, those, ps, slices, requests)
-    judge.simulate_first(first)
+    for seconds, number, row in found[:_SIMULATED]:
+        if judge.best is None or seconds <= judge.best.step_s * _WORTH:
+            judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
     judge.search()
     assert judge.best is not None
     return judge.best
@@ -212,17 +211,6 @@ class _Judge:
         default_factory=list
     )
 
-    def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
-        """Simulate the arrangements with the shortest estimated step times.
-
-        Args:
-            first: arrangements with their estimated step time in seconds, in ascending order.
-        """
-        for seconds, climb, one in first:
-            if self.best is not None and seconds > self.best.step_s * _WORTH:
-                break
-            self.simulate(climb, one)
-
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
         """Simulate an arrangement if the budget allows; return True if it is the fastest so far."""
         planned = climb.planned(one, 0)
@@ -234,7 +222,7 @@ class _Judge:
         ):
             return False
         self._seen.add(planned)
-        self.requests_left -= self.requests(planned)
+        self.requests_left -= round(2 * (len(planned) + len(sliced)) * self._weight)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
@@ -242,11 +230,6 @@ class _Judge:
             return False
         self.best = plan
         return True
-
-    def requests(self, planned: Sequence[PlannedStage]) -> int:
-        """Return the cost of simulating the given stages, in micro-batch passes."""
-        sliced = () if self.slices is None else self.slices.stages
-        return round(2 * (len(planned) + len(sliced)) * self._weight)
 
     @property
     def _weight(self) -> float:

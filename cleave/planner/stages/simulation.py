@@ -52,6 +52,10 @@ def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
     return rules.turn(device.under_way, device.request_s, device.number)
 
 
+def _next_kept(device: SimulatedDevice) -> Keep:
+    return rules.next_kept(device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
+
+
 class StageSimulation:
     """The simulation of one training step by stages.
 
@@ -73,13 +77,11 @@ class StageSimulation:
         card = ps.rates or PsRates()
         self.egress = SimulatedCard(max(1 / card.egress_bytes_per_s, card.byte_s))
         self.ingress = SimulatedCard(max(1 / card.ingress_bytes_per_s, card.byte_s))
-        self.stages = [
-            SimulatedStage(n, plan, costs_of(model, plan)) for n, plan in enumerate(stages)
-        ]
-        self.slices = [
+        every = [
             SimulatedStage(n, plan, costs_of(model, plan))
-            for n, plan in enumerate(slices, len(stages))
+            for n, plan in enumerate((*stages, *slices))
         ]
+        self.stages, self.slices = every[: len(stages)], every[len(stages) :]
         self.devices = {
             d: SimulatedDevice(devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT))
             for plan in (*stages, *slices)
@@ -88,7 +90,7 @@ class StageSimulation:
         self.model = model
         tokens = max(model.tokens)
         activation = float(tokens * model.width * model.element_bytes)
-        for stage in (*self.stages, *self.slices):
+        for stage in every:
             flops = math.fsum(cost.flops for cost in stage.costs) * tokens
             for number in stage.plan.devices:
                 device = self.devices[number]
@@ -225,7 +227,7 @@ class StageSimulation:
         number = device.number
         batch, keep = stage.next_backward(number)
         if stage.plan.loss:
-            keep = self._next_kept(device)
+            keep = _next_kept(device)
         else:
             device.kept[keep] -= 1
         device.went_back = True
@@ -235,16 +237,10 @@ class StageSimulation:
     def _go_forward(self, now_s: float, device: SimulatedDevice, stage: SimulatedStage) -> None:
         batch = heapq.heappop(stage.forward)
         device.went_back = False
-        if (keep := self._next_kept(device)) is not Keep.NOTHING:
+        if (keep := _next_kept(device)) is not Keep.NOTHING:
             device.kept[keep] += 1
             stage.kept_by[batch] = device, keep
         self._give(now_s, stage, device, batch, forward=True, keep=keep)
-
-    @staticmethod
-    def _next_kept(device: SimulatedDevice) -> Keep:
-        return rules.next_kept(
-            device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS]
-        )
 
     def _give(
         self,
@@ -256,16 +252,15 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> None:
-        messages = self.messages(
-            stage, device, self.model.tokens[batch], forward=forward, keep=keep
-        )
+        tokens = self.model.tokens[batch]
+        messages = self._messages(stage, device, tokens, forward=forward, keep=keep)
         request = SimulatedRequest(stage, batch, device, forward, messages.sends, stage.plan.pieces)
         device.under_way += 1
         device.x_s += messages.x_s
         device.y_s += messages.y_s
         self._send_down(now_s, device, messages.sent, request)
 
-    def messages(
+    def _messages(
         self,
         stage: SimulatedStage,
         device: SimulatedDevice,
@@ -274,34 +269,25 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a request between the PS and a device.
-
-        Args:
-            forward: whether the request is only a forward pass.
-            keep: what the device retains, or has retained, of the micro-batch.
-        """
+        """Return the messages of a request; `forward` is False if it has a backward pass."""
         key = stage.number, tokens, forward, keep
-        if (messages := device.pass_messages.get(key)) is None:
-            messages = device.pass_messages[key] = self._pass_messages(
-                stage, device.rates, tokens, forward, keep
-            )
-        return messages
-
-    def _pass_messages(
-        self, stage: SimulatedStage, rates: DeviceRates, tokens: int, forward: bool, keep: Keep
-    ) -> PassMessages:
-        model, pieces = self.model, stage.plan.pieces
+        if (known := device.pass_messages.get(key)) is not None:
+            return known
+        model, rates, pieces = self.model, device.rates, stage.plan.pieces
         coded = rates.codes_downlink
         messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
         sent = [message.to(rates) for message in messages]
         x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
-        if not (forward or stage.number > 0 or model.embeds):
-            return PassMessages(sent, (), x_s, 0.0)
-        activation = tokens * model.width * model.element_bytes
-        returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
-        if forward and stage.plan.slice is not None:
-            returned = float(tokens * _SUMMARY_BYTES)
-        return PassMessages(sent, (returned,), x_s, pieces * returned / rates.uplink_bytes_per_s)
+        found = PassMessages(sent, (), x_s, 0.0)
+        if forward or stage.number > 0 or model.embeds:
+            activation = tokens * model.width * model.element_bytes
+            returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
+            if forward and stage.plan.slice is not None:
+                returned = float(tokens * _SUMMARY_BYTES)
+            y_s = pieces * returned / rates.uplink_bytes_per_s
+            found = PassMessages(sent, (returned,), x_s, y_s)
+        device.pass_messages[key] = found
+        return found
 
     def _passed(self, now_s: float, request: SimulatedRequest) -> None:
         """Record the arrival of all results of a request, and assign the next requests."""
@@ -403,36 +389,32 @@ class StageSimulation:
     def _take_sums(self, now_s: float, stage: SimulatedStage) -> None:
         for number in sorted(stage.summed):
             device = self.devices[number]
-            if not (sizes := self.gradients(stage, device)):
-                continue
-            device.under_way += 1
-            device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
-            request = SimulatedRequest(stage, -1, device, False, sizes[::-1])
-            begin_s = max(now_s + device.rates.latency_s, device.computed_s)
-            self._answer(begin_s, request, sizes[::-1])
+            rates, ratio = device.rates, self.model.gradient_coded_ratio
+            sizes = [
+                float(round(rates.up_bytes(cost.gradient_bytes, ratio)))
+                for cost in reversed(stage.costs)
+                if cost.gradient_bytes
+            ]
+            if sizes:
+                device.under_way += 1
+                device.gradients_s += sum(sizes) / rates.uplink_bytes_per_s
+                request = SimulatedRequest(stage, -1, device, False, sizes)
+                self._answer(max(now_s + rates.latency_s, device.computed_s), request)
 
     # --- devices ---
 
     def _load(self, stage: SimulatedStage) -> None:
         for device in stage.devices:
-            if not (sizes := self.weights(stage, device)):
-                continue
-            device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
-            self._send_down(
-                0.0, device, [SimulatedMessage(size).to(device.rates) for size in sizes], None
-            )
-
-    def weights(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the size of each layer's trained weights on a device's downlink, in bytes."""
-        ratio, rates = self.model.coded_ratio, device.rates
-        plain = (cost.weight_bytes for cost in stage.costs if cost.weight_bytes)
-        return [float(round(rates.down_bytes(nbytes, ratio))) for nbytes in plain]
-
-    def gradients(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the size of each layer's weight gradients on a device's uplink, in bytes."""
-        ratio, rates = self.model.gradient_coded_ratio, device.rates
-        plain = (cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes)
-        return [float(round(rates.up_bytes(nbytes, ratio))) for nbytes in plain]
+            rates, ratio = device.rates, self.model.coded_ratio
+            messages = [
+                SimulatedMessage(float(round(rates.down_bytes(nbytes, ratio)))).to(rates)
+                for nbytes in (cost.weight_bytes for cost in stage.costs)
+                if nbytes
+            ]
+            if messages:
+                sent_bytes = sum(message.nbytes for message in messages)
+                device.weights_s += sent_bytes / rates.downlink_bytes_per_s
+                self._send_down(0.0, device, messages, None)
 
     def _send_down(
         self,
@@ -485,15 +467,17 @@ class StageSimulation:
             device.computes_s += message.computes_s
             device.computed_s = begin_s + message.computes_s
         if request is not None and message.answered:
-            self._answer(device.computed_s, request, request.sends)
+            self._answer(device.computed_s, request)
 
-    def _answer(self, made_s: float, request: SimulatedRequest, sends: Sequence[float]) -> None:
-        """Return results of the given `sends` sizes, in reverse order, computed at `made_s`."""
+    def _answer(self, made_s: float, request: SimulatedRequest) -> None:
+        """Return the results of a request, or of a chunk, which are computed at `made_s`."""
         if self.ingress.byte_s:
-            self._at(made_s, self._made, (request, list(sends)))
+            self._at(made_s, self._made, (request, list(request.sends)))
             return
         device = request.device
-        for nbytes in reversed(sends):  # the card limits no transfer: arrival times are known now
+        for nbytes in reversed(
+            request.sends
+        ):  # the card limits no transfer: arrival times are known now
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s

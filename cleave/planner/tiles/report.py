@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -316,18 +316,14 @@ def plan_step(
             seconds = _together_s(plans, element, fleet, ps)
             return seconds, sum(held_bytes(plan, held, element) for plan, held in plans)
 
+        grouped = groupby(range(len(gemms)), key=lambda n: gemms[n].submission)
+        submissions = [tuple(group) for _, group in grouped]
         not_alone = tuple(
             Together(places, *together(*((gemms[n].gemm, gemms[n].held) for n in places)))
-            for places in _submissions(gemms)
+            for places in submissions
             if len(places) > 1 or gemms[places[0]].held
         )
     return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), not_alone)
-
-
-def _submissions(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of GEMMs that are submitted together."""
-    for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
-        yield tuple(group)
 
 
 _ADVICE = {

@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cleave.gemm import Span, Tile, wavefront
+from cleave.gemm import Span, Tile, cut_tile, wavefront
 from cleave.planner.plan import (
     ALIGN,
     ALIGNED_FROM,
@@ -110,24 +110,12 @@ HeldSide = Literal["", "a", "b"]
 """The operand whose strips devices already hold; empty if devices hold neither operand."""
 
 
-def finish_s(
-    plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
-) -> dict[int, float]:
-    """Return, by device ID, the seconds until the device's last block has reached the PS.
-
-    Devices hold no operands at the start.
-    """
+def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
+    """Return the predicted time in seconds of a plan with its actual strips."""
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
     places = {device: place for place, device in enumerate(owners)}
-    return dict(
-        zip(owners, finish_times_s([(plan, "")], element, rates, places).tolist(), strict=True)
-    )
-
-
-def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the predicted time in seconds of a plan with its actual strips."""
-    return max(finish_s(plan, element, devices).values())
+    return float(finish_times_s([(plan, "")], element, rates, places).max())
 
 
 def finish_times_s(
@@ -306,22 +294,12 @@ def even_sizes(
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
     """Return blocks (i, j) in wavefront order, each with the strips sent just before it."""
+    tile = Tile(Span(0, rows), Span(0, columns), Span(0, 1))
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
-    have_a = have_b = 0
-    unsent: list[tuple[int, int]] = []
-    while have_a < rows or have_b < columns:
-        for side in (0, 1):
-            if side == 0 and have_a < rows:
-                unsent.append((0, have_a))
-                met = [(have_a, j) for j in range(have_b)]
-                have_a += 1
-            elif side == 1 and have_b < columns:
-                unsent.append((1, have_b))
-                met = [(i, have_b) for i in range(have_a)]
-                have_b += 1
-            else:
-                continue
-            for i, j in met:
-                order.append((i, j, unsent))
-                unsent = []
+    sent: set[tuple[int, int]] = set()
+    for block in wavefront(cut_tile(tile, rows, columns)):
+        strips = (0, block.m.start), (1, block.n.start)
+        new = [strip for strip in strips if strip not in sent]
+        order.append((block.m.start, block.n.start, new))
+        sent.update(strips)
     return order
