@@ -37,13 +37,9 @@ def plan_batch(
 ) -> tuple[StageModel, StagePlan]:
     """Return the model with its batch cut into the best number of micro-batches, and the plan.
 
-    Args:
-        planner: function that plans stages for a given number of micro-batches.
-        cut: function from a number of micro-batches to the model with its batch cut into that many
-            micro-batches.
-        rows: sequences in the batch.
-        in_parts: like `cut`, but each layer is divided into attention and MLP. It is used if the
-            devices have too little memory for whole layers.
+    `cut` returns the model with its batch of `rows` sequences cut into a number of micro-batches.
+    `in_parts` also divides each layer into attention and MLP. It is used if the devices have too
+    little memory for whole layers.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory for stages.
@@ -93,10 +89,9 @@ class Forecast:
         bottleneck: a sentence, without its full stop, that says what takes most of the time.
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: the reason why the method is impossible, for the user; empty if it is possible.
-        stages: the model with its batch cut into micro-batches, and the plan of stages. None for
-            methods other than stages.
-        tiles: the plans of all matrix multiplications; None for methods other than tiles.
+        refused: why the method is impossible, for the user; empty if it is possible.
+        stages: the model with its batch cut, and the plan; None for other methods.
+        tiles: the plans of all matrix multiplications; None for other methods.
     """
 
     method: Method
@@ -121,15 +116,11 @@ class StepForecaster:
     """Forecasts training steps of one model with a fixed batch size.
 
     Attributes:
-        cut: function from a number of micro-batches to the model with its batch cut into that many
-            micro-batches.
+        cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
         rows: sequences in the batch.
-        ps: throughput of the parameter server.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
         kept_bytes: bytes of activations per token, summed over all layers, that the PS retains
             when the PS computes the backward pass itself; 0 if unknown.
-        in_parts: like `cut`, but each layer is divided into attention and MLP; None if the layers
-            cannot be divided.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -155,10 +146,9 @@ class StepForecaster:
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
         """Forecast a step by tiles with `--offload auto`.
 
-        The PS computes the step, except for the matrix multiplications that the fleet finishes
-        sooner than the PS would. The predicted time is the time of the PS alone minus the time
-        that the fleet saves. It is at least the sum of the faster of the two times of each
-        multiplication. `gemms` are in the order of `step.reports`.
+        The predicted time is the time of the PS alone minus the time that the fleet saves with the
+        matrix multiplications that it finishes sooner. It is at least the sum of the faster of the
+        two times of each multiplication. `gemms` are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -238,9 +228,8 @@ def _bottleneck_of_tiles(
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
     """Return the bytes that the PS retains until the end of a step by stages.
 
-    The PS retains the input and the output gradient of each stage, the weight gradients from the
-    devices, and the input gradient from each slice of the loss. If the PS computes the loss, the
-    result also includes the memory for computing the loss of one micro-batch.
+    These are inputs and output gradients of the stages, weight gradients from the devices, input
+    gradients from slices of the loss, and what the PS needs for one micro-batch's loss.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -317,13 +306,7 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """The predicted step times of a batch by stages and on the PS alone.
-
-    Attributes:
-        rows: sequences in the batch.
-        stages_s: seconds of a step by stages; infinite if the fleet cannot train by stages.
-        local_s: seconds of a step on the PS alone.
-    """
+    """The step times of a batch by stages (infinite if impossible) and on the PS alone."""
 
     rows: int
     stages_s: float
@@ -355,16 +338,11 @@ def crossing(
     most_rows: int,
     tried: Callable[[CrossingPoint], None] = lambda point: None,
 ) -> Crossing:
-    """Search for the smallest batch for which stages win.
+    """Search for the smallest batch of at most `most_rows` sequences for which stages win.
 
-    The search doubles the batch size until stages win, and then bisects. It assumes that if stages
-    win for one batch, stages win for every larger batch, because weights and gradients are
-    transferred once per step whatever the batch size is.
-
-    Args:
-        predict: function from a number of sequences to the step times of such a batch.
-        most_rows: number of sequences of the largest batch to try, at least 1.
-        tried: callback, called with the result for each batch.
+    The search doubles the batch size until stages win, and then bisects. It assumes that stages
+    win for every larger batch, because weights and gradients are transferred once per step.
+    `predict` returns the step times of a batch, and `tried` is called with each result.
     """
     points: dict[int, CrossingPoint] = {}
 

@@ -34,11 +34,10 @@ class DeviceRates:
 
     Attributes:
         device: the scheduler's ID of the device.
-        downlink_bytes_per_s, uplink_bytes_per_s: link rates from the PS and to the PS.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency, the same in both directions.
         memory_bytes: memory that the device offers for its tasks.
-        dtypes: dtypes of matrices that the device can multiply, as the protocol names the dtypes.
+        dtypes: dtypes of matrices that the device can multiply, as the protocol names them.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction; see `cleave.planner.coding`.
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
@@ -82,10 +81,9 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """The planner's view of the parameter server.
+    """The planner's view of the parameter server and its network card.
 
     Attributes:
-        egress_bytes_per_s, ingress_bytes_per_s: rates of the network card in each direction.
         memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
             a lower depth are missing.
         block_s: time in which the PS's event loop decodes, assembles and accounts for one block.
@@ -101,13 +99,7 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """The element sizes of a GEMM's matrices.
-
-    Attributes:
-        sent: operands that devices receive.
-        finished: finished blocks that devices return.
-        partial: partial sums that devices return.
-    """
+    """The element sizes of operands, finished blocks and partial sums that devices return."""
 
     sent: int
     finished: int
@@ -192,11 +184,9 @@ class Plan:
             in sending order.
         makespan_s: predicted seconds of the GEMM in the limit of infinitely many strips.
         fill_s: additional predicted seconds with the actual number of strips.
-        bound_s: the isolated bound of the whole fleet in seconds; 0 if the bound was not computed.
-        regions: the regions into which C is divided; empty for a plan that reuses operands that
-            devices already hold.
-        columns_cut_n: True if columns divide n and the rows of a slab divide m. False if columns
-            divide m and the rows of a slab divide n.
+        bound_s: the isolated bound of the whole fleet in seconds; 0 if it was not computed.
+        regions: the regions into which C is divided; empty for a plan that reuses operands.
+        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
     """
 
     gemm: Gemm
@@ -222,12 +212,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The tiles of a GEMM whose operands devices already hold.
+    """The tiles of a GEMM whose operands devices already hold, by device ID.
 
     Attributes:
-        tiles: maps each device ID to the tile whose operands the device holds, with the cuts of
-            the held strips. The tiles of all devices cover the GEMM exactly once.
-        held_bytes: maps each device ID to the size of the operands that need no download.
+        tiles: each device's tile, with the cuts of the held strips. All tiles cover the GEMM
+            exactly once.
+        held_bytes: size of the operands that need no download.
     """
 
     tiles: Mapping[int, TileCut] = field(default_factory=dict)
@@ -263,13 +253,9 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the part of a GEMM that a lost device has not finished.
+        """Plan the part of a GEMM that a lost device has not finished, as a GEMM of its own.
 
         The plan must be found quickly, because the GEMM cannot finish without this part.
-
-        Args:
-            gemm: the unfinished part, as a GEMM of its own; each side is at least 1.
-            devices: the devices still connected, at least one.
 
         Raises:
             PlanError: when no device has enough memory for a tile.

@@ -42,8 +42,8 @@ class SharedWeights:
     def gathered(self) -> int:
         """Return the number of parameters that servers gather in a step.
 
-        Each layer is gathered for the forward and for the backward pass. The last layer is gathered
-        once for both passes. Parameters outside the layers are gathered once.
+        Each layer but the last is gathered for both passes. All other parameters, including those of
+        the last layer, are gathered once.
         """
         return self.outside + (2 * self.layers - 1) * self.layer
 
@@ -107,13 +107,11 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        devices: largest number of devices of a server.
-        rows: largest number of sequences of a server.
+        devices, rows: largest numbers of devices and of sequences of a server.
         slowest: the forecast of the slowest server's fleet.
         exchanged_bytes: bytes that each server sends to all other servers in a step.
-        server_bytes: memory of one server. Optimizer moments are divided among the servers. Weights
-            are divided if the user asked for shared weights. Gradients are divided except with
-            stages, where each server's fleet returns the gradients of all parameters.
+        server_bytes: memory of one server. Optimizer moments are divided among the servers, weights
+            if the user asked for shared weights, and gradients except with stages.
     """
 
     servers: int

@@ -115,8 +115,8 @@ class LayerSizes:
         """Return the FLOPs per token of the backward pass, including recomputation of the forward.
 
         For each multiplication by a parameter, the input gradient costs as much as the forward
-        pass. The gradient of a trained parameter costs the same again. The two multiplications of
-        attention, for scores and for weighted sums of values, need a gradient for both operands.
+        pass, and the gradient of a trained parameter the same again. The two multiplications of
+        attention need a gradient for both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
@@ -128,10 +128,9 @@ class LayerSizes:
 
     @property
     def spared_flops(self) -> int:
-        """Return the FLOPs per token that the backward pass saves if activations are retained.
+        """Return the FLOPs per token that retained activations save in the backward pass.
 
-        Attention scores are always recomputed, because they need more memory than the queries and
-        keys.
+        Attention scores need more memory than queries and keys, so they are always recomputed.
         """
         return self.forward_flops - self.attention_flops // 2
 
@@ -139,9 +138,8 @@ class LayerSizes:
     def activations(self) -> tuple[int, ...]:
         """Return the elements per token of each activation that the forward pass can retain.
 
-        These are the results of all matrix multiplications, with two exceptions. The backward pass
-        recomputes attention scores, and does not need results that are only added to the layer's
-        output.
+        These are the results of all matrix multiplications. Exceptions are attention scores, and
+        results that are only added to the layer's output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
         added = _LAST if mlp else _LAST_OF_ATTENTION
@@ -304,10 +302,9 @@ class StageSizes:
 def kept_elements(spec: ModelSpec) -> int:
     """Return the activation elements per token that a layer retains without recomputation.
 
-    These activations are the inputs of every Linear, norm and nonlinearity. The count follows
-    Korthikanti et al. (2022, arXiv 2205.05198, section 4.1: 34 s b h bytes at two bytes per
-    element), but without the two dropout masks. Attention scores are not included, because flash
-    attention does not retain the scores.
+    These are the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022, arXiv
+    2205.05198, section 4.1), without dropout masks, and without attention scores, which flash
+    attention does not retain.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
     norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
@@ -317,8 +314,7 @@ def kept_elements(spec: ModelSpec) -> int:
 def recomputed_elements(spec: ModelSpec) -> int:
     """Return the activation elements per token that a server saves by activation recomputation.
 
-    The server computes all layers. With recomputation, it retains the input of every layer, and all
-    activations of only one layer at a time.
+    The server then retains the input of every layer, and all activations of one layer at a time.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 

@@ -109,8 +109,8 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
     """Return the groups of siblings of a model in the order of the forward pass, layer by layer.
 
-    Siblings are Linear modules with the same input, such as q, k and v. A Linear without siblings
-    is a group of its own. Each returned shape has a ``count`` of 1.
+    Siblings are Linear modules with the same input, such as q, k and v. Each shape has a ``count``
+    of 1.
     """
     groups: list[list[LinearShape]] = []
     for shape in linear_shapes(spec):

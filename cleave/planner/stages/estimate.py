@@ -131,15 +131,13 @@ class StageTables:
 
     Attributes:
         weights, gradients: bytes for each device.
-        forward, backward: FLOPs per token of a forward pass and of a backward pass.
+        forward, backward: FLOPs per token of each pass.
         again: FLOPs per token that a backward pass recomputes if nothing was retained.
         forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
         returns: 1 if devices return the input gradient of the first layer, else 0.
         memory: bytes that a device needs if it retains nothing between passes.
-        kept: bytes to retain the layer inputs of one micro-batch; infinite if a device with this
-            run never retains layer inputs.
-        kept_whole: additional bytes to retain all activations of a micro-batch; infinite if
-            retaining all activations saves no FLOPs.
+        kept: bytes to retain the layer inputs of one micro-batch; infinite if that is never done.
+        kept_whole: additional bytes for all activations; infinite if that saves no FLOPs.
         spared: FLOPs per token that retained activations save.
         pieces: number of chunks into which a device cuts a micro-batch.
         memory_of_layers: `memory` without the loss, indexed by first layer and stop.

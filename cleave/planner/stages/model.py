@@ -33,19 +33,17 @@ class LayerCost:
     """The costs of one layer, or of the loss. FLOPs are per token.
 
     Attributes:
-        frozen_bytes: size of the frozen parameters, which stay on devices between steps.
-        weight_bytes: size of the trained parameters, which are sent to a device in every step.
-        gradient_bytes: size of the weight gradients that a device returns in every step.
-        sum_bytes: size of the accumulated weight gradients on a device, in fp32.
+        frozen_bytes: parameters that stay on devices between steps.
+        weight_bytes, gradient_bytes: trained parameters, which are sent in every step, and their
+            gradients, which a device returns in every step.
+        sum_bytes: accumulated weight gradients on a device, in fp32.
         flops: forward and backward pass. The backward pass recomputes the forward pass.
-        forward_flops: forward pass alone.
         working_bytes: memory per token while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
-        activation_bytes: activations per token, without the layer's input, that the forward can
-            retain for the backward pass; 0 if none can be retained.
+        activation_bytes: activations per token, without the layer's input, that the forward pass
+            can retain for the backward pass; 0 if none can be retained.
         spared_flops: what the backward pass saves if activations are retained.
-        dequantized_bytes: memory for weights dequantized to fp32, and for the integer codes of one
-            weight.
+        dequantized_bytes: memory for weights dequantized to fp32, and for one weight's codes.
         pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
     """
 
@@ -81,10 +79,8 @@ class Keep(StrEnum):
 class KeptBatches:
     """How many micro-batches a device may retain between their forward and backward passes.
 
-    Attributes:
-        inputs: number of micro-batches of which the device retains only the layer inputs.
-        activations: number of micro-batches of which the device retains all activations. As long
-            as fewer are retained, the next micro-batch is retained with all activations.
+    Of `inputs` micro-batches, the device retains only the layer inputs. As long as it retains fewer
+    than `activations` with all activations, it retains the next one with all activations.
     """
 
     inputs: int = 0
@@ -105,9 +101,7 @@ class PsLayers:
     """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: index, among the layers that devices compute, of the layer that follows. If no such
-            layer follows, the number of layers that devices compute.
-        forward_flops: FLOPs per token of the forward pass.
+        before: index of the next layer among those that devices compute, or the number of these.
         flops: FLOPs per token of the forward and the backward pass, without recomputation.
     """
 
@@ -127,14 +121,13 @@ class StageModel:
         element_bytes: bytes per element of an activation in messages.
         tokens: number of tokens in each micro-batch.
         embeds: whether the input gradient of the first layer is needed, to train the embedding.
-        coded_ratio: compressed size of weights and activations divided by uncompressed size.
-        gradient_coded_ratio: compressed size of weight gradients divided by uncompressed size.
+        coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, of weights
+            and activations, and of weight gradients.
         in_parts: whether attention and MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
             be cut into slices.
         ps_layers: layers that only the PS can compute, in order. A stage cannot contain layers on
-            both sides of such a layer. If one follows the last of `layers`, the PS computes the
-            loss.
+            both sides of one. If one follows the last of `layers`, the PS computes the loss.
         beside_bytes: size per token in messages of layer arguments, other than the input, that
             differ between micro-batches, such as masks of packed documents.
     """
@@ -165,8 +158,7 @@ class StageModel:
     def most_pieces(self, stage: PlannedStage) -> int:
         """Return the maximum number of chunks into which a stage can cut a micro-batch.
 
-        The result is 1 for a stage with several layers or with the loss, because later layers or
-        the loss may need the whole sequence.
+        It is 1 if later layers or the loss on the stage may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -197,10 +189,7 @@ class StageModel:
 class PsCompute:
     """The throughput of the parameter server.
 
-    Attributes:
-        flops_per_s: compute throughput for all parts of a step that the PS computes.
-        optimizer_s: seconds of an optimizer step.
-        rates: rates of the PS's network card; None if the card limits no transfer.
+    `rates` are those of its network card; None if the card limits no transfer.
     """
 
     flops_per_s: float
@@ -228,15 +217,13 @@ class PlannedStage:
     """A stage, or a slice of the loss: consecutive layers and the devices that run these layers.
 
     Attributes:
-        first: index of the first layer.
         stop: index of the last layer plus one.
         devices: IDs of the stage's devices, at least one.
         loss: whether the stage also computes the loss. Only the last stage can.
         slice: the slice of the loss that the devices compute, instead of layers; None for a stage
             of layers. For a slice, `first` and `stop` both equal the number of layers.
         pieces: number of chunks into which a micro-batch is cut. Each chunk is a separate graph
-            run that needs memory for one chunk only. Receiving, computing and returning different
-            chunks overlap.
+            run, which overlaps with receiving and returning other chunks.
     """
 
     first: int
@@ -260,9 +247,9 @@ class StagePlan:
 
     Attributes:
         stages: the stages in the order of the layers.
-        kept_batches: maps each device ID to how many micro-batches the device may retain.
+        kept_batches: how many micro-batches each device may retain.
         step_s: predicted seconds of a step, including the optimizer step.
-        memory_bytes: maps each device ID to the predicted peak memory of the device.
+        memory_bytes: predicted peak memory of each device.
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
         reason: a sentence that says what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
@@ -384,7 +371,7 @@ def working_bytes(
 def dequantized_bytes(elements: Sequence[int]) -> int:
     """Return the bytes that a layer's graphs need to dequantize matrices with these `elements`.
 
-    The backward graph uses each dequantized weight twice. So all dequantized weights are in memory
-    at the same time, together with the integer codes of the weight that is being dequantized.
+    The backward graph uses each dequantized weight twice, so all are in memory at the same time,
+    together with the integer codes of one.
     """
     return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

@@ -99,19 +99,15 @@ class SimulatedDevice:
     Attributes:
         coming: messages in transit to the device, each with its request; None for weights.
         left_bytes: unsent bytes of the first message in `coming`.
-        going: requests whose results are being returned or wait for the uplink, each with the sizes
-            of the unsent results.
+        going: requests whose results wait for the uplink, each with the sizes of unsent results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             will be free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches that the device retains.
         went_back: whether the device's last request was a backward pass.
         weights_s, x_s: total seconds of weights and of activations on the device's downlink.
-        computes_s: total seconds of computing.
         y_s, gradients_s: total seconds of activations and of gradients on the device's uplink.
-        pass_messages: cached messages of requests. The key consists of stage, tokens, whether the
-            request is a forward pass, and what the device retains.
-        allowed: how many micro-batches the device may retain.
+        pass_messages: cached messages of requests, by stage, tokens, forward and keep.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.
         request_s: seconds of one micro-batch pass if the device has nothing else to do.
@@ -155,11 +151,10 @@ class SimulatedStage:
 
     Attributes:
         costs: costs of the stage's layers, followed by the costs of its loss or loss slice.
-        forward, backward: heaps of micro-batches that are ready for a forward or backward pass on
-            any device of the stage.
+        forward, backward: heaps of micro-batches that any device of the stage may take.
         kept_by: maps a micro-batch to the device that retains it, and to what the device retains.
-        own: maps each device ID to a heap of micro-batches that the device retains and that are
-            ready for their backward pass.
+        own: heaps of micro-batches that are ready for their backward pass on the device that
+            retains them, by device ID.
         went, passed: number of micro-batches whose forward pass or backward pass is finished.
         summed: IDs of the devices that hold accumulated gradients.
     """

@@ -40,11 +40,9 @@ class PlanReport:
         overlap_bound_s: lower bound on the seconds of any plan.
         predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
         bottleneck: the resource of which an increase would shorten the plan most.
-        download_bytes: bytes sent to the device that receives most.
-        upload_bytes: bytes returned by the device that returns most.
+        download_bytes, upload_bytes: the largest traffic of any device.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
-        devices_used: number of devices with at least one tile.
     """
 
     plan: Plan
@@ -179,12 +177,10 @@ class CountedGemm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """One or more GEMMs of a step that are submitted together and are in flight simultaneously.
+    """GEMMs of a step, by index, that are submitted together.
 
-    Attributes:
-        places: indices of the GEMMs in the step.
-        seconds: time from the first byte of the first GEMM until all GEMMs are done.
-        held_bytes: bytes of operands that need no download, because devices already hold them.
+    `seconds` are from the first byte of the first GEMM until all GEMMs are done. `held_bytes` of
+    operands need no download, because devices already hold them.
     """
 
     places: tuple[int, ...]
@@ -227,10 +223,9 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the seconds of all GEMMs if each GEMM is submitted after the previous GEMM's end.
+        """Return the seconds of all GEMMs if each is submitted after the previous GEMM's end.
 
-        If the PS's card is the bottleneck, this time may be shorter than `predicted_s`, because
-        GEMMs that are submitted together share the card.
+        If the PS's card is the bottleneck, GEMMs that share the card may take longer than this.
         """
         return self._sum(r.predicted_s for r in self.reports)
 

@@ -34,11 +34,10 @@ class ModelSource:
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of the model with a given name or in a given folder.
+    """Return the source of the model with a given name or in a given folder; read no weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
-    path separator or the folder contains a ``config.json``. Otherwise the argument is looked up in
-    the registry. No weights are read.
+    path separator or the folder contains a ``config.json``.
 
     Raises:
         UsageError: when there is no such folder and no such model in the registry, or when the
@@ -144,7 +143,6 @@ def build_model(
     weights. The global random state of torch does not change.
 
     Args:
-        spec: sizes of the model.
         seed: seed of the random weights. Equal seeds give bit-equal weights.
         dropout: see `hf_config`.
         narrow: whether the weights are bf16 instead of fp32.
@@ -175,16 +173,13 @@ def load_folder(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
-    The folder must contain a ``config.json`` and safetensors weights, either in one file or in
-    several files with an index. The weights are copied into memory, so the files may change
-    afterwards.
+    The folder needs a ``config.json`` and safetensors weights, in one file or with an index. The
+    weights are copied into memory, so the files may change afterwards.
 
     Args:
-        path: the folder.
         dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
             All other dropout probabilities are set to 0.
-        narrow: whether the weights keep the dtype of the config. By default the weights are
-            converted to fp32.
+        narrow: whether the weights keep the dtype of the config, instead of fp32.
 
     Raises:
         UsageError: when the folder is missing or incomplete, the model is not a causal language
@@ -255,10 +250,7 @@ def load_model(
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Enable activation checkpointing for a model.
-
-    The forward pass then retains only the input of each layer, and the backward pass recomputes
-    all other activations. Outputs and gradients do not change.
+    """Enable activation checkpointing, which does not change outputs and gradients.
 
     Raises:
         UsageError: when the model does not support activation checkpointing.
