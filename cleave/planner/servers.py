@@ -42,8 +42,8 @@ class SharedWeights:
     def gathered(self) -> int:
         """Return the number of parameters that servers gather in a step.
 
-        Each layer but the last is gathered for both passes. All other parameters, including those of
-        the last layer, are gathered once.
+        Each layer but the last is gathered for both passes. The last layer, and the parameters
+        outside the layers, are gathered once.
         """
         return self.outside + (2 * self.layers - 1) * self.layer
 

@@ -8,7 +8,7 @@ all gradients last. In arrays, rows are arrangements, and columns are stages or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -110,9 +110,6 @@ class Columns:
             np.array([all(d.codes_downlink for d in group) for group in groups], bool),
             np.array([all(d.codes_uplink for d in group) for group in groups], bool),
         )
-
-    def take(self, chosen: Integers) -> Columns:
-        return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
         """Return the seconds per uncompressed byte on each downlink, after any compression."""

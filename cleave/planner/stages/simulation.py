@@ -123,37 +123,23 @@ class StageSimulation:
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
-        # Most events are transfers of pieces on the card, and most of the simulation's run time is
-        # spent on these events. They are handled inline for speed.
-        received, send_up, piece = self._received_event, self._send_up_event, PIECE_BYTES
-        down, up = self.egress, self.ingress
-        down_byte_s, up_piece_s = down.byte_s, piece * up.byte_s
+        # Most events are transfers of pieces on the card. They are handled here for speed.
+        received, send_up = self._received_event, self._send_up_event
         while events:
             now_s, _, happens, what = events[0]
             if happens is received:
                 if left_bytes := what.left_bytes:  # the next piece of the same message
-                    nbytes = piece if left_bytes > piece else left_bytes
+                    nbytes = PIECE_BYTES if left_bytes > PIECE_BYTES else left_bytes
                     what.left_bytes = left_bytes - nbytes
-                    passed_s = now_s + nbytes / what.downlink_bytes_per_s
-                    free_s = down.free_s
-                    free_s = (free_s if free_s > now_s else now_s) + nbytes * down_byte_s
-                    down.free_s = free_s
-                    down.passed_bytes += nbytes
-                    if free_s > passed_s:
-                        passed_s = free_s
+                    own_s = now_s + nbytes / what.downlink_bytes_per_s
+                    passed_s = self.egress.passed_s(now_s, own_s, nbytes)
                     replace_first(events, (passed_s, next(numbers), received, what))
                     continue
             elif happens is send_up:
                 sends = what.going[0][1]
-                if (left_bytes := sends[-1]) > piece:  # `_send_up` sends the last piece
-                    sends[-1] = left_bytes - piece
-                    passed_s = now_s + what.piece_up_s
-                    free_s = up.free_s
-                    free_s = (free_s if free_s > now_s else now_s) + up_piece_s
-                    up.free_s = free_s
-                    up.passed_bytes += piece
-                    if free_s > passed_s:
-                        passed_s = free_s
+                if sends[-1] > PIECE_BYTES:  # `_send_up` sends the last piece
+                    sends[-1] -= PIECE_BYTES
+                    passed_s = self.ingress.passed_s(now_s, now_s + what.piece_up_s, PIECE_BYTES)
                     replace_first(events, (passed_s, next(numbers), send_up, what))
                     continue
             heapq.heappop(events)
@@ -184,7 +170,7 @@ class StageSimulation:
         """Assign an arrived micro-batch to the first eligible device."""
         free = [device for device in devices if device.under_way < REQUESTS_AT_ONCE]
         if free:
-            self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
+            self._ask_one(now_s, min(free, key=_turn))
 
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
@@ -199,10 +185,8 @@ class StageSimulation:
         elif device in free:
             self._ask(now_s, free)
         else:
-            other = free[0] if len(free) == 1 else min(free, key=_turn)
-            first, last = (other, device) if _turn(other) < _turn(device) else (device, other)
-            self._ask_one(now_s, first)
-            self._ask_one(now_s, last)
+            for one in sorted((device, min(free, key=_turn)), key=_turn):
+                self._ask_one(now_s, one)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
         """Assign a ready request to a device; return False if none is ready."""

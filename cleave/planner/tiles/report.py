@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -54,7 +54,6 @@ class PlanReport:
     upload_bytes: int
     memory_bytes: int
     tightest: PlannedTile
-    devices_used: int
 
     @property
     def egress_bytes_per_s(self) -> float:
@@ -71,20 +70,15 @@ def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
     """Compare a plan with the lower bounds for the devices and the server of the plan."""
-    return _report(plan, element, _Fleet.of(devices), ps)
+    return _report(plan, element, _Fleet(devices), ps)
 
 
-@dataclass(frozen=True, slots=True)
 class _Fleet:
     """The rates of devices as arrays, and a map from each device ID to its index in the arrays."""
 
-    rates: RateArrays
-    places: Mapping[int, int]
-
-    @classmethod
-    def of(cls, devices: Sequence[DeviceRates]) -> _Fleet:
-        places = {device.device: place for place, device in enumerate(devices)}
-        return cls(RateArrays.of(devices), places)
+    def __init__(self, devices: Sequence[DeviceRates]) -> None:
+        self.rates = RateArrays.of(devices)
+        self.places = {device.device: place for place, device in enumerate(devices)}
 
 
 def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> PlanReport:
@@ -108,7 +102,6 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
         int(np.bincount(owner, up).max()),
         int((down + up).max()),
         tiles[tightest],
-        len(used),
     )
 
 
@@ -298,7 +291,7 @@ def plan_step(
         PlanError: when no device has enough memory for a tile of some GEMM.
     """
     known: dict[Gemm, PlanReport] = {}
-    fleet = _Fleet.of(devices)
+    fleet = _Fleet(devices)
     with collector_paused():
         for each in gemms:
             if each.gemm not in known:
