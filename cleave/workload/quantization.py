@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-# consecutive elements of a row that share one scale (QLoRA, arXiv 2305.14314, section 4)
+# Consecutive elements of a row that share one scale (QLoRA, arXiv 2305.14314, section 4).
 BLOCK: Final = 64
 SCALE_BYTES: Final = 2  # a scale is bf16
 _MOST_BYTES: Final = 255 * 2**20  # largest message: the codes of a matrix are sent in one message

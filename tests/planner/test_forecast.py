@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.errors import DeviceMemoryError, PlanError
@@ -29,6 +29,7 @@ from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, Stag
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import StepReport, plan_step
 from cleave.workload.step import GemmKind, StepGemm
+from tests.examples import examples
 
 SECONDS = st.floats(0, 1e6)
 LAYER = LayerCost(0, 20, 20, 40, 12e6, 4e6, 1.0)
@@ -110,6 +111,7 @@ def test_of_equally_fast_methods_the_one_with_least_traffic_is_chosen() -> None:
         assert MethodChoice(Method.AUTO, forecasts(*seconds)).chosen.method is method
 
 
+@settings(max_examples=examples(30))
 @given(st.floats(1e6, 1e11), st.floats(1e5, 1e9), st.integers(1, 3))
 def test_tiles_never_take_longer_than_the_server_alone(
     flops_per_s: float, link: float, devices: int

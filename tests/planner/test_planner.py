@@ -79,7 +79,7 @@ def _check_tiles(plan: Plan, devices: list[DeviceRates], element: ElementBytes) 
     assert plan.makespan_s == pytest.approx(max(busy.values()))
 
 
-@few
+@settings(max_examples=examples(20))
 @given(small_gemms, elements, fleets(most=8, memory=(40, 2000)))
 def test_a_plan_covers_every_multiplication_once_however_little_memory_there_is(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]

@@ -26,7 +26,7 @@ from cleave.planner.stages.simulation import StageSimulation, costs_of
 
 GRAPH_BYTES: Final = 100_000  # memory for a stage's graphs, without weights and activations
 
-# memory for ONNX Runtime, which a device imports for its first graph
+# Memory for ONNX Runtime, which a device imports for its first graph.
 RUNTIME_BYTES: Final = 41_000_000
 SPARE: Final = 1.04  # factor that allows for memory fragmentation
 _FP32_BYTES: Final = 4

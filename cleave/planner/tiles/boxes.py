@@ -26,6 +26,15 @@ from cleave.planner.plan import (
 from cleave.planner.tiles import cost
 from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
 
+Ints = npt.NDArray[np.int64]
+
+# Share of a device's memory for tiles; the rest is for messages in flight.
+USABLE_MEMORY: Final = 0.9
+_LARGEST_MESSAGE_BYTES = 32 * 2**20
+_LONGEST_MESSAGE_S = 3.0
+_MOST_PIECES = 65536  # of one device's share
+_MOST_BY_TIME = 64  # cap for very slow links
+
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
@@ -41,16 +50,6 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-Ints = npt.NDArray[np.int64]
-
-# share of a device's memory for tiles; the rest is for messages in flight
-USABLE_MEMORY: Final = 0.9
-_LARGEST_MESSAGE_BYTES = 32 * 2**20
-_LONGEST_MESSAGE_S = 3.0
-_MOST_PIECES = 65536  # of one device's share
-_MOST_BY_TIME = 64  # cap for very slow links
 
 
 def planned_tiles(
@@ -79,7 +78,6 @@ def planned_tiles(
     ]
     rates = RateArrays.of([device for device, _ in parts])
     m, n, k = (side.astype(np.float64) for side in box_sizes([part for _, part in parts]))
-
     strip_bytes = k * element.sent
     down = (m + n) * strip_bytes
     up = m * n * np.where(k == gemm.k, element.finished, element.partial)

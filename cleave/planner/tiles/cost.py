@@ -12,7 +12,7 @@ MAX_STRIPS: Final = 16
 FILL_SHARE: Final = 0.48  # strip fill times strips per side, divided by the tile's time (measured)
 PS_BLOCK_S: Final = 3e-4  # seconds in which the PS decodes, assembles and accounts for one block
 
-# seconds of the PS's event loop per byte (see `benchmarks.websocket_throughput`)
+# Seconds of the PS's event loop per byte (see `benchmarks.websocket_throughput`).
 PS_BYTE_S: Final = 5e-10
 
 

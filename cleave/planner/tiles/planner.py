@@ -41,7 +41,7 @@ from cleave.planner.tiles.boxes import (
     spans_s,
 )
 from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
-from cleave.planner.tiles.replan import CachedPlan, PlanCache, with_device, without_device
+from cleave.planner.tiles.replan import CachedPlan, PlanCache, updated
 from cleave.planner.tiles.shape import BestTile, Floats, RateArrays, best_tile, snapped
 
 Indices = npt.NDArray[np.intp]
@@ -184,11 +184,10 @@ class TilePlanner:
         ):
             return None
         plan: Plan | None = latest.plan
-        changes = [*((without_device, i) for i in gone), *((with_device, i) for i in came)]
         try:
-            for change, device in changes:
+            for device in (*gone, *came):
                 if plan is not None:
-                    plan = change(plan, element, now, device, block_s=self.ps.block_s)
+                    plan = updated(plan, element, now, device, self.ps.block_s)
         except PlanError:  # the new device has too little memory; a new plan leaves it idle
             return None
         if plan is None or plan.makespan_s > _BARELY_USABLE * latest.planned_s:

@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 
 from cleave.gemm import Gemm, Span, Tile
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Region
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile
 from cleave.planner.tiles.balance import Arrangement, Balancer, Frame
 from cleave.planner.tiles.boxes import planned_tiles, spans_s
 from cleave.planner.tiles.shape import RateArrays
 
 _MOST_PLANS: Final = 4096
 
-# all fields but the ID
+# All fields but the ID.
 _RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
 
 _Rates = tuple[object, ...]
@@ -90,40 +90,30 @@ def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Rates]:
     return numbers, tuple(map(_RATES, ordered))
 
 
-def without_device(
+def updated(
     plan: Plan,
     element: ElementBytes,
     rates: Mapping[int, DeviceRates],
-    gone: int,
-    *,
+    device: int,
     block_s: float,
 ) -> Plan | None:
-    """Return a plan in which the other devices of a slab take over the rows of a lost device.
+    """Return the plan after a device has left or joined; None if that is impossible.
 
-    The result is None if that is impossible, for example because the lost device was alone in its
-    slab or had several tiles. `rates` are of the remaining devices, by ID.
+    The other devices of the slab take over the rows of a lost device, unless it had several tiles.
+    A new device joins the slowest slab. `rates` are of all connected devices, by ID.
     """
-    own = [t for t in plan.tiles if t.device == gone]
+    if device in rates:
+        tile = max(plan.tiles, key=lambda t: (t.time_s, -t.device)).tile
+        mates = [t.device for t in _slab(plan, tile)]
+        return _with_slab(plan, element, tile, [*mates, device], rates, block_s)
+    own = [t.tile for t in plan.tiles if t.device == device]
     if not own:
         return plan
     if len(own) > 1:
         return None
-    mates = [t for t in _slab(plan, own[0].tile) if t.device != gone]
-    return _with_slab(plan, element, own[0].tile, [t.device for t in mates], rates, block_s=block_s)
-
-
-def with_device(
-    plan: Plan,
-    element: ElementBytes,
-    rates: Mapping[int, DeviceRates],
-    new: int,
-    *,
-    block_s: float,
-) -> Plan | None:
-    """Return a plan in which a new device joins the slowest slab; None if that is impossible."""
-    slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
-    mates = [t.device for t in _slab(plan, slowest.tile)]
-    return _with_slab(plan, element, slowest.tile, [*mates, new], rates, block_s=block_s)
+    # Several devices of the slab may have left at the same time.
+    mates = [t.device for t in _slab(plan, own[0]) if t.device in rates]
+    return _with_slab(plan, element, own[0], mates, rates, block_s)
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
@@ -139,7 +129,6 @@ def _with_slab(
     tile: Tile,
     devices: Sequence[int],
     rates: Mapping[int, DeviceRates],
-    *,
     block_s: float,
 ) -> Plan | None:
     """Return a plan in which `devices` share the slab of `tile`; None if that is impossible."""
@@ -175,11 +164,9 @@ def _with_slab(
     kept = [t for t in plan.tiles if t.device not in before]
     every = (*kept, *tiles)
     bare_s, filled_s = spans_s(every)
-    used = {t.device for t in tiles}
-    regions = tuple(_recount(r, tile, len(used) - len(before)) for r in plan.regions)
+    more = len({t.device for t in tiles}) - len(before)
+    regions = tuple(
+        replace(r, devices=r.devices + more) if r.m.overlaps(tile.m) and r.n.overlaps(tile.n) else r
+        for r in plan.regions
+    )
     return replace(plan, tiles=every, makespan_s=bare_s, fill_s=filled_s - bare_s, regions=regions)
-
-
-def _recount(region: Region, tile: Tile, more: int) -> Region:
-    inside = region.m.overlaps(tile.m) and region.n.overlaps(tile.n)
-    return replace(region, devices=region.devices + more) if inside else region

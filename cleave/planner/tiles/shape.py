@@ -238,7 +238,8 @@ def _area(
     )
     clipped = area > narrow * narrow
     if clipped.any():
-        length = longest_side(np.full_like(available, narrow), per_side_s, per_element_s, available)
+        curve = LongestSide(np.full_like(available, narrow), per_side_s, per_element_s)
+        length = curve(available)
         area = np.where(clipped, narrow * np.minimum(wide, length), area)
     if memory is not None:
         # Strips and blocks of a square tile: 2 s c sent + s^2 returned.
@@ -292,16 +293,6 @@ class LongestSide:
         by_download -= self._width
         np.copyto(root, by_download, where=hidden)
         return np.maximum(root, 0.0, out=root)
-
-
-def longest_side(
-    width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
-) -> Floats:
-    """Return the largest length of a tile of a given width within `available` seconds.
-
-    See `LongestSide` for the other arguments.
-    """
-    return LongestSide(width, per_side_s, per_element_s)(available)
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
