@@ -22,7 +22,7 @@ def test_even_cuts_cover_a_span_with_even_aligned_pieces(
     assert cuts[0].start == span.start
     assert cuts[-1].stop == span.stop
     assert all(x.stop == y.start for x, y in pairwise(cuts))
-    # As many pieces as were asked for, where there are so many aligned ones.
+    # As many pieces as requested, unless alignment allows only fewer.
     assert len(cuts) == max(1, min(pieces, -(-span.size // align)))
     assert all((cut.start - span.start) % align == 0 for cut in cuts)
     if span.size:

@@ -147,7 +147,7 @@ class StepForecaster:
         """Forecast a step by tiles with `--offload auto`.
 
         The predicted time is the time of the PS alone minus the time that the fleet saves with the
-        matrix multiplications that it finishes sooner. It is at least the sum of the faster of the
+        matrix multiplications that it finishes first. It is at least the sum of the faster of the
         two times of each multiplication. `gemms` are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]

@@ -209,7 +209,7 @@ class StageSizes:
 
     @property
     def embeds(self) -> bool:
-        """Return True if the token embedding is trained, from the first layer's input gradient."""
+        """Return True if the token embedding is trained; this needs the first layer's dx."""
         return self.adapters is None
 
     @property

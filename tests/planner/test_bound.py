@@ -39,7 +39,7 @@ Box = tuple[int, int, int]
 
 
 def _guillotine(box: Box, pieces: int) -> Iterator[list[Box]]:
-    """Every way to cut a box into so many boxes by cuts that go right through."""
+    """Yield all ways to cut a box into `pieces` boxes by straight cuts."""
     if pieces == 1:
         yield [box]
         return

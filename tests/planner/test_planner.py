@@ -168,7 +168,7 @@ def test_the_order_of_devices_does_not_matter(
 
 @pytest.mark.parametrize("slower", [60.0, 360.0])
 def test_a_straggler_whose_rates_change_changes_no_plan(slower: float) -> None:
-    """Nothing is planned anew when a device that gets nothing turns out still slower."""
+    """An idle device that becomes even slower leaves the plan unchanged."""
     gemm, good = Gemm(2048, 768, 768), _fleet(3)
     planner = TilePlanner()
     without = planner.plan(gemm, FP32, good)

@@ -123,7 +123,7 @@ def test_losses_in_a_row() -> None:
         assert {t.device for t in after.tiles} <= {d.device for d in fleet}
         kept += len(set(after.tiles) & set(plan.tiles)) >= 0.7 * len(plan.tiles)
         plan = after
-    assert kept >= 4  # the others were worth planning anew
+    assert kept >= 4  # a new plan was better for the others
     plan = planned(planner, fleet)
     fresh = TilePlanner(PsRates()).plan(FLAT, BF16, fleet)
     assert plan.makespan_s <= WORTH_KEEPING * max(first.makespan_s, fresh.makespan_s)

@@ -440,7 +440,7 @@ class TimedStep:
         return next(p for p in self._model.ps_layers if p.before == stop)
 
     def _by_ps(self, now_s: float, batch: int, flops: float, after: int | None = None) -> None:
-        """Let the PS do something for each token, and give devices what comes of it."""
+        """Let the PS compute for each token, and give the result to devices."""
         self._ps_free_s = max(self._ps_free_s, now_s)
         self._ps_free_s += flops * self._model.tokens[batch] / self._ps.flops_per_s
         give = partial(self._step.give, batch, self._activation(batch), after)

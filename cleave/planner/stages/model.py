@@ -101,7 +101,8 @@ class PsLayers:
     """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: index of the next layer among those that devices compute, or the number of these.
+        before: index of the next layer among the layers that devices compute. If no such layer
+            follows, the number of layers that devices compute.
         flops: FLOPs per token of the forward and the backward pass, without recomputation.
     """
 

@@ -1,6 +1,6 @@
 """The search for the stages with the shortest step time.
 
-The closed form (`estimate.py`) ranks arrangements. The best arrangements, and changes of these, are
+The closed form (`estimate.py`) ranks arrangements. The best arrangements, and their changes, are
 simulated event by event (`simulation.py`). In a large fleet, one search assigns whole groups of
 devices to stages. Another search assigns each of the fastest devices individually.
 """

@@ -311,7 +311,7 @@ def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return the best number of strips per side of a tile, for a plan of so many `tiles`.
+    """Return the best number of strips per side of a tile, given the plan's `tiles`.
 
     With p strips per side and a tile time of T, the strip fill is 0.48 T / p. The PS must handle
     p^2 blocks of each tile. The best p satisfies ``2 tiles block_s p^3 = 0.48 T``.
