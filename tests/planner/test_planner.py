@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from random import Random
 
 import numpy as np
 import pytest
@@ -84,7 +83,11 @@ def _check_tiles(plan: Plan, devices: list[DeviceRates], element: ElementBytes) 
 def test_a_plan_covers_every_multiplication_once_however_little_memory_there_is(
     gemm: Gemm, element: ElementBytes, devices: list[DeviceRates]
 ) -> None:
-    plan = TilePlanner().plan(gemm, element, devices)
+    planner = TilePlanner()
+    plan = planner.plan(gemm, element, devices)
+    for order in (devices[::-1], devices):  # the second plan is from the cache
+        assert planner.plan(gemm, element, order) == plan
+    assert TilePlanner().plan(gemm, element, devices[::-1]) == plan
     times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
     for planned in plan.tiles:
         t = planned.tile
@@ -152,20 +155,6 @@ def test_fleets_of_every_size(gemm: Gemm, devices: int) -> None:
     _check_tiles(TilePlanner().plan(gemm, FP32, fleet), fleet, FP32)
 
 
-@settings(max_examples=examples(10))
-@given(small_gemms, elements, fleets(most=6, memory=(40, 2**30)), st.randoms(use_true_random=False))
-def test_the_order_of_devices_does_not_matter(
-    gemm: Gemm, element: ElementBytes, devices: list[DeviceRates], random: Random
-) -> None:
-    shuffled = devices.copy()
-    random.shuffle(shuffled)
-    plan, other = (TilePlanner().plan(gemm, element, d) for d in (devices, shuffled))
-    assert plan == other
-    planner = TilePlanner()
-    assert planner.plan(gemm, element, devices) == plan
-    assert planner.plan(gemm, element, devices) == plan  # from its cache
-
-
 @pytest.mark.parametrize("slower", [60.0, 360.0])
 def test_a_straggler_whose_rates_change_changes_no_plan(slower: float) -> None:
     """An idle device that becomes even slower leaves the plan unchanged."""
@@ -183,14 +172,6 @@ def test_slow_devices_are_used_where_together_they_matter() -> None:
     fast = [DeviceRates(i, 30e6, 15e6, 15e12) for i in range(3)]
     plan = TilePlanner().plan(Gemm(8192, 4096, 4096), FP32, slow + fast)
     assert {tile.device for tile in plan.tiles} == {d.device for d in slow + fast}
-
-
-def test_faster_devices_get_more() -> None:
-    slow = DeviceRates(1, 10e6, 5e6, 5e12)
-    fast = DeviceRates(2, 20e6, 10e6, 10e12)
-    plan = TilePlanner().plan(Gemm(4000, 4000, 4000), FP32, [slow, fast])
-    volume = {p.device: p.cut.tile.volume for p in plan.tiles}
-    assert volume[2] > 2 * volume[1]
 
 
 @pytest.mark.parametrize(
