@@ -38,8 +38,8 @@ from typing import Any, Final
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.coding import CodingPolicy, payload_rates
+from cleave.planner.forecast import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.stages.micro_batches import micro_batch_counts
 from cleave.planner.stages.model import PsCompute, StagePlan
 from cleave.planner.stages.prediction import local_step_s, run_bytes
 from cleave.planner.stages.search import plan_stages

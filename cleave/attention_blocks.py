@@ -1,8 +1,4 @@
-"""The size of query blocks in attention.
-
-If the attention scores of a whole sequence need too much memory, attention is computed for one
-block of queries at a time.
-"""
+"""The size of query blocks in attention, which limit the memory for attention scores."""
 
 from __future__ import annotations
 
@@ -26,18 +22,11 @@ class Blocks:
     block_bytes: int = 24 * 2**20  # blocks of half this size take 8 % longer, of twice 4 % less
 
     def rows(self, heads: int, queries: int, keys: int) -> int:
-        """Return the number of queries per block; `queries` if all are computed at once.
-
-        Args:
-            heads: number of attention heads.
-            queries: number of queries in a sequence.
-            keys: number of keys in a sequence.
-        """
+        """Return the number of queries per block; `queries` if all are computed at once."""
         row_bytes = heads * keys * _FP32_BYTES
         if queries * row_bytes <= self.whole_bytes:
             return queries
         return max(1, min(queries, self.block_bytes // row_bytes))
 
 
-BLOCKS: Final = Blocks()
-"""The default memory limits for attention scores."""
+BLOCKS: Final = Blocks()  # the default limits

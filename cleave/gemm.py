@@ -51,11 +51,7 @@ class Gemm:
 
 
 def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
-    """Return the GEMM that multiplies two matrices.
-
-    Args:
-        a: shape of the left matrix, (m, k).
-        b: shape of the right matrix, (k, n).
+    """Return the GEMM that multiplies two matrices of shapes (m, k) and (k, n).
 
     Raises:
         ValueError: when the columns of the left matrix differ from the rows of the right matrix.
@@ -67,15 +63,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of a GEMM's index space.
-
-    If the tile has the full depth of the GEMM, its blocks are finished elements of C. Otherwise its
-    blocks are partial sums.
-
-    Attributes:
-        m, n: rows and columns of C.
-        k: range of the depth over which the tile sums.
-    """
+    """A box of a GEMM's index space, with rows and columns of C and a range of the depth."""
 
     m: Span
     n: Span
@@ -86,10 +74,7 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Return True if the tile's blocks are partial sums, because its depth is not the full k.
-
-        The PS adds these partial sums to the partial sums of other tiles.
-        """
+        """Return True if the tile's blocks are partial sums, which the PS adds to others."""
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -114,12 +99,7 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One A-strip times one B-strip of a tile.
-
-    Attributes:
-        m, n: rows and columns of C.
-        pieces: depth ranges over which the block sums, in the order of summation.
-    """
+    """One A-strip times one B-strip of a tile. `pieces` of the depth are in summation order."""
 
     m: Span
     n: Span
@@ -179,10 +159,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
 
 
 def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
-    """Return a small number of boxes that cover the same index space as the blocks.
-
-    Neighbouring blocks are joined into larger boxes.
-    """
+    """Return few boxes that cover the same index space, by joining neighbouring blocks."""
     rows_first = sorted((b.k, b.m, b.n) for b in blocks)
     joined = [
         _joined(_joined(rows_first, 2), 1),
@@ -195,11 +172,7 @@ _Box = tuple[Span, Span, Span]
 
 
 def _joined(boxes: Iterable[_Box], side: int) -> list[_Box]:
-    """Join boxes that are adjacent along one axis and have equal spans on the other two axes.
-
-    Args:
-        side: the axis, as an index into a box.
-    """
+    """Join boxes that are adjacent along axis `side` and have equal spans on the other two axes."""
     others = [i for i in range(3) if i != side]
     joined: list[_Box] = []
     for box in sorted(boxes, key=lambda b: (*(b[i] for i in others), b[side])):

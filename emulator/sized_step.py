@@ -19,7 +19,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.prediction import local_step_s
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import collector_paused
 from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import StageSizes, cut_batch

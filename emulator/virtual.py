@@ -38,7 +38,7 @@ from cleave.fleet.runtime import Placing, Runtime
 from cleave.machine.backends import Compute, MatmulBackend
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import collector_paused
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size

@@ -5,41 +5,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.gemm import Block, Gemm, Span, Tile, boxes_of, cut_tile, even_cuts, wavefront
+from cleave.gemm import Gemm, Span, Tile, boxes_of, cut_tile, even_cuts, wavefront
 
 spans = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(0, 500))
 filled = st.builds(lambda a, size: Span(a, a + size), st.integers(0, 1000), st.integers(1, 500))
 
 
+tiles = st.builds(Tile, filled, filled, filled)
+
+
 @given(spans, st.integers(1, 600), st.integers(1, 64))
-def test_even_cuts_cover_a_span_exactly(span: Span, pieces: int, align: int) -> None:
+def test_even_cuts_cover_a_span_with_even_aligned_pieces(
+    span: Span, pieces: int, align: int
+) -> None:
     cuts = even_cuts(span, pieces, align)
     assert cuts[0].start == span.start
     assert cuts[-1].stop == span.stop
     assert all(x.stop == y.start for x, y in pairwise(cuts))
+    # As many pieces as requested, unless alignment allows only fewer.
+    assert len(cuts) == max(1, min(pieces, -(-span.size // align)))
+    assert all((cut.start - span.start) % align == 0 for cut in cuts)
     if span.size:
         assert all(cut.size > 0 for cut in cuts)
-        assert len(cuts) <= pieces
-    else:
-        assert cuts == (span,)
-
-
-@given(filled, st.integers(1, 600), st.integers(1, 64))
-def test_even_cuts_are_even_and_aligned(span: Span, pieces: int, align: int) -> None:
-    cuts = even_cuts(span, pieces, align)
-    assert all((cut.start - span.start) % align == 0 for cut in cuts)
     inner = [cut.size for cut in cuts[:-1]]
-    if inner:
-        assert max(inner) - min(inner) <= align
-    # As many pieces as were asked for, where there are so many aligned ones.
-    assert len(cuts) == min(pieces, -(-span.size // align))
-
-
-tiles = st.builds(Tile, filled, filled, filled)
+    assert not inner or max(inner) - min(inner) <= align
 
 
 @given(tiles, st.integers(1, 20), st.integers(1, 20))
-def test_wavefront_yields_every_pair_of_strips_once(tile: Tile, rows: int, columns: int) -> None:
+def test_wavefront_takes_strips_alternately_and_yields_every_pair_once(
+    tile: Tile, rows: int, columns: int
+) -> None:
     cut = cut_tile(tile, rows, columns)
     blocks = list(wavefront(cut))
     assert len(blocks) == len(cut.m_cuts) * len(cut.n_cuts)
@@ -47,41 +42,12 @@ def test_wavefront_yields_every_pair_of_strips_once(tile: Tile, rows: int, colum
     assert all(b.pieces == (tile.k,) for b in blocks)
     assert sum(b.flops for b in blocks) == 2 * tile.volume
     assert sum(b.elements for b in blocks) == tile.m.size * tile.n.size
-
-
-def _needed_order(blocks: list[Block]) -> list[tuple[str, Span]]:
-    """The strips in the order in which blocks first need them, A before B."""
-    order: list[tuple[str, Span]] = []
-    for block in blocks:
-        order += [s for s in (("a", block.m), ("b", block.n)) if s not in order]
-    return order
-
-
-@given(tiles, st.integers(1, 20), st.integers(1, 20))
-def test_strips_come_up_alternately(tile: Tile, rows: int, columns: int) -> None:
-    cut = cut_tile(tile, rows, columns)
-    expected = []
+    needed = dict.fromkeys(s for b in blocks for s in (("a", b.m), ("b", b.n)))
+    alternately = []
     for i in range(max(len(cut.m_cuts), len(cut.n_cuts))):
-        expected += [("a", m) for m in cut.m_cuts[i : i + 1]]
-        expected += [("b", n) for n in cut.n_cuts[i : i + 1]]
-    assert _needed_order(list(wavefront(cut))) == expected
-
-
-@given(st.integers(1, 16), st.integers(1, 16))
-def test_after_a_share_of_the_strips_its_square_of_blocks_is_ready(rows: int, columns: int) -> None:
-    cut = cut_tile(Tile(Span(0, rows), Span(0, columns), Span(0, 1)), rows, columns)
-    blocks = list(wavefront(cut))
-    arrival: dict[tuple[str, Span], int] = {}
-    for i in range(max(rows, columns)):
-        if i < rows:
-            arrival["a", cut.m_cuts[i]] = len(arrival)
-        if i < columns:
-            arrival["b", cut.n_cuts[i]] = len(arrival)
-    ready_at = [max(arrival["a", b.m], arrival["b", b.n]) for b in blocks]
-    assert ready_at == sorted(ready_at)  # in the order in which they become ready
-    both = min(rows, columns)
-    for i in range(1, both + 1):  # after i strips of each side
-        assert sum(t < 2 * i for t in ready_at) == i * i
+        alternately += [("a", m) for m in cut.m_cuts[i : i + 1]]
+        alternately += [("b", n) for n in cut.n_cuts[i : i + 1]]
+    assert list(needed) == alternately
 
 
 def test_wavefront_of_a_tile_cut_in_depth_names_all_pieces() -> None:
@@ -121,14 +87,10 @@ def test_boxes_cover_what_blocks_cover(m: int, n: int, strips: int, random: Rand
     blocks = list(wavefront(cut_tile(tile, strips, strips)))
     some = random.sample(blocks, random.randint(1, len(blocks)))
     boxes = boxes_of(some)
+    assert boxes_of(blocks) == [tile]
     assert len(boxes) <= len(some)
     covered = [(i, j) for box in boxes for i in range(*box.m) for j in range(*box.n)]
     assert sorted(covered) == sorted(
         (i, j) for block in some for i in range(*block.m) for j in range(*block.n)
     )
     assert all(box.k == tile.k for box in boxes)
-
-
-def test_a_whole_tile_is_one_box() -> None:
-    tile = Tile(Span(0, 40), Span(8, 30), Span(0, 7))
-    assert boxes_of(wavefront(cut_tile(tile, 3, 4))) == [tile]

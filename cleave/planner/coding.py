@@ -1,13 +1,7 @@
 """The rule that selects links for payload compression (`cleave.coding`), and compression ratios.
 
-The server applies the rule to decide which payloads to compress. The planner, emulator and
-simulator apply the same rule to count bytes. Each ratio is a mean over all payloads of a training
-step of the tiny OPT and Llama models after 200 steps. This command measures the ratios:
-
-    python -m benchmarks.coding
-
-Integer payloads and payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed.
-Plans ignore this minimum size, because few payloads are that small.
+The server compresses by this rule, and planner, emulator and simulator count bytes by it. Plans
+ignore that payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed.
 """
 
 from __future__ import annotations
@@ -20,18 +14,14 @@ from typing import Final
 from cleave.errors import choice_of
 from cleave.planner.plan import DeviceRates, PsRates
 
+# Highest rate at which compression pays off: 300 Mbit/s. Up to this rate, compression shortens
+# the transfer by more than one CPU core's time for compressing (see `benchmarks/coding.py`).
 LINK_BYTES_PER_S: Final = 37.5e6
-"""Highest link rate at which compression pays off: 300 Mbit/s.
 
-Up to this rate, compression shortens the transfer by more time than one CPU core spends on
-compressing, even if compression and transfer do not overlap (see `benchmarks/coding.py`).
-"""
-
+# Compressed size divided by uncompressed size, by dtype: the mean over all payloads of a training
+# step of the tiny models after 200 steps (measured with `python -m benchmarks.coding`).
 RATIOS: Final = {"bf16": 0.675, "fp32": 0.837, "fp16": 0.81}
-"""For each dtype, the compressed size of training payloads divided by the uncompressed size."""
-
-PARTIAL: Final = "fp32"
-"""Dtype of the partial sums that devices return for tiles."""
+PARTIAL: Final = "fp32"  # dtype of the partial sums that devices return for tiles
 
 
 class CodingPolicy(Enum):
@@ -85,14 +75,12 @@ def coded_ratio(dtype: str) -> float:
 def payload_rates(
     devices: Sequence[DeviceRates], sent: str, returned: str = PARTIAL
 ) -> list[DeviceRates]:
-    """Return the devices with effective link rates.
+    """Return the devices with effective link rates, for plans that count uncompressed bytes.
 
-    An effective rate is the link rate divided by the compression ratio. Use effective rates in
-    plans that count uncompressed bytes. The server's network card keeps its real rate, so such
-    plans count all traffic through the card as uncompressed.
+    An effective rate is the link rate divided by the compression ratio. The server's network card
+    keeps its real rate, so such plans count all traffic through the card as uncompressed.
 
     Args:
-        devices: devices with their real link rates.
         sent: dtype of the payloads that the server sends.
         returned: dtype of the payloads that devices return. Devices return finished blocks and
             partial sums; the compression ratio of partial sums is applied to both.

@@ -10,21 +10,63 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.stages.micro_batches import plan_batch
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import CountedGemm, StepReport
 
+_MOST: Final = 64
+
+
+def micro_batch_counts(rows: int, devices: int) -> list[int]:
+    """Return the numbers of micro-batches to try for a batch of `rows`, in ascending order."""
+    few = min(rows, max(4, 2 * devices))
+    return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
+
+
+def plan_batch(
+    planner: StagePlanner,
+    cut: Callable[[int], StageModel],
+    rows: int,
+    devices: Sequence[DeviceRates],
+    ps: PsCompute,
+    in_parts: Callable[[int], StageModel] | None = None,
+) -> tuple[StageModel, StagePlan]:
+    """Return the model with its batch cut into the best number of micro-batches, and the plan.
+
+    `cut` returns the model with its batch of `rows` sequences cut into a number of micro-batches.
+    `in_parts` also divides each layer into attention and MLP. It is used if the devices have too
+    little memory for whole layers.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory for stages.
+        PlanError: when no number of micro-batches allows stages on these devices.
+    """
+    best: tuple[StageModel, StagePlan] | None = None
+    refused: PlanError | None = None
+    # A large number of micro-batches is usually best, so large numbers are tried first. Of two
+    # equally fast numbers, the smaller number is chosen.
+    for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
+        try:
+            model = cut(count)
+            plan = planner(model, devices, ps)
+        except PlanError as error:
+            refused = refused or error
+            continue
+        if best is None or plan.step_s <= best[1].step_s:
+            best = model, plan
+    if best is not None:
+        return best
+    if in_parts is not None and isinstance(refused, DeviceMemoryError):
+        return plan_batch(planner, in_parts, rows, devices, ps)
+    raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
+
+
+# In ascending order of traffic. Of equally fast methods, the one with the least traffic is chosen.
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
-"""The methods in ascending order of traffic.
-
-Of several equally fast methods, the method with the least traffic is chosen.
-"""
-
 _NAMES: Final = {
     Method.STAGES: "stages",
     Method.TILES: "tiles",
@@ -47,10 +89,9 @@ class Forecast:
         bottleneck: a sentence, without its full stop, that says what takes most of the time.
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: the reason why the method is impossible; empty if the method is possible.
-        stages: the model with its batch cut into micro-batches, and the plan of stages. None for
-            methods other than stages.
-        tiles: the plans of all matrix multiplications; None for methods other than tiles.
+        refused: why the method is impossible, for the user; empty if it is possible.
+        stages: the model with its batch cut, and the plan; None for other methods.
+        tiles: the plans of all matrix multiplications; None for other methods.
     """
 
     method: Method
@@ -66,11 +107,7 @@ class Forecast:
 
 
 def refused(method: Method, reason: str) -> Forecast:
-    """Return the forecast of an impossible method, with infinite step time.
-
-    Args:
-        reason: why the method is impossible, as text for the user.
-    """
+    """Return the forecast of an impossible method, with infinite step time."""
     return Forecast(method, float("inf"), refused=reason)
 
 
@@ -79,15 +116,11 @@ class StepForecaster:
     """Forecasts training steps of one model with a fixed batch size.
 
     Attributes:
-        cut: function from a number of micro-batches to the model with its batch cut into that many
-            micro-batches.
+        cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
         rows: sequences in the batch.
-        ps: throughput of the parameter server.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
         kept_bytes: bytes of activations per token, summed over all layers, that the PS retains
             when the PS computes the backward pass itself; 0 if unknown.
-        in_parts: like `cut`, but each layer is divided into attention and MLP; None if the layers
-            cannot be divided.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -113,14 +146,9 @@ class StepForecaster:
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
         """Forecast a step by tiles with `--offload auto`.
 
-        The PS computes the step, except for the matrix multiplications that the fleet finishes
-        sooner than the PS would. The predicted time is the time of the PS alone minus the time
-        that the fleet saves. It is at least the sum of the faster of the two times of each
-        multiplication.
-
-        Args:
-            step: the plans of all matrix multiplications.
-            gemms: the matrix multiplications, in the order of `step.reports`.
+        The predicted time is the time of the PS alone minus the time that the fleet saves with the
+        matrix multiplications that it finishes first. It is at least the sum of the faster of the
+        two times of each multiplication. `gemms` are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -155,10 +183,6 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages, with the number of micro-batches that is fastest.
 
-        Args:
-            devices: devices of the fleet.
-            planner: function that plans the stages for a given number of micro-batches.
-
         Raises:
             DeviceMemoryError: when the devices have too little memory.
             PlanError: when the model cannot be divided into stages for these devices.
@@ -184,11 +208,7 @@ class StepForecaster:
 def _bottleneck_of_tiles(
     step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
 ) -> str:
-    """Return a clause that names the resource limiting most of the time of the sent GEMMs.
-
-    Args:
-        sent: indices, in `gemms`, of the matrix multiplications that the fleet computes.
-    """
+    """Return a clause that names what limits most of the time of the GEMMs with `sent` indices."""
     many = sum(each.count for each in gemms)
     if not sent:
         return f"the server finishes all {many} multiplications faster than the fleet"
@@ -208,9 +228,8 @@ def _bottleneck_of_tiles(
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
     """Return the bytes that the PS retains until the end of a step by stages.
 
-    The PS retains the input and the output gradient of each stage, the weight gradients from the
-    devices, and the input gradient from each slice of the loss. If the PS computes the loss, the
-    result also includes the memory for computing the loss of one micro-batch.
+    These are inputs and output gradients of the stages, weight gradients from the devices, input
+    gradients from slices of the loss, and what the PS needs for one micro-batch's loss.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -228,8 +247,7 @@ class MethodChoice:
 
     Attributes:
         asked: the method that the user asked for.
-        forecasts: one forecast for each method considered. Unless `asked` is AUTO, the method that
-            the user asked for is one of the methods considered.
+        forecasts: one forecast for each method considered, including `asked` unless it is AUTO.
     """
 
     asked: Method
@@ -237,10 +255,7 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the chosen method.
-
-        The chosen method is the method that the user asked for. With AUTO, the chosen method is the
-        fastest method.
+        """Return the forecast of the requested method, or with AUTO of the fastest method.
 
         Raises:
             PlanError: when the user asked for an impossible method.
@@ -260,10 +275,7 @@ class MethodChoice:
 
     @property
     def stages(self) -> tuple[StageModel, StagePlan] | None:
-        """Return the model and the plan of the forecast by stages; None if stages are impossible.
-
-        The model has its batch cut into micro-batches.
-        """
+        """Return the model and plan of the forecast by stages; None if stages are impossible."""
         return next((each.stages for each in self.forecasts if each.stages is not None), None)
 
     @property
@@ -286,3 +298,79 @@ class MethodChoice:
         tie = "; of equally fast methods, this one sends least" if least <= chosen.step_s else ""
         takes = in_seconds(chosen.step_s)
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
+
+
+# Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
+CLOSE: Final = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingPoint:
+    """The step times of a batch by stages (infinite if impossible) and on the PS alone."""
+
+    rows: int
+    stages_s: float
+    local_s: float
+
+    @property
+    def wins(self) -> bool:
+        """Return True if stages are faster than the PS alone for this batch."""
+        return self.stages_s < self.local_s
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The batch size at which stages become faster than the PS alone.
+
+    Attributes:
+        points: the batches that were tried, in ascending order of batch size.
+        below: the largest batch tried for which the PS alone wins; None if stages always win.
+        above: the smallest batch tried for which stages win; None if stages never win.
+    """
+
+    points: tuple[CrossingPoint, ...]
+    below: CrossingPoint | None
+    above: CrossingPoint | None
+
+
+def crossing(
+    predict: Callable[[int], CrossingPoint],
+    most_rows: int,
+    tried: Callable[[CrossingPoint], None] = lambda point: None,
+) -> Crossing:
+    """Search for the smallest batch of at most `most_rows` sequences for which stages win.
+
+    The search doubles the batch size until stages win, and then bisects. It assumes that stages
+    win for every larger batch, because weights and gradients are transferred once per step.
+    `predict` returns the step times of a batch, and `tried` is called with each result.
+    """
+    points: dict[int, CrossingPoint] = {}
+
+    def at(rows: int) -> CrossingPoint:
+        points[rows] = predict(rows)
+        tried(points[rows])
+        return points[rows]
+
+    below, above, rows = None, None, 1
+    while above is None:
+        point = at(rows)
+        if point.wins:
+            above = point
+        else:
+            below = point
+            if rows == most_rows:
+                break
+            rows = min(2 * rows, most_rows)
+    while above is not None and below is not None and not _close(below.rows, above.rows):
+        point = at(round((below.rows * above.rows) ** 0.5))
+        below, above = (below, point) if point.wins else (point, above)
+    return Crossing(tuple(points[rows] for rows in sorted(points)), below, above)
+
+
+def most_points(most_rows: int) -> int:
+    """Return the maximum number of batches that `crossing` tries."""
+    return (most_rows - 1).bit_length() + 1 + 4
+
+
+def _close(below: int, above: int) -> bool:
+    return above - below <= 1 or above <= CLOSE * below

@@ -34,12 +34,10 @@ class DeviceRates:
 
     Attributes:
         device: the scheduler's ID of the device.
-        downlink_bytes_per_s: link rate from the PS to the device.
-        uplink_bytes_per_s: link rate from the device to the PS.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency, the same in both directions.
         memory_bytes: memory that the device offers for its tasks.
-        dtypes: dtypes of matrices that the device can multiply, as the protocol names the dtypes.
+        dtypes: dtypes of matrices that the device can multiply, as the protocol names them.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction; see `cleave.planner.coding`.
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
@@ -64,28 +62,17 @@ class DeviceRates:
         return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the downlink, after any compression.
-
-        Args:
-            plain_bytes: uncompressed size of the payload.
-            coded_ratio: compressed size divided by uncompressed size.
-        """
+        """Return the size of a payload on the downlink, after any compression."""
         return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
 
     def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the uplink, after any compression.
-
-        Args:
-            plain_bytes, coded_ratio: see `down_bytes`.
-        """
+        """Return the size of a payload on the uplink, after any compression."""
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def request_s(self, activation_bytes: float, flops: float) -> float:
         """Return the seconds of one micro-batch pass, from sending the input to having the output.
 
-        Args:
-            activation_bytes: size of the input, and size of the output.
-            flops: FLOPs of the pass.
+        Input and output have `activation_bytes` each.
         """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
@@ -94,12 +81,11 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """The planner's view of the parameter server.
+    """The planner's view of the parameter server and its network card.
 
     Attributes:
-        egress_bytes_per_s, ingress_bytes_per_s: rates of the network card in each direction.
-        memory_bytes: memory for partial sums that have arrived but cannot be added yet, because
-            the partial sums of a lower depth are missing.
+        memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
+            a lower depth are missing.
         block_s: time in which the PS's event loop decodes, assembles and accounts for one block.
         byte_s: time that the PS's event loop spends per byte sent or received.
     """
@@ -113,24 +99,15 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """The element sizes of a GEMM's matrices.
-
-    Attributes:
-        sent: bytes per element of the operands that devices receive.
-        finished: bytes per element of the finished blocks that devices return.
-        partial: bytes per element of the partial sums that devices return.
-    """
+    """The element sizes of operands, finished blocks and partial sums that devices return."""
 
     sent: int
     finished: int
     partial: int = 4
 
 
-ALIGN: Final = 4
-"""Alignment of strip boundaries inside a large tile, in rows or columns from the tile's start."""
-
-ALIGNED_FROM: Final = 64
-"""Smallest number of rows, and of columns, of a large tile."""
+ALIGN: Final = 4  # alignment of strip boundaries inside a large tile, from the tile's start
+ALIGNED_FROM: Final = 64  # smallest number of rows, and of columns, of a large tile
 
 
 class EvenCut(NamedTuple):
@@ -138,10 +115,6 @@ class EvenCut(NamedTuple):
 
     `cut` creates the strips on demand. A plan for ten thousand devices has millions of strips, and
     most plans are compared with other plans but never executed.
-
-    Attributes:
-        rows: number of A-strips.
-        columns: number of B-strips.
     """
 
     tile: Tile
@@ -162,7 +135,6 @@ class PlannedTile(NamedTuple):
 
     Attributes:
         device: the scheduler's ID of the device.
-        strips: the tile and how the tile is cut into strips.
         download_bytes, upload_bytes: payload sizes without message headers.
         time_s: seconds from the first byte sent to the last byte received by the PS, in the limit
             of infinitely many strips.
@@ -194,12 +166,7 @@ class PlannedTile(NamedTuple):
 class Region:
     """A rectangle of C in which every element is summed over the same slabs of the depth.
 
-    docs/planner.md describes regions.
-
-    Attributes:
-        m, n: rows and columns of C.
-        slabs: number of slabs. With 1 slab, devices return finished blocks, not partial sums.
-        devices: number of devices that compute the region.
+    With 1 slab, devices return finished blocks, not partial sums. See docs/planner.md.
     """
 
     m: Span
@@ -217,11 +184,9 @@ class Plan:
             in sending order.
         makespan_s: predicted seconds of the GEMM in the limit of infinitely many strips.
         fill_s: additional predicted seconds with the actual number of strips.
-        bound_s: the isolated bound of the whole fleet in seconds; 0 if the bound was not computed.
-        regions: the regions into which C is divided; empty for a plan that reuses operands that
-            devices already hold.
-        columns_cut_n: True if columns divide n and the rows of a slab divide m. False if columns
-            divide m and the rows of a slab divide n.
+        bound_s: the isolated bound of the whole fleet in seconds; 0 if it was not computed.
+        regions: the regions into which C is divided; empty for a plan that reuses operands.
+        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
     """
 
     gemm: Gemm
@@ -247,12 +212,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The tiles of a GEMM whose operands devices already hold.
+    """The tiles of a GEMM whose operands devices already hold, by device ID.
 
     Attributes:
-        tiles: maps each device ID to the tile whose operands the device holds, with the cuts of
-            the held strips. The tiles of all devices cover the GEMM exactly once.
-        held_bytes: maps each device ID to the size of the operands that need no download.
+        tiles: each device's tile, with the cuts of the held strips. All tiles cover the GEMM
+            exactly once.
+        held_bytes: size of the operands that need no download.
     """
 
     tiles: Mapping[int, TileCut] = field(default_factory=dict)
@@ -273,7 +238,6 @@ class Planner(Protocol):
 
         Args:
             gemm: the GEMM; each side is at least 1.
-            element: element sizes of the GEMM's matrices.
             devices: devices of the fleet, at least one. The plan may leave some devices idle.
             residencies: sets of tiles whose operands devices already hold. The plan uses such a
                 set if its predicted time is shorter than without reuse.
@@ -289,14 +253,9 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the part of a GEMM that a lost device has not finished.
+        """Plan the part of a GEMM that a lost device has not finished, as a GEMM of its own.
 
         The plan must be found quickly, because the GEMM cannot finish without this part.
-
-        Args:
-            gemm: the unfinished part, as a GEMM of its own; each side is at least 1.
-            element: element sizes of the GEMM's matrices.
-            devices: the devices still connected, at least one.
 
         Raises:
             PlanError: when no device has enough memory for a tile.

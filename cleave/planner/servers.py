@@ -1,9 +1,7 @@
-"""The step time of training on several servers.
+"""The step time of training on several servers, which divide devices and sequences among them.
 
-The devices and the sequences of a batch are divided among the servers. A step takes as long as the
-slowest server's fleet, plus the exchange between servers. Each parameter is owned by one server.
-The owner sums the gradients from all servers, and sends the new value to all servers, both in fp32.
-So each of n servers sends (n - 1) / n of all gradients and of all weights, and receives as much.
+A step takes as long as the slowest server's fleet, plus the exchange between servers. The owner of
+a parameter sums the gradients from all servers, and sends the new value to all servers, in fp32.
 With shared weights, servers do not receive new values; they gather the weights before each pass.
 """
 
@@ -44,8 +42,8 @@ class SharedWeights:
     def gathered(self) -> int:
         """Return the number of parameters that servers gather in a step.
 
-        Each layer is gathered for the forward and for the backward pass. The last layer is gathered
-        once for both passes. Parameters outside the layers are gathered once.
+        Each layer but the last is gathered for both passes. The last layer, and the parameters
+        outside the layers, are gathered once.
         """
         return self.outside + (2 * self.layers - 1) * self.layer
 
@@ -58,14 +56,9 @@ class SharedWeights:
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return the bytes that each server sends to all other servers in a step.
+    """Return the bytes that each server sends to all other servers in a step, and receives.
 
-    Each server receives the same number of bytes.
-
-    Args:
-        trained_parameters: number of trained parameters of the model.
-        servers: number of servers.
-        weights: sizes of the shared weights; None if each server holds the whole model.
+    `weights` is None if each server holds the whole model.
     """
     others = servers - 1
     of_weights = trained_parameters if weights is None else weights.gathered
@@ -78,11 +71,9 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the time in seconds that the exchange between servers takes without other traffic.
+    """Return the seconds of the exchange between servers without other traffic.
 
-    Args:
-        trained_parameters, servers, weights: see `exchanged_bytes`.
-        card: rates of each server's network card; None if the card limits no transfer.
+    `card` has the rates of each server's network card; None if the card limits no transfer.
     """
     if card is None:
         return 0.0
@@ -116,15 +107,11 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        servers: number of servers.
-        devices: largest number of devices of a server.
-        rows: largest number of sequences of a server.
+        devices, rows: largest numbers of devices and of sequences of a server.
         slowest: the forecast of the slowest server's fleet.
         exchanged_bytes: bytes that each server sends to all other servers in a step.
-        exchange_s: seconds of the exchange between servers.
-        server_bytes: memory of one server. Optimizer moments are divided among the servers. Weights
-            are divided if the user asked for shared weights. Gradients are divided except with
-            stages, where each server's fleet returns the gradients of all parameters.
+        server_bytes: memory of one server. Optimizer moments are divided among the servers, weights
+            if the user asked for shared weights, and gradients except with stages.
     """
 
     servers: int
@@ -142,10 +129,7 @@ class ServersPlan:
 
     @property
     def step_s(self) -> float:
-        """Return the step time in seconds.
-
-        The exchange between servers begins after the last gradient has arrived from the devices.
-        """
+        """Return the step time: the exchange begins after the last gradient from the devices."""
         return self.slowest.step_s + self.exchange_s
 
 
@@ -161,11 +145,9 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        servers: number of servers.
         devices: number of devices of all servers together.
         rows: sequences of the whole batch.
         found: forecasts of the servers' fleets that could be slowest (see `weakest`).
-        trained_parameters: number of trained parameters of the model.
         card: rates of each server's network card; None if the card limits no transfer.
         weights: sizes of the shared weights; None if each server holds the whole model.
     """
@@ -192,8 +174,7 @@ def plan_servers(
 def why(plans: Sequence[ServersPlan]) -> str:
     """Return a sentence for the user: whether more servers are faster, and the exchange's share.
 
-    Args:
-        plans: forecasts for different numbers of servers, the smallest number first.
+    `plans` are for different numbers of servers, the smallest number first.
     """
     plans = [plan for plan in plans if not plan.refused]
     if not plans:

@@ -1,22 +1,13 @@
-"""The sizes of weight matrices quantized to 4 or 8 bits.
-
-`cleave.training.lora.quantized` quantizes the weights.
-"""
+"""The sizes of matrices that `cleave.training.lora.quantized` quantizes to 4 or 8 bits."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import Final
 
+# Consecutive elements of a row that share one scale (QLoRA, arXiv 2305.14314, section 4).
 BLOCK: Final = 64
-"""Number of consecutive elements of a row that share one scale.
-
-See QLoRA, arXiv 2305.14314, section 4.
-"""
-
-SCALE_BYTES: Final = 2
-"""Size of one scale in bytes. Scales are bf16."""
-
+SCALE_BYTES: Final = 2  # a scale is bf16
 _MOST_BYTES: Final = 255 * 2**20  # largest message: the codes of a matrix are sent in one message
 
 
@@ -44,9 +35,5 @@ def can_quantize(rows: int, columns: int, bits: Bits) -> bool:
 
 
 def quantized_bytes(rows: int, columns: int, bits: Bits) -> int:
-    """Return the size in bytes of a quantized matrix: the codes and the scales.
-
-    Args:
-        rows, columns: shape of the matrix; columns must be a multiple of `BLOCK`.
-    """
+    """Return the size in bytes of a quantized matrix: the codes and the scales."""
     return rows * columns // bits.codes_per_byte + rows * columns // BLOCK * SCALE_BYTES

@@ -1,8 +1,4 @@
-"""The sizes of the models that Cleave knows: layers, widths, heads and vocabulary.
-
-This module does not import torch or transformers, so plans and simulations run without these
-libraries.
-"""
+"""The sizes of the models that Cleave knows, without torch or transformers."""
 
 import difflib
 from collections.abc import Mapping
@@ -16,9 +12,8 @@ from cleave.errors import UsageError
 class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
-    An OPT layer has the Linear modules q, k, v, out, fc1 and fc2, with biases; positions are
-    learned. A LLAMA layer has q, k, v, o, gate, up and down, without biases; the MLP is gated and
-    positions are rotary.
+    An OPT layer has q, k, v, out, fc1 and fc2, with biases; positions are learned. A LLAMA layer
+    has q, k, v, o, gate, up and down, without biases; the MLP is gated and positions are rotary.
     """
 
     OPT = "opt"
@@ -87,21 +82,10 @@ def _opt(
     embedding_width: int | None = None,
     pre_norm: bool = True,
 ) -> ModelSpec:
-    return ModelSpec(
-        name=f"opt-{size}",
-        family=Family.OPT,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_width=width // heads,
-        ffn_width=4 * width,
-        vocabulary=vocabulary,
-        max_positions=max_positions,
-        embedding_width=embedding_width or width,
-        tied_head=True,
-        pre_norm=pre_norm,
-    )
+    kv_heads, head_width, ffn_width = heads, width // heads, 4 * width
+    sizes = layers, width, heads, kv_heads, head_width, ffn_width, vocabulary, max_positions
+    embedding_width = embedding_width or width
+    return ModelSpec(f"opt-{size}", Family.OPT, *sizes, embedding_width, True, pre_norm)
 
 
 def _llama(
@@ -115,20 +99,9 @@ def _llama(
     vocabulary: int = 32000,
     max_positions: int = 4096,
 ) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        family=Family.LLAMA,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_width=width // heads,
-        ffn_width=ffn_width,
-        vocabulary=vocabulary,
-        max_positions=max_positions,
-        embedding_width=width,
-        tied_head=False,
-    )
+    kv_heads, head_width = kv_heads or heads, width // heads
+    sizes = layers, width, heads, kv_heads, head_width, ffn_width, vocabulary, max_positions
+    return ModelSpec(name, Family.LLAMA, *sizes, embedding_width=width, tied_head=False)
 
 
 # The published OPT and Llama 2 models, and four small models. The tiny models train in minutes on a

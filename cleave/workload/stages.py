@@ -1,7 +1,7 @@
 """The costs of a model's layers in a step by stages: parameters, bytes and FLOPs.
 
-The costs are computed from the model's sizes, without torch and without a loaded model. The costs
-equal those that `cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
+The costs are computed from the model's sizes, without torch. They equal those that
+`cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
-from cleave.planner.stages.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages.model import LayerCost, PsCompute, StageModel, pieces_of_sequence
+from cleave.planner.stages.model import (
+    LayerCost,
+    PsCompute,
+    StageModel,
+    dequantized_bytes,
+    pieces_of_sequence,
+    working_bytes,
+)
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 
@@ -22,9 +28,7 @@ if TYPE_CHECKING:
     from cleave.planner.forecast import StepForecaster
 
 _FP32_BYTES: Final = 4
-HEAD: Final = "lm_head.weight"
-"""Name of the LM head's weight, which has one row for each token of the vocabulary."""
-
+HEAD: Final = "lm_head.weight"  # the LM head, which has one row for each token of the vocabulary
 _LAST: Final = ("fc2", "down_proj")  # the last Linear of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
@@ -56,13 +60,10 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The shape of one parameter.
+    """The shape of one parameter; a vector has 1 row.
 
     Attributes:
-        rows: number of rows; 1 for a vector.
-        columns: number of columns, or length of a vector.
         matrix: whether the parameter is a matrix that is multiplied, not a bias or norm weight.
-        trained: whether the parameter is trained; False for a frozen parameter.
         bits: bits per element if the parameter is quantized; None if elements are floating-point.
     """
 
@@ -78,11 +79,7 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the size of the parameter in messages, in bytes.
-
-        Args:
-            element_bytes: bytes per element if the parameter is floating-point.
-        """
+        """Return the bytes in messages; elements have `element_bytes` unless quantized."""
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -104,10 +101,7 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return the number of sequence chunks that can be computed independently.
-
-        The result is 1 with attention, because each token depends on earlier tokens.
-        """
+        """Return the number of sequence chunks; 1 with attention, where tokens depend on others."""
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
@@ -121,26 +115,22 @@ class LayerSizes:
         """Return the FLOPs per token of the backward pass, including recomputation of the forward.
 
         For each multiplication by a parameter, the input gradient costs as much as the forward
-        pass. The gradient of a trained parameter costs the same again. The two multiplications of
-        attention, for scores and for weighted sums of values, need a gradient for both operands.
+        pass, and the gradient of a trained parameter the same again. The two multiplications of
+        attention need a gradient for both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
 
     @property
     def attention_flops(self) -> int:
-        """Return the forward FLOPs per token of attention's two matrix multiplications.
-
-        They compute the scores, and the weighted sums of values.
-        """
+        """Return the forward FLOPs per token of attention's scores and weighted sums of values."""
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
-        """Return the FLOPs per token that the backward pass saves if activations are retained.
+        """Return the FLOPs per token that retained activations save in the backward pass.
 
-        Attention scores are always recomputed, because the scores need more memory than the queries
-        and keys.
+        Attention scores need more memory than queries and keys, so they are always recomputed.
         """
         return self.forward_flops - self.attention_flops // 2
 
@@ -148,9 +138,8 @@ class LayerSizes:
     def activations(self) -> tuple[int, ...]:
         """Return the elements per token of each activation that the forward pass can retain.
 
-        These activations are the results of all matrix multiplications, with two exceptions. The
-        backward pass recomputes attention scores, and does not need results that are only added to
-        the layer's output.
+        These are the results of all matrix multiplications. Exceptions are attention scores, and
+        results that are only added to the layer's output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
         added = _LAST if mlp else _LAST_OF_ATTENTION
@@ -167,12 +156,7 @@ def _module_of(parameter: Parameter) -> str:
 
 
 def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
-    """Return the number of tokens in each micro-batch of a batch.
-
-    Args:
-        rows: sequences in the batch.
-        sequence: tokens per sequence.
-        parts: number of micro-batches, from 1 to `rows`.
+    """Return the number of tokens in each of `parts` micro-batches of a batch of `rows` sequences.
 
     Raises:
         UsageError: when `parts` is out of range.
@@ -187,7 +171,6 @@ class StageSizes:
     """The sizes of a model that is trained by stages.
 
     Attributes:
-        spec: sizes of the model.
         sequence: tokens per sequence.
         element_bytes: bytes per element of parameters and activations in messages.
         gradient_bytes: bytes per element of weight gradients in messages.
@@ -226,19 +209,12 @@ class StageSizes:
 
     @property
     def embeds(self) -> bool:
-        """Return True if the token embedding is trained.
-
-        Its gradient needs the input gradient of the first layer.
-        """
+        """Return True if the token embedding is trained; this needs the first layer's dx."""
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of trained parameters.
-
-        With adapters, these are the parameters of the adapters in the layers. Without adapters,
-        these are all parameters of the model.
-        """
+        """Return the number of trained parameters: with adapters, those in the layers' adapters."""
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
@@ -265,11 +241,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the planner's model: the costs of the layers and of the loss, and the batch.
-
-        Args:
-            tokens: number of tokens in each micro-batch.
-        """
+        """Return the planner's model for micro-batches with these numbers of tokens."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -291,12 +263,7 @@ class StageSizes:
         )
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
-        """Return a forecaster of training steps of this model.
-
-        Args:
-            rows: sequences in the batch of each step.
-            ps: throughput of the parameter server.
-        """
+        """Return a forecaster of training steps with a batch of `rows` sequences."""
         from cleave.planner.forecast import StepForecaster  # imports numpy, which sizes do not need
 
         parts = replace(self, in_parts=True)
@@ -325,11 +292,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return four sizes in bytes.
-
-        They are frozen parameters, trained parameters, weight gradients in messages, and
-        accumulated gradients on the device.
-        """
+        """Return the bytes of frozen parameters, trained parameters, gradients and their sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -339,10 +302,9 @@ class StageSizes:
 def kept_elements(spec: ModelSpec) -> int:
     """Return the activation elements per token that a layer retains without recomputation.
 
-    These activations are the inputs of every Linear, norm and nonlinearity. The count follows
-    Korthikanti et al. (2022, arXiv 2205.05198, section 4.1: 34 s b h bytes at two bytes per
-    element), but without the two dropout masks. Attention scores are not included, because flash
-    attention does not retain the scores.
+    These are the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022, arXiv
+    2205.05198, section 4.1), without dropout masks, and without attention scores, which flash
+    attention does not retain.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
     norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
@@ -352,38 +314,31 @@ def kept_elements(spec: ModelSpec) -> int:
 def recomputed_elements(spec: ModelSpec) -> int:
     """Return the activation elements per token that a server saves by activation recomputation.
 
-    The server computes all layers. With recomputation, it retains the input of every layer, and all
-    activations of only one layer at a time.
+    The server then retains the input of every layer, and all activations of one layer at a time.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 
 
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
     width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
-    if spec.family is Family.LLAMA:
-        yield Parameter("q_proj.weight", query, width)
-        yield Parameter("k_proj.weight", kv, width)
-        yield Parameter("v_proj.weight", kv, width)
-        yield Parameter("o_proj.weight", width, query)
-        yield Parameter("gate_proj.weight", ffn, width)
-        yield Parameter("up_proj.weight", ffn, width)
-        yield Parameter("down_proj.weight", width, ffn)
-        yield Parameter("input_layernorm.weight", 1, width, matrix=False)
-        yield Parameter("post_attention_layernorm.weight", 1, width, matrix=False)
-        return
-    for name, outputs, inputs in (
-        ("k_proj", kv, width),
-        ("v_proj", kv, width),
-        ("q_proj", query, width),
-        ("out_proj", width, query),
-        ("fc1", ffn, width),
-        ("fc2", width, ffn),
-    ):
+    llama = spec.family is Family.LLAMA
+    linears = [("k_proj", kv, width), ("v_proj", kv, width), ("q_proj", query, width)]
+    if llama:
+        linears = [linears[2], *linears[:2]]  # in the order of the modules in transformers
+        linears += [("o_proj", width, query), ("gate_proj", ffn, width)]
+        linears += [("up_proj", ffn, width), ("down_proj", width, ffn)]
+        norms = "input_layernorm", "post_attention_layernorm"
+    else:
+        linears += [("out_proj", width, query), ("fc1", ffn, width), ("fc2", width, ffn)]
+        norms = "self_attn_layer_norm", "final_layer_norm"
+    for name, outputs, inputs in linears:
         yield Parameter(f"{name}.weight", outputs, inputs)
-        yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
-    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        if not llama:
+            yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
+    for name in norms:
         yield Parameter(f"{name}.weight", 1, width, matrix=False)
-        yield Parameter(f"{name}.bias", 1, width, matrix=False)
+        if not llama:
+            yield Parameter(f"{name}.bias", 1, width, matrix=False)
 
 
 def _head(spec: ModelSpec) -> Iterator[Parameter]:
@@ -398,10 +353,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield each parameter, followed by the parameters of its adapter.
-
-    With adapters, only the parameters of adapters are trained, and matrices may be quantized.
-    """
+    """Yield each parameter, followed by the parameters of its adapter."""
     if adapters is None:
         yield from parameters
         return

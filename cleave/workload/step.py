@@ -44,9 +44,7 @@ class StepGemm:
     """A GEMM that a training step computes for ``count`` Linear modules.
 
     Attributes:
-        kind: kind of the result.
-        gemm: sides of the GEMM.
-        count: number of times that the GEMM occurs: the number of layers, or 1 outside the layers.
+        count: the number of layers, or 1 outside the layers.
         name: name of the Linear, such as "fc1".
         after_sibling: whether a Linear of the same shape and with the same input is computed
             earlier in the same pass.
@@ -60,10 +58,7 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return which operand devices already hold, because an earlier sibling had the same input.
-
-        The result is "a" or "b", or an empty string if devices hold neither operand.
-        """
+        """Return the operand that devices hold from an earlier sibling; an empty string if none."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
@@ -72,8 +67,7 @@ class StepGemm:
     def submission(self) -> tuple[str, bool, int]:
         """Return a key that is equal for GEMMs that training submits to the fleet together.
 
-        The two gradients of a Linear are submitted together, because they do not depend on each
-        other.
+        These are the two gradients of a Linear, which do not depend on each other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 
@@ -86,41 +80,27 @@ class StepGemm:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    The LM head comes last. A Linear that every layer has is returned once.
-
-    Args:
-        fused_siblings: whether to merge Linear modules with the same input. Then q, k and v become
-            ``qkv_proj``, and gate and up become ``gate_up_proj``.
+    The LM head comes last. A Linear that every layer has is returned once. If `fused_siblings`,
+    q, k and v are merged into ``qkv_proj``, and gate and up into ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
-    shapes: list[LinearShape] = []
-    projects = spec.embedding_width != width
-    if projects:
-        shapes.append(LinearShape("project_in", spec.embedding_width, width, 1))
+    found = [("q_proj", width, query), ("k_proj", width, kv), ("v_proj", width, kv)]
     if fused_siblings:
-        shapes.append(LinearShape("qkv_proj", width, query + 2 * kv, layers))
-    else:
-        shapes.append(LinearShape("q_proj", width, query, layers))
-        shapes.append(LinearShape("k_proj", width, kv, layers))
-        shapes.append(LinearShape("v_proj", width, kv, layers))
+        found = [("qkv_proj", width, query + 2 * kv)]
     match spec.family:
         case Family.OPT:
-            shapes.append(LinearShape("out_proj", query, width, layers))
-            shapes.append(LinearShape("fc1", width, ffn, layers))
-            shapes.append(LinearShape("fc2", ffn, width, layers))
+            found += [("out_proj", query, width), ("fc1", width, ffn), ("fc2", ffn, width)]
         case Family.LLAMA:
-            shapes.append(LinearShape("o_proj", query, width, layers))
+            gated = [("gate_proj", width, ffn), ("up_proj", width, ffn)]
             if fused_siblings:
-                shapes.append(LinearShape("gate_up_proj", width, 2 * ffn, layers))
-            else:
-                shapes.append(LinearShape("gate_proj", width, ffn, layers))
-                shapes.append(LinearShape("up_proj", width, ffn, layers))
-            shapes.append(LinearShape("down_proj", ffn, width, layers))
-    if projects:
+                gated = [("gate_up_proj", width, 2 * ffn)]
+            found += [("o_proj", query, width), *gated, ("down_proj", ffn, width)]
+    shapes = [LinearShape(*each, layers) for each in found]
+    if spec.embedding_width != width:
+        shapes.insert(0, LinearShape("project_in", spec.embedding_width, width, 1))
         shapes.append(LinearShape("project_out", width, spec.embedding_width, 1))
-    shapes.append(LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1))
-    return tuple(shapes)
+    return *shapes, LinearShape("lm_head", spec.embedding_width, spec.vocabulary, 1)
 
 
 _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
@@ -129,8 +109,8 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
     """Return the groups of siblings of a model in the order of the forward pass, layer by layer.
 
-    Siblings are Linear modules with the same input, such as q, k and v. A Linear without siblings
-    is a group of its own. Each returned shape has a ``count`` of 1.
+    Siblings are Linear modules with the same input, such as q, k and v. Each shape has a ``count``
+    of 1.
     """
     groups: list[list[LinearShape]] = []
     for shape in linear_shapes(spec):
@@ -140,16 +120,13 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    in_layers = {s.name for s in linear_shapes(spec) if s.name not in ONCE}
-    layer = [tuple(g) for g in groups if g[0].name in in_layers]
+    layer = [tuple(g) for g in groups if g[0].name not in ONCE]
     first = groups.index(list(layer[0]))
-    before = [tuple(g) for g in groups[:first]]
-    after = [tuple(g) for g in groups[first + len(layer) :]]
-    return (*before, *layer * spec.layers, *after)
+    after = groups[first + len(layer) :]
+    return (*map(tuple, groups[:first]), *layer * spec.layers, *map(tuple, after))
 
 
-ONCE = ("project_in", "project_out", "lm_head")
-"""Names of the Linear modules outside the layers. A model has at most one of each."""
+ONCE = ("project_in", "project_out", "lm_head")  # outside the layers; at most one of each
 
 
 def step_gemms(
@@ -158,7 +135,10 @@ def step_gemms(
     """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
     The forward GEMMs come first, in order. Then follow the input gradient and the weight gradient
-    of each Linear, from last to first. A batch or sequence length below 1 is a UsageError.
+    of each Linear, from last to first.
+
+    Raises:
+        UsageError: when the batch or the sequence length is below 1.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:

@@ -15,8 +15,7 @@ from cleave_cli.options import counted
 from cleave_cli.render.form import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
-    from cleave.planner.crossing import Crossing, CrossingPoint
-    from cleave.planner.forecast import MethodChoice
+    from cleave.planner.forecast import Crossing, CrossingPoint, MethodChoice
     from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
     from cleave.planner.stages.model import PsCompute
     from cleave.planner.tiles.planner import TilePlanner
@@ -313,7 +312,7 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
     from rich.console import Console
     from rich.progress import Progress
 
-    from cleave.planner.crossing import CrossingPoint, crossing, most_points
+    from cleave.planner.forecast import CrossingPoint, crossing, most_points
     from cleave.planner.plan import Method
 
     if method not in (Method.AUTO, Method.STAGES):

@@ -18,8 +18,7 @@ from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 
 if TYPE_CHECKING:
-    from cleave.planner.crossing import Crossing, CrossingPoint
-    from cleave.planner.forecast import Forecast, MethodChoice
+    from cleave.planner.forecast import Crossing, CrossingPoint, Forecast, MethodChoice
     from cleave.planner.stages.model import StageModel, StagePlan
 
 

@@ -16,7 +16,7 @@ from cleave_cli.render.plan_methods import crossing_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cleave.planner.crossing import Crossing
+    from cleave.planner.forecast import Crossing
     from cleave.planner.plan import Plan
     from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
     from cleave.planner.stages.simulated import SimulatedDevice

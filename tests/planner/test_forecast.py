@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.gemm import Gemm
-from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
 from cleave.planner.forecast import (
+    CLOSE,
+    CrossingPoint,
     Forecast,
     MethodChoice,
     StepForecaster,
+    crossing,
     kept_by_server,
+    micro_batch_counts,
+    most_points,
+    plan_batch,
     refused,
 )
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
@@ -24,6 +29,7 @@ from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, Stag
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import StepReport, plan_step
 from cleave.workload.step import GemmKind, StepGemm
+from tests.examples import examples
 
 SECONDS = st.floats(0, 1e6)
 LAYER = LayerCost(0, 20, 20, 40, 12e6, 4e6, 1.0)
@@ -105,6 +111,7 @@ def test_of_equally_fast_methods_the_one_with_least_traffic_is_chosen() -> None:
         assert MethodChoice(Method.AUTO, forecasts(*seconds)).chosen.method is method
 
 
+@settings(max_examples=examples(30))
 @given(st.floats(1e6, 1e11), st.floats(1e5, 1e9), st.integers(1, 3))
 def test_tiles_never_take_longer_than_the_server_alone(
     flops_per_s: float, link: float, devices: int
@@ -162,3 +169,49 @@ def test_the_crossing_is_between_batches_that_are_close(first: int, most: int) -
     below = found.below.rows if found.below is not None else 0
     assert below < first
     assert found.above.rows - below <= 1 or found.above.rows <= CLOSE * below
+
+
+# --- micro-batches ---
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_a_batch_is_cut_into_its_sequences_at_most(rows: int, devices: int) -> None:
+    counts = micro_batch_counts(rows, devices)
+    assert counts == sorted(set(counts))
+    assert all(1 <= count <= rows for count in counts)
+
+
+def test_the_best_cut_of_a_batch_is_taken() -> None:
+    seconds = {1: 4.0, 4: 3.0, 8: 1.0, 64: 2.0}
+
+    def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        step_s = seconds[len(model.tokens)]
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, step_s, {}, 0, 0)
+
+    model, plan = plan_batch(planner, cut, 64, DEVICES[:1], PS)
+    assert (len(model.tokens), plan.step_s) == (8, 1.0)
+
+
+def test_layers_in_parts_are_planned_where_whole_ones_find_too_little_memory() -> None:
+    def only_parts(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        if not model.in_parts:
+            raise DeviceMemoryError("a layer needs more than they offer")
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, 1.0, {}, 0, 0)
+
+    def in_parts(count: int) -> StageModel:
+        return replace(cut(count), in_parts=True)
+
+    assert plan_batch(only_parts, cut, 8, DEVICES[:1], PS, in_parts)[0].in_parts
+    with pytest.raises(DeviceMemoryError, match="more than they offer"):
+        plan_batch(only_parts, cut, 8, DEVICES[:1], PS)
+
+
+def test_a_cut_that_does_not_fit_is_passed_over_and_the_last_reason_is_given() -> None:
+    def only_large(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        if len(model.tokens) < 64:
+            raise PlanError(f"{len(model.tokens)} micro-batches are too few")
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, 1.0, {}, 0, 0)
+
+    assert len(plan_batch(only_large, cut, 64, DEVICES[:1], PS)[0].tokens) == 64
+    with pytest.raises(PlanError, match="16 micro-batches are too few"):
+        plan_batch(only_large, cut, 16, DEVICES[:1], PS)

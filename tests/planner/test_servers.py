@@ -67,13 +67,8 @@ def test_it_is_said_when_more_servers_pay_and_when_not() -> None:
     )
     said = why([plan(1, 10.0), plan(2, 9.9999999), plan(4, 20.0)])
     assert said.startswith("More servers do not pay: 2 servers take 10 s")
-    assert why([plan(1, 10.0)]) == "A step takes 10 s on 1 server."
-
-
-def test_numbers_of_servers_that_cannot_do_a_step_are_passed_over() -> None:
-    refused = plan_servers(
-        8, 10, 7, [Forecast(Method.STAGES, float("inf"), refused="too small")], 1000, CARD
-    )
+    infinite = [Forecast(Method.STAGES, float("inf"), refused="too small")]
+    refused = plan_servers(8, 10, 7, infinite, 1000, CARD)
     assert refused.refused == "too small"
     assert why([plan(1, 10.0), refused]) == "A step takes 10 s on 1 server."
     assert why([refused]) == "No number of these can do a step."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates, PsRates
-from cleave.planner.stages.climb import StageClimb
-from cleave.planner.stages.estimate import TOO_LARGE_S, StageTables
-from cleave.planner.stages.group_climb import GroupClimb
+from cleave.planner.stages.estimate import StageTables
 from cleave.planner.stages.groupings import Grouping, groupings
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel
 from cleave.planner.stages.prediction import held_bytes, predict
@@ -28,35 +26,7 @@ from tests.planner.test_stage_search import (
     few,
     fleets,
     models,
-    servers,
 )
-
-
-def grouped(fleet: Sequence[DeviceRates], most: int) -> list[tuple[DeviceRates, ...]]:
-    """Return groups of like size, at most so many."""
-    count = min(most, len(fleet))
-    return [tuple(fleet[number::count]) for number in range(count)]
-
-
-@few
-@given(models(), fleets(12, memory=(26, 31)), servers, st.integers(1, 6), st.data())
-def test_changes_of_groups_are_estimated_as_all_are(
-    model: StageModel, fleet: list[DeviceRates], ps: PsCompute, most: int, data: st.DataObject
-) -> None:
-    climb = GroupClimb(StageTables(model), grouped(fleet, min(most, len(model.layers))), ps)
-    found = climb.found
-    assume(len(found) > 0)
-    for _ in range(3):  # from starts, and from changes of them
-        expected = StageClimb.seconds_of_changes(climb, found)
-        seconds = climb.seconds_of_changes(found)
-        left_out = np.isinf(seconds)
-        assert (seconds[~left_out] == expected[~left_out]).all()
-        assert (expected[left_out] >= TOO_LARGE_S).all()
-        row, number = np.nonzero(expected < np.inf)
-        if not len(row):
-            break
-        chosen = np.array([data.draw(st.integers(0, len(row) - 1))])
-        found = climb.changed(found, row[chosen], number[chosen])
 
 
 @few

@@ -25,7 +25,7 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.prediction import held_bytes, local_step_s, predict
+from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.search import plan_stages
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
@@ -154,65 +154,16 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
 
 @few
 @given(models(), fleets(), servers)
-def test_plans_are_right(model: StageModel, fleet: list[DeviceRates], ps: PsCompute) -> None:
+def test_plans_are_right_in_any_order_of_devices(
+    model: StageModel, fleet: list[DeviceRates], ps: PsCompute
+) -> None:
     plan = planned(model, fleet, ps)
+    assert planned(model, fleet[::-1], ps) == plan
     if plan is not None:
         check_right(plan, model, fleet)
         by_id = {device.device: device for device in fleet}
         again = predict(model, plan.stages, by_id, ps, plan.slices)
         assert again == plan
-
-
-@few
-@given(models(), fleets(), servers, st.randoms())
-def test_the_order_of_devices_does_not_matter(
-    model: StageModel, fleet: list[DeviceRates], ps: PsCompute, random: object
-) -> None:
-    shuffled = list(fleet)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert planned(model, shuffled, ps) == planned(model, fleet, ps)
-
-
-@same_each_time
-@given(models(6), fleets(4), servers)
-def test_one_more_device_never_makes_a_step_slower(
-    model: StageModel, fleet: list[DeviceRates], ps: PsCompute
-) -> None:
-    plan = planned(model, fleet, ps)
-    for left_out in fleet if len(fleet) > 1 else ():
-        fewer = planned(model, [device for device in fleet if device != left_out], ps)
-        if fewer is not None:
-            assert plan is not None
-            # The search does not try everything; 4 % were seen.
-            assert plan.step_s <= 1.1 * fewer.step_s
-
-
-@same_each_time
-@given(models(), fleets(), servers)
-def test_layers_take_the_speed_of_graphs(
-    model: StageModel, fleet: list[DeviceRates], ps: PsCompute
-) -> None:
-    in_graphs = [replace(d, flops_per_s=1.0, graph_flops_per_s=d.flops_per_s) for d in fleet]
-    assert planned(model, in_graphs, ps) == planned(model, fleet, ps)
-
-
-@same_each_time
-@given(models(), fleets(), servers)
-def test_twice_the_speed_is_not_slower(
-    model: StageModel, fleet: list[DeviceRates], ps: PsCompute
-) -> None:
-    def twice(rates: DeviceRates) -> DeviceRates:
-        return replace(
-            rates,
-            downlink_bytes_per_s=2 * rates.downlink_bytes_per_s,
-            uplink_bytes_per_s=2 * rates.uplink_bytes_per_s,
-            flops_per_s=2 * rates.flops_per_s,
-        )
-
-    plan, faster = planned(model, fleet, ps), planned(model, [twice(d) for d in fleet], ps)
-    assert (plan is None) == (faster is None)
-    if plan is not None and faster is not None:
-        assert faster.step_s <= 1.02 * plan.step_s
 
 
 def all_stages(layers: int, devices: Sequence[int]) -> Iterator[tuple[PlannedStage, ...]]:
@@ -259,7 +210,11 @@ def test_small_plans_are_close_to_the_best_of_all(
 
 
 def test_four_equal_devices_each_get_a_quarter() -> None:
+    slow = DeviceRates(9, 0.1e6, 0.02e6, 1e9, 0.2, 4 * 2**30)
+    # Layers take the speed of graphs, and a far slower device is left out.
+    in_graphs = [replace(d, flops_per_s=1.0, graph_flops_per_s=d.flops_per_s) for d in HOME]
     plan = plan_stages(OPT_125M, HOME, PS)
+    assert plan_stages(OPT_125M, [slow, *in_graphs], PS) == plan
     assert [(s.first, s.stop, len(s.devices)) for s in plan.stages] == [
         (0, 3, 1), (3, 6, 1), (6, 9, 1), (9, 12, 1)
     ]  # fmt: skip
@@ -272,12 +227,6 @@ def test_four_equal_devices_each_get_a_quarter() -> None:
     )
 
 
-def test_both_that_keep_a_link_busy_are_named() -> None:
-    fleet = [replace(device, downlink_bytes_per_s=1e9, flops_per_s=1e14) for device in HOME]
-    plan = plan_stages(replace(OPT_125M, tokens=[4096] * 8), fleet, PS)
-    assert "layers and activations on the uplink of device" in plan.reason
-
-
 def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:
     layer = LayerCost(140_000_000, 200_000, 200_000, 200_000, 210e6, 70e6, 40e3)
     loss = LayerCost(100_000_000, 0, 0, 0, 300e6, 100e6, 800e3)
@@ -288,17 +237,6 @@ def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:
     # Four micro-batches each, and next to nothing else.
     each_s = 4 * 256 * (24 * 210e6 + 300e6) / 1e12
     assert plan.step_s == pytest.approx(each_s + PS.optimizer_s, rel=0.05)
-
-
-def test_a_far_slower_device_is_left_out() -> None:
-    slow = DeviceRates(9, 0.1e6, 0.02e6, 1e9, 0.2, 4 * 2**30)
-    assert plan_stages(OPT_125M, [slow, *HOME], PS) == plan_stages(OPT_125M, HOME, PS)
-
-
-def test_one_layer_on_each_device() -> None:
-    fleet = [replace(HOME[0], device=n) for n in range(12)]
-    plan = plan_stages(OPT_125M, fleet, PS)
-    assert [stage.stop - stage.first for stage in plan.stages] == [1] * 12
 
 
 def test_little_memory_takes_as_many_devices_as_are_needed() -> None:
@@ -367,17 +305,9 @@ def test_a_prediction_says_which_device_has_too_little_memory() -> None:
 
 def test_large_messages_are_predicted_as_soon_as_small_ones() -> None:
     """Where no card is shared: petabytes in pieces of a mebibyte would take hours."""
+    fast = replace(HOME[0], downlink_bytes_per_s=1e18, uplink_bytes_per_s=1e18, memory_bytes=2**62)
     model = replace(OPT_125M, width=10**12)
-    device = replace(
-        HOME[0], downlink_bytes_per_s=1e18, uplink_bytes_per_s=1e18, memory_bytes=2**62
-    )
-    plan = predict(model, [PlannedStage(0, 12, (0,))], {0: device}, PS)
-    assert plan.step_s > 0
-
-
-def test_the_ps_alone_computes_no_forward_pass_twice() -> None:
-    seconds = local_step_s(OPT_125M, PS)
-    assert seconds == pytest.approx(1024 * (12 * (57e6 - 14e6) + 231e6) / 100e9 + 0.5)
+    assert predict(model, [PlannedStage(0, 12, (0,))], {0: fast}, PS).step_s > 0
 
 
 # --- the prediction against the scheduler ---
@@ -510,7 +440,7 @@ class TimedStep:
         return next(p for p in self._model.ps_layers if p.before == stop)
 
     def _by_ps(self, now_s: float, batch: int, flops: float, after: int | None = None) -> None:
-        """Let the PS do something for each token, and give devices what comes of it."""
+        """Let the PS compute for each token, and give the result to devices."""
         self._ps_free_s = max(self._ps_free_s, now_s)
         self._ps_free_s += flops * self._model.tokens[batch] / self._ps.flops_per_s
         give = partial(self._step.give, batch, self._activation(batch), after)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,15 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
-from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
-from cleave.planner.tiles.streaming import even_sizes, finish_s, predicted_s
+from cleave.planner.tiles.streaming import (
+    SharedCard,
+    equal_shares,
+    even_sizes,
+    predicted_s,
+)
 from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import find_model
 from cleave.workload.step import GemmKind, StepGemm, step_gemms
@@ -26,19 +32,32 @@ from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from tests.examples import examples
-from tests.planner.afresh import Afresh
-
-pytestmark = pytest.mark.slow
 
 ELEMENT = ElementBytes(2, 2)
+
+
+@dataclass(frozen=True)
+class Afresh:
+    """A planner that is not told what devices hold, like planners of large fleets."""
+
+    planner: TilePlanner
+
+    def plan(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        residencies: Sequence[Residency] = (),
+    ) -> Plan:
+        return self.planner.plan(gemm, element, devices)
 
 
 def _matrix(rows: int, columns: int) -> Buffer:
     return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
 
 
-def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[Plan, float, float]:
-    """The plan of a GEMM, what was predicted and what it took."""
+def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[float, float]:
+    """Return the predicted and the actual seconds of a GEMM."""
     runtime = VirtualRuntime(devices, None, Arithmetic.NONE, coding="off")
     fleet = Fleet(runtime, TilePlanner(ps))
     begin_s = runtime.now_s
@@ -48,9 +67,10 @@ def _emulate(gemm: Gemm, devices: list[FleetDevice], ps: PsRates) -> tuple[Plan,
     assert future.job.plan is not None
     rates = {d.device: d for d in runtime.fleet_rates()[1]}
     predicted = predicted_s(future.job.plan, ELEMENT, rates)
-    return future.job.plan, predicted, runtime.now_s - begin_s
+    return predicted, runtime.now_s - begin_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_s", [0.0, 3e-4])
 @pytest.mark.parametrize("latency_s", [0.0, 0.03])
 @pytest.mark.parametrize("devices", [1, 8, 100])
@@ -59,11 +79,12 @@ def test_equal_devices_take_what_is_predicted(
     sides: tuple[int, int, int], devices: int, latency_s: float, block_s: float
 ) -> None:
     fleet = [FleetDevice(f"d{i}", 6e12, 50e6, 8e6, latency_s, 2 * 10**9) for i in range(devices)]
-    _, predicted, took = _emulate(Gemm(*sides), fleet, PsRates(block_s=block_s))
+    predicted, took = _emulate(Gemm(*sides), fleet, PsRates(block_s=block_s))
     assert took == pytest.approx(predicted, rel=0.02)
     assert took >= predicted  # headers take time too
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15), deadline=None)
 @given(
     m=st.integers(512, 8192),
@@ -72,10 +93,11 @@ def test_equal_devices_take_what_is_predicted(
     devices=st.integers(1, 40),
 )
 def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices: int) -> None:
-    _, predicted, took = _emulate(Gemm(m, n, k), paper_fleet(devices), PsRates(block_s=3e-4))
+    predicted, took = _emulate(Gemm(m, n, k), paper_fleet(devices), PsRates(block_s=3e-4))
     assert took == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(12), deadline=None)
 @given(
     tokens=st.integers(512, 8192),
@@ -129,6 +151,7 @@ def _step_s(model: str, devices: int, card: float) -> tuple[float, float]:
     return step.predicted_s, took.fleet_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", [math.inf, 1e9])
 @pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny", "opt-125m"])
 def test_a_step_takes_what_is_predicted(model: str, card: float) -> None:
@@ -137,31 +160,10 @@ def test_a_step_takes_what_is_predicted(model: str, card: float) -> None:
     assert took_s == pytest.approx(predicted_s, rel=0.02 if math.isinf(card) else 0.05)
 
 
+@pytest.mark.slow
 def test_small_fleets_reuse_more_than_is_predicted() -> None:
     predicted_s, took_s = _step_s("opt-tiny", 20, math.inf)
     assert 0.9 * predicted_s < took_s < predicted_s
-
-
-def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:
-    gemm, fleet = Gemm(4096, 4096, 4096), paper_fleet(12)
-    plan, predicted, _ = _emulate(gemm, fleet, PsRates())
-    runtime = VirtualRuntime(fleet, None, Arithmetic.NONE, coding="off")
-    times = finish_s(plan, ELEMENT, {d.device: d for d in runtime.fleet_rates()[1]})
-    assert times.keys() == {tile.device for tile in plan.tiles}
-    assert max(times.values()) == predicted
-
-
-def test_more_strips_never_take_longer() -> None:
-    gemm = Gemm(4096, 4096, 4096)
-    device = FleetDevice("d", 6e12, 50e6, 8e6, 0.0, 2**31)
-    few, _, few_s = _emulate(gemm, [device], PsRates(block_s=1.0))
-    many, _, many_s = _emulate(gemm, [device], PsRates())
-    assert _strips(few.tiles[0]) < _strips(many.tiles[0])
-    assert many_s <= few_s
-
-
-def _strips(tile: PlannedTile) -> int:
-    return len(tile.cut.m_cuts) + len(tile.cut.n_cuts)
 
 
 @given(
@@ -177,3 +179,39 @@ def test_sizes_of_many_cuts_are_those_of_each(sides: list[int], pieces: int, ali
     else:
         assert found is not None
         assert found.T.tolist() == [[span.size for span in cut] for cut in cuts]
+
+
+RATES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=20)
+NBYTES = st.floats(1.0, 1e9)
+
+
+@given(most=RATES, total=st.floats(1e3, 1e10))
+def test_shares_are_equal_but_for_those_who_can_take_less(most: list[float], total: float) -> None:
+    shares = equal_shares(np.array(most), total)
+    assert (shares <= most).all()
+    assert shares.sum() == pytest.approx(min(total, sum(most)))
+    less = shares[shares < np.array(most)]
+    assert not len(less) or less == pytest.approx(shares.max())
+
+
+@given(devices=st.lists(st.tuples(st.floats(1e3, 1e9), NBYTES), min_size=1, max_size=12),
+       card=st.floats(1e3, 1e10))  # fmt: skip
+def test_everything_is_sent_no_sooner_than_link_and_card_allow(
+    devices: list[tuple[float, float]], card: float
+) -> None:
+    rates, nbytes = (np.array(each) for each in zip(*devices, strict=True))
+    everyone = np.arange(len(rates))
+    shared = SharedCard(nbytes, rates, card)
+    last_s = shared.sent_s(everyone, nbytes)
+    assert (last_s >= nbytes / rates * (1 - 1e-6)).all()
+    assert last_s.max() >= nbytes.sum() / card * (1 - 1e-6)
+    half_s = shared.sent_s(everyone, nbytes / 2)
+    assert (half_s <= last_s).all()
+    if rates.sum() <= card:
+        assert last_s == pytest.approx(nbytes / rates)
+
+
+def test_a_device_that_has_everything_leaves_its_share_to_the_others() -> None:
+    shared = SharedCard(np.array([10.0, 30.0]), np.array([100.0, 100.0]), 10.0)
+    assert shared.sent_s(np.array([0, 1]), np.array([10.0, 30.0])) == pytest.approx([2.0, 4.0])
+    assert shared.sent_s(np.array([1]), np.array([10.0])) == pytest.approx([2.0])

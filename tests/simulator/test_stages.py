@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from cleave.planner.forecast import plan_batch
 from cleave.planner.plan import PsRates
-from cleave.planner.stages.micro_batches import plan_batch
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model

@@ -29,48 +29,30 @@ def test_published_sizes_have_their_published_parameter_counts(name: str, publis
     assert find_model(name).parameters == pytest.approx(published, rel=0.005)
 
 
-def test_presets_are_small() -> None:
-    for family in ("opt", "llama"):
-        assert 6e6 < MODELS[f"{family}-tiny"].parameters < 10e6
-        assert MODELS[f"{family}-nano"].parameters < 0.3e6
-
-
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [
         ("OPT-125M", "opt-125m"),
         ("facebook/opt-1.3b", "opt-1.3b"),
-        ("llama-2-7b", "llama2-7b"),
-        ("meta-llama/Llama-2-7b", "llama2-7b"),
         ("meta-llama/Llama-2-70b-hf", "llama2-70b"),
-        ("Llama2-13B", "llama2-13b"),
         (" opt-nano ", "opt-nano"),
-        ("llama-tiny", "llama-tiny"),
     ],
 )
 def test_usual_spellings_name_the_same_model(spelling: str, name: str) -> None:
     assert find_model(spelling) is MODELS[name]
 
 
-@pytest.mark.parametrize("name", ["opt-12b", "opt125m", "lama2-7b"])
-def test_unknown_name_suggests_close_ones_and_a_folder(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("opt-12b", "opt-1"),
+        ("somebody/opt-125m", "opt-125m"),
+        ("zzzzzz", "opt-nano.*llama2-70b"),
+    ],
+)
+def test_unknown_name_suggests_close_ones_and_a_folder(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}.*{said}.*folder"):
         find_model(name)
-    message = str(caught.value)
-    assert repr(name) in message
-    assert any(known in message for known in MODELS)
-    assert "folder" in message
-    assert message.count(". ") == 0
-
-
-def test_unlike_anything_lists_every_model() -> None:
-    with pytest.raises(UsageError, match=r"opt-nano.*llama2-70b"):
-        find_model("zzzzzz")
-
-
-def test_somebody_elses_model_of_the_same_name_is_not_ours() -> None:
-    with pytest.raises(UsageError):
-        find_model("somebody/opt-125m")
 
 
 LLAMA_CONFIG: dict[str, Any] = {

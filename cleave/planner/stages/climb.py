@@ -1,9 +1,7 @@
 """A local search for arrangements of devices in stages.
 
-The closed form (`estimate.py`) estimates the step time of an arrangement. The search begins with
-several arrangements, in which all stages take about equally long. It improves an arrangement by
-changes: moving a layer or a device to another stage, swapping two devices or two stages, or moving
-the loss.
+The search begins with several arrangements in which all stages take about equally long, and
+changes them while that shortens the step time that the closed form (`estimate.py`) estimates.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.changes import Changes
 from cleave.planner.stages.estimate import (
     TOO_LARGE_S,
     Arrangements,
@@ -30,7 +27,75 @@ from cleave.planner.stages.estimate import (
 from cleave.planner.stages.model import PlannedStage, PsCompute
 from cleave.planner.tiles.shape import Floats
 
+# With more stages, only pairs of stages whose distance is a power of two are changed.
+_FEW_STAGES = 12
+
+
+class Changes:
+    """All changes that can be applied to an arrangement, numbered.
+
+    There are five kinds: moving a layer to another stage, swapping two stages, moving a group of
+    devices to another stage, swapping two groups, and moving the loss to or from the PS.
+
+    Args:
+        groups: number of groups that can move to another stage; 0 if each group stays in its stage.
+    """
+
+    def __init__(self, stages: int, groups: int) -> None:
+        distances = [n for n in range(1, stages) if stages <= _FEW_STAGES or n.bit_count() == 1]
+        # Each row is (first, stop, layers): `layers` is added to cuts[first:stop].
+        self._shifts = np.array(
+            [
+                (first, first + distance, layers)
+                for distance in distances
+                for first in range(1, stages - distance + 1)
+                for layers in (1, -1)
+            ],
+            np.intp,
+        ).reshape(-1, 3)
+        self._swaps = np.array(
+            [(n, n + distance) for distance in distances for n in range(stages - distance)],
+            np.intp,
+        ).reshape(-1, 2)
+        self._moves = np.indices((groups, stages + 1)).reshape(2, -1).T
+        self._pairs = np.stack(np.triu_indices(groups, 1), axis=1)
+        kinds = self._shifts, self._swaps, self._moves, self._pairs
+        self._ends = list(accumulate(map(len, kinds)))
+        self.count = self._ends[-1] + 1
+
+    def made(self, them: Arrangements, number: Integers) -> Arrangements:
+        """Apply to each arrangement, in place, the change with the given number; return `them`."""
+        cuts, place = them.cuts, them.place
+        at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
+        column = np.arange(cuts.shape[1])
+        between = (column >= first[:, None]) & (column < stop[:, None])
+        cuts[at] += between * layers[:, None]
+
+        at, (one, other) = self._of_kind(number, 1, self._swaps)
+        lengths = np.diff(cuts[at], axis=1)
+        row = np.arange(len(at))
+        longer = lengths[row, other] - lengths[row, one]
+        between = (column > one[:, None]) & (column <= other[:, None])
+        cuts[at] += between * longer[:, None]
+        one, other, old = one[:, None], other[:, None], place[at]
+        place[at] = np.where(old == one, other, np.where(old == other, one, old))
+
+        at, (group, stage) = self._of_kind(number, 2, self._moves)
+        place[at, group] = stage
+        at, (one, other) = self._of_kind(number, 3, self._pairs)
+        place[at, one], place[at, other] = place[at, other], place[at, one]
+        them.loss[number == self._ends[3]] ^= True
+        return them
+
+    def _of_kind(self, number: Integers, kind: int, known: Integers) -> tuple[Integers, Integers]:
+        """Return the indices of the changes of one kind, and the parameters of these changes."""
+        begin, end = [0, *self._ends][kind : kind + 2]
+        at = np.flatnonzero((number >= begin) & (number < end))
+        return at, known[number[at] - begin].T
+
+
 _BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
+_BEGUN_FIXED: Final = 4  # the same if each stage has one group
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
 _ROUNDS: Final = 40
@@ -46,26 +111,25 @@ class StageClimb:
     Args:
         tables: costs of runs of layers.
         groups: groups of devices. All devices of a group are in the same stage.
-        ps: throughput of the parameter server.
+        fixed: whether group n always serves stage n. There must be no more groups than layers.
 
     Attributes:
-        begun: number of initial arrangements that are improved for a few rounds.
         found: distinct arrangements, in ascending order of estimated step time.
         seconds: estimated step time of each arrangement in `found`.
     """
-
-    begun = _BEGUN
 
     def __init__(
         self,
         tables: StageTables,
         groups: Sequence[Sequence[DeviceRates]],
         ps: PsCompute,
+        *,
+        fixed: bool = False,
     ) -> None:
         self.tables = tables
         self.groups = groups
-        self.ps = ps
         self.columns = Columns.of(groups)
+        self._fixed = fixed
         self._estimator = Estimator(tables, self.columns, ps)
         self._stages = min(tables.layers, len(groups))
         columns, model = self.columns, tables.model
@@ -82,11 +146,11 @@ class StageClimb:
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
         self.found = self._starts()
         self.seconds = self._estimator.seconds(self.found)
-        self._keep(self.begun, alike=False)
+        self._keep(_BEGUN_FIXED if fixed else _BEGUN, alike=False)
 
     @cached_property
     def changes(self) -> Changes:
-        return Changes(self._stages, len(self.groups))
+        return Changes(self._stages, 0 if self._fixed else len(self.groups))
 
     def climb(self) -> None:
         """Improve the arrangements in `found` until no change shortens the estimated step time."""
@@ -121,13 +185,7 @@ class StageClimb:
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
     def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
-        """Return changed copies of arrangements.
-
-        Args:
-            them: the arrangements.
-            row: for each copy, the index of the copied arrangement.
-            number: for each copy, the number of the change to apply.
-        """
+        """Return a copy of `them[row]` for each row, with the change of that `number` applied."""
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
@@ -137,8 +195,7 @@ class StageClimb:
     def _improve(self, active: Integers) -> Integers:
         """Apply the best change to each arrangement with one of the given indices.
 
-        Returns:
-            The indices of the arrangements whose step time the change has shortened.
+        Return the indices of the arrangements whose step time the change has shortened.
         """
         those = self.found.take(active)
         seconds = self.seconds_of_changes(those)
@@ -151,12 +208,9 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Drop impossible arrangements, duplicates, and all but the best arrangements in `found`.
+        """Drop impossible arrangements, duplicates, and all but the `most` best ones in `found`.
 
-        Args:
-            most: maximum number of arrangements to retain.
-            alike: whether all retained arrangements may have the same number of stages. If False,
-                the best arrangements of each number of stages take precedence.
+        Unless `alike`, the best arrangements of each number of stages take precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -177,7 +231,8 @@ class StageClimb:
     def _starts(self) -> Arrangements:
         stages = self._stages
         cuts, place, losses = [], [], []
-        for dealt in dict.fromkeys(self.deals()):
+        fixed = tuple((number,) for number in range(len(self.groups)))
+        for dealt in [fixed] if self._fixed else dict.fromkeys(self._deals()):
             for loss in (False, True):
                 at_end = self._roomy_last(dealt) if loss else dealt
                 placed = np.full(len(self.groups), stages)
@@ -193,7 +248,7 @@ class StageClimb:
             np.array(losses, bool),
         )
 
-    def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+    def _deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
         """Yield assignments of groups to stages, one tuple of groups for each stage."""
         roomy = np.lexsort((np.arange(len(self.groups)), -self.columns.memory)).tolist()
         for stages in range(1, self._stages + 1):
@@ -222,10 +277,7 @@ class StageClimb:
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
     def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
-        """Return cuts of the layers that minimise the time of the slowest stage.
-
-        The cuts respect the memory of the devices if that is possible.
-        """
+        """Return cuts for the least time of the slowest stage, within memory if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
@@ -252,12 +304,9 @@ def _balanced(
 ) -> list[int]:
     """Return the cuts of the layers that minimise the time of the slowest stage.
 
-    Args:
-        until: for each stage, cumulative seconds of the layers before each layer, then of all
-            layers.
-        reach: for each stage and first layer, the largest stop for which the devices have enough
-            memory. Ignored if no cuts respect it.
-        last_s: additional seconds of the last stage.
+    `until` has, for each stage, the cumulative seconds of the layers before each layer, then of all
+    layers. `reach` has, for each stage and first layer, the largest stop that fits in memory; it is
+    ignored if no cuts respect it. The last stage takes `last_s` longer.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)
@@ -279,13 +328,9 @@ def _balanced(
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
-    """Return cuts that give each stage as many layers as possible within a time limit.
+    """Return cuts that give each stage as many layers as possible within `limit_s`.
 
-    The result is None if some layers remain.
-
-    Args:
-        until, reach, last_s: see `_balanced`.
-        limit_s: maximum seconds of a stage.
+    The result is None if some layers remain. See `_balanced` for the other arguments.
     """
     cuts, layers = [0], len(until[0]) - 1
     for stage, seconds in enumerate(until):

@@ -1,23 +1,15 @@
 """A closed-form estimate of the step time by stages, for many arrangements at once.
 
-The search ranks arrangements by this estimate, and `simulation.py` simulates the best arrangements.
-The estimate follows the first and the last micro-batch through the forward and backward passes:
-
-    first forward   after the first forward pass of the previous stage, and the stage's weights
-    last forward    after the last forward pass of the previous stage, and the stage's other passes
-    backward        after the backward pass of the following stage, and the stage's other passes
-    end             after the stage has sent its gradients
-
-The PS's network card is assumed to transfer all weights before, and all gradients after, all other
-traffic. Layers that the PS computes are ignored, because they take the same time in all
-arrangements. In arrays, rows are arrangements, and columns are stages or devices.
+The estimate follows the first and the last micro-batch through the forward and backward passes. It
+ignores layers that the PS computes, and assumes that the PS's card transfers all weights first and
+all gradients last. In arrays, rows are arrangements, and columns are stages or devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +31,7 @@ from cleave.planner.tiles.shape import Floats
 Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
 
-TOO_LARGE_S: Final = 1e12
-"""Minimum estimate, in seconds, for an arrangement that does not fit in the devices' memory."""
-
+TOO_LARGE_S: Final = 1e12  # minimum estimate for an arrangement that does not fit in memory
 _LEAST_S: Final = 1e-12
 _NO_ROOM_BYTES: Final = 1e18
 
@@ -56,7 +46,7 @@ class Arrangements:
     Attributes:
         cuts: index of each stage's first layer, then the number of layers; shape
             (arrangements, stages + 1).
-        place: the stage of each column; the number of stages for an idle column; shape
+        place: the stage of each column, or the number of stages if idle; shape
             (arrangements, columns).
         loss: for each arrangement, whether the last stage computes the loss.
     """
@@ -88,10 +78,7 @@ class Arrangements:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rates and memory as arrays with one value per device, or per group of devices.
-
-    All devices of a group are in the same stage.
-    """
+    """Rates and memory with one value per device, or per group of devices in one stage."""
 
     downlink: Floats
     uplink: Floats
@@ -124,9 +111,6 @@ class Columns:
             np.array([all(d.codes_uplink for d in group) for group in groups], bool),
         )
 
-    def take(self, chosen: Integers) -> Columns:
-        return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
     def down_byte_s(self, coded_ratio: float) -> Floats:
         """Return the seconds per uncompressed byte on each downlink, after any compression."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
@@ -143,16 +127,14 @@ class StageTables:
     loss, the first layer, and the stop (last layer plus one).
 
     Attributes:
-        weights, gradients: bytes of weights, and of weight gradients, for each device.
-        forward, backward: FLOPs per token of a forward pass and of a backward pass.
+        weights, gradients: bytes for each device.
+        forward, backward: FLOPs per token of each pass.
         again: FLOPs per token that a backward pass recomputes if nothing was retained.
         forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
         returns: 1 if devices return the input gradient of the first layer, else 0.
-        memory: memory requirement in bytes if a device retains nothing between passes.
-        kept: bytes to retain the layer inputs of one micro-batch; infinite if a device with this
-            run never retains layer inputs.
-        kept_whole: additional bytes to retain all activations of a micro-batch; infinite if
-            retaining all activations saves no FLOPs.
+        memory: bytes that a device needs if it retains nothing between passes.
+        kept: bytes to retain the layer inputs of one micro-batch; infinite if that is never done.
+        kept_whole: additional bytes for all activations; infinite if that saves no FLOPs.
         spared: FLOPs per token that retained activations save.
         pieces: number of chunks into which a device cuts a micro-batch.
         memory_of_layers: `memory` without the loss, indexed by first layer and stop.
@@ -207,12 +189,7 @@ class StageTables:
         return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
-        """Return the cell of each run of layers.
-
-        Args:
-            loss: whether each run includes the loss.
-            first, stop: first layer of each run, and last layer plus one.
-        """
+        """Return the cell of each run of layers from `first` to before `stop`."""
         side = self.layers + 1
         found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
         return found
@@ -271,11 +248,6 @@ class Estimator:
         self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
         self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
-    @property
-    def limited(self) -> bool:
-        """Return True if the PS's network card limits transfers."""
-        return bool(self._out_s or self._in_s)
-
     def seconds(self, arrangements: Arrangements) -> Floats:
         """Return the estimated step time of each arrangement in seconds.
 
@@ -285,7 +257,7 @@ class Estimator:
         """
         tables, place = self.tables, arrangements.place
         first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
-        count = _Spread(place, first.shape[1]).total_of(self.columns.count)
+        count = Spread(place, first.shape[1]).total_of(self.columns.count)
         cells = tables.cell(arrangements.loss[:, None], first, np.maximum(first, stop))
         row = np.arange(len(place))[:, None]
         cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
@@ -295,20 +267,15 @@ class Estimator:
         found = np.where(possible, TOO_LARGE_S * (1 + missing), np.inf)
         chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
-            spread = _Spread(place[chosen], first.shape[1])
-            under_way = REQUESTS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
-            stages = Stages(cells[chosen], cell[chosen], count[chosen])
-            times, moved = self.times(stages, spread, under_way)
-            found[chosen] = self.end_s(times.by_stage(), moved, cells[chosen])
+            spread = Spread(place[chosen], first.shape[1])
+            found[chosen] = self._seconds(cells[chosen], cell[chosen], count[chosen], spread)
         return found
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
         """Return the FLOPs per token that each device saves by retaining activations.
 
-        Args:
-            cell: cell of each device.
-            spare: free memory of each device, in bytes.
-            under_way: number of micro-batches whose layer inputs each device retains at once.
+        `spare` has each device's free bytes. `under_way` has the number of micro-batches whose
+        layer inputs each device retains at once.
         """
         tables = self.tables
         in_request = tables.forwards[cell] == 0  # forward and backward are one run
@@ -319,21 +286,18 @@ class Estimator:
         found: Floats = tables.spared[cell] * np.where(in_request, np.floor(share), share)
         return found
 
-    def times(
-        self, stages: Stages, spread: Spread, under_way: Integers
-    ) -> tuple[StageTimes, MovedBytes]:
-        """Return the times and the traffic of each stage, as if there were no other stages.
+    def _seconds(self, cells: Integers, cell: Integers, count: Floats, spread: Spread) -> Floats:
+        """Return the step time in seconds of each arrangement that fits in memory.
 
-        Args:
-            stages: cells and numbers of devices of the stages.
-            spread: combines values of columns to values of stages.
-            under_way: number of micro-batches in flight in all stages together.
+        `cells` and `count` have the cell and the number of devices of each stage; `cell` has the
+        cell of each column.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
-        cells, cell = stages.cells, stages.cell
+        stages = (count > 0).sum(axis=1, keepdims=True)
         spare = columns.memory - tables.memory[cell]
         kept = np.minimum(batches, spare // tables.kept[cell])
-        spared = self._spared(cell, spare, np.minimum(kept, under_way))
+        under_way = np.minimum(kept, REQUESTS_AT_ONCE * (1 + stages))
+        spared = self._spared(cell, spare, under_way)
         again = np.maximum(0.0, 1 - spread.total(kept * columns.count) / batches)
         repeats = spread.gather(again)  # share of micro-batches that are not retained
 
@@ -365,23 +329,23 @@ class Estimator:
         share = speed / spread.gather(spread.total(speed * columns.count))
         takes = np.maximum(batches * share, 1.0)
         # Micro-batches are not divided: with 16 on 15 devices, one device takes 2.
-        rounds = np.ceil(batches / np.maximum(1.0, stages.count))
+        some = np.maximum(1.0, count)
+        rounds = np.ceil(batches / some)
 
         def others(each_s: Floats) -> Floats:
             most = spread.most(1 / np.maximum(each_s, _LEAST_S))
-            fastest_s = np.where(stages.count > 0, 1 / np.maximum(most, _LEAST_S), 0.0)
+            fastest_s = np.where(count > 0, 1 / np.maximum(most, _LEAST_S), 0.0)
             return _most(spread.most((takes - 1) * each_s), (rounds - 1) * fastest_s)
 
         weights = tables.weights[cells] * spread.total_of(columns.count * self._down_share)
         gradients = tables.gradients[cells] * spread.total_of(columns.count * self._gradient_share)
-        some = np.maximum(1.0, stages.count)
         down_share = spread.total_of(columns.count * self._down_share) / some
         up_share = spread.total_of(columns.count * self._up_share) / some
         forwards_of = tables.forwards[cells]
-        inputs = np.where(forwards_of > 0, 1 + again, 1.0) * (stages.count > 0)
+        inputs = np.where(forwards_of > 0, 1 + again, 1.0) * (count > 0)
         moved = batches * self._activation_bytes
         came = batches * self._input_bytes * inputs + moved * forwards_of
-        returns = tables.forwards[cells] + tables.returns[cells]
+        went = moved * (forwards_of + tables.returns[cells]) * up_share
         times = StageTimes(
             loaded_s=spread.most(tables.weights[cell] * down_byte_s),
             ahead_s=spread.most(one_ahead_s),
@@ -391,52 +355,29 @@ class Estimator:
             others_s=others(each_s),
             gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s),
         )
-        return times, MovedBytes(weights, gradients, came * down_share, returns * up_share)
-
-    def end_s(self, times: StageTimes, moved: MovedBytes | None, cells: Integers) -> Floats:
-        """Return the step time of each arrangement in seconds.
-
-        Args:
-            times: times of the stages, in arrays with one row per stage.
-            moved: traffic, with one column per stage; None if the PS's card limits no transfer.
-            cells: cell of each stage.
-        """
-        loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
-        loss_s = np.where(loss_there, 0.0, self._loss_s)
-        if moved is None:
-            end_s = times.end_s(times.loaded_s, None, loss_s, self._batches)
-            return end_s + self._optimizer_s
-        down = moved.weights.sum(axis=1) + moved.came.sum(axis=1)
-        up = moved.gradients.sum(axis=1)
-        up = up + self._batches * self._activation_bytes * moved.went.sum(axis=1)
-        loaded_s = np.maximum(times.loaded_s, moved.weights.sum(axis=1) * self._out_s)
-        card_s = _by_stage(moved.gradients * self._in_s)
-        end_s = times.end_s(loaded_s, card_s, loss_s, self._batches)
-        total: Floats = _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
-        return total
+        down = weights.sum(axis=1) + (came * down_share).sum(axis=1)
+        up = gradients.sum(axis=1) + went.sum(axis=1)
+        loss_there = (cells >= (tables.layers + 1) ** 2).any(axis=1)
+        end_s = _end_s(
+            StageTimes(*(np.ascontiguousarray(each.T) for each in times)),
+            np.maximum(times.loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
+            gradients.T * self._in_s,
+            np.where(loss_there, 0.0, self._loss_s),
+            batches,
+        )
+        return _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """The cell of each stage and of each column, and the number of devices of each stage."""
-
-    cells: Integers
-    cell: Integers
-    count: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageTimes(NamedTuple):
     """Times of each stage as if there were no other stages, in seconds, with one column per stage.
 
     Attributes:
         loaded_s: time until the stage's weights have arrived.
         ahead_s, back_s: time of one forward pass, and of one backward pass.
-        others_ahead_s: time of all forward passes but one, on the slowest device.
-        others_back_s: time of all backward passes but one, on the slowest device.
+        others_ahead_s, others_back_s: time of all forward passes but one, and of all backward
+            passes but one, on the slowest device.
         others_s: time of all forward and backward passes but one each, on the slowest device.
-        gradients_s: time from the end of the last pass until the weight gradients have passed the
-            uplinks.
+        gradients_s: time of the weight gradients on the slowest uplink.
     """
 
     loaded_s: Floats
@@ -447,120 +388,44 @@ class StageTimes:
     others_s: Floats
     gradients_s: Floats
 
-    def take(self, chosen: Integers) -> StageTimes:
-        return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-    def by_stage(self) -> StageTimes:
-        """Return the same times in transposed arrays, with one row per stage."""
-        return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
+def _end_s(
+    times: StageTimes, loaded_s: Floats, card_s: Floats, loss_s: Floats, batches: int
+) -> Floats:
+    """Return the seconds until all weight gradients have arrived, for each arrangement.
 
-    def end_s(
-        self, loaded_s: Floats, card_s: Floats | None, loss_s: Floats, batches: int
-    ) -> Floats:
-        """Return the seconds until all weight gradients have arrived, for each arrangement.
-
-        Arrays have one row per stage.
-
-        Args:
-            loaded_s: seconds until a stage's weights have arrived. If the PS's card limits
-                transfers, seconds until the weights of all stages have arrived.
-            card_s: seconds of each stage's gradients on the PS's card; None if the card limits no
-                transfer.
-            loss_s: for each arrangement, seconds in which the PS computes the loss of one
-                micro-batch.
-            batches: number of micro-batches.
-        """
-        ahead = np.empty_like(loaded_s)
-        first = np.zeros_like(loss_s)
-        for row, loaded, ahead_s in zip(ahead, loaded_s, self.ahead_s, strict=True):
-            first = np.maximum(first, loaded, out=row)
-            first += ahead_s
-        # From the last stage to the first: each stage waits for the next one.
-        back = np.add.accumulate([first + loss_s, *self.back_s[:0:-1]])[::-1]
-
-        # As soon as gradients arrive, backward passes take precedence over forward passes.
-        alone_s = self.others_ahead_s
-        share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
-        others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
-        others = np.maximum(back + self.others_back_s, ahead + self.others_s)
-
-        last = np.zeros_like(loss_s)
-        for ahead_s, others_s in zip(self.ahead_s, others_ahead, strict=True):
-            last += ahead_s
-            np.maximum(last, others_s, out=last)
-        last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
-        ends = others
-        for row, back_s in zip(ends[::-1], self.back_s[::-1], strict=True):
-            last = np.maximum(last, row, out=row)
-            last += back_s
-        most: Floats = (ends + self.gradients_s).max(axis=0)
-        if card_s is not None:
-            received = np.zeros_like(loss_s)
-            for row, through_s in zip(ends[::-1], card_s[::-1], strict=True):
-                np.maximum(received, row, out=received)
-                received += through_s
-            np.maximum(most, received, out=most)
-        return most
-
-
-@dataclass(frozen=True, slots=True)
-class MovedBytes:
-    """Traffic of each stage on the PS's network card, with one column per stage.
-
-    Attributes:
-        weights, gradients: bytes of weights and of weight gradients for all devices of the stage.
-        came: bytes of activations that all devices of the stage receive.
-        went: bytes that the stage returns for a micro-batch, divided by the uncompressed size of
-            one activation.
+    Arrays have one row per stage. `loaded_s` includes the PS's card. `card_s` has the seconds of
+    each stage's gradients on the card, and `loss_s` those of one micro-batch's loss on the PS.
     """
+    ahead = np.empty_like(loaded_s)
+    first = np.zeros_like(loss_s)
+    for row, loaded, ahead_s in zip(ahead, loaded_s, times.ahead_s, strict=True):
+        first = np.maximum(first, loaded, out=row)
+        first += ahead_s
+    # From the last stage to the first: each stage waits for the next one.
+    back = np.add.accumulate([first + loss_s, *times.back_s[:0:-1]])[::-1]
 
-    weights: Floats
-    gradients: Floats
-    came: Floats
-    went: Floats
+    # As soon as gradients arrive, backward passes take precedence over forward passes.
+    alone_s = times.others_ahead_s
+    share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
+    others_ahead = ahead + (share * alone_s + (1 - share) * times.others_s)
+    ends = np.maximum(back + times.others_back_s, ahead + times.others_s)
 
-    def take(self, chosen: Integers) -> MovedBytes:
-        return MovedBytes(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-
-class Spread(Protocol):
-    """Combines the values of columns of devices to values of stages."""
-
-    def total(self, values: Floats) -> Floats:
-        """Return, for each stage, the sum of the values of its columns."""
-        ...
-
-    def total_of(self, columns: Floats) -> Floats:
-        """Return sums for each stage, of values that are equal in all arrangements."""
-        ...
-
-    def most(self, values: Floats) -> Floats:
-        """Return, for each stage, the largest value of its columns."""
-        ...
-
-    def gather(self, values: Floats) -> Floats:
-        """Return, for each column, the value of the column's stage."""
-        ...
+    last = np.zeros_like(loss_s)
+    for ahead_s, others_s in zip(times.ahead_s, others_ahead, strict=True):
+        last += ahead_s
+        np.maximum(last, others_s, out=last)
+    last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
+    received = np.zeros_like(loss_s)
+    for row, back_s, through_s in zip(ends[::-1], times.back_s[::-1], card_s[::-1], strict=True):
+        last = np.maximum(last, row, out=row)
+        last += back_s
+        received = np.maximum(received, row) + through_s
+    return _most(received, (ends + times.gradients_s).max(axis=0))
 
 
-class Alone:
-    """A `Spread` for arrangements in which stage n consists of column n only."""
-
-    def total(self, values: Floats) -> Floats:
-        return values
-
-    def total_of(self, columns: Floats) -> Floats:
-        return columns
-
-    def most(self, values: Floats) -> Floats:
-        return np.maximum(0.0, values)
-
-    def gather(self, values: Floats) -> Floats:
-        return values
-
-
-class _Spread:
-    """A `Spread` for any arrangement."""
+class Spread:
+    """Combines values of the columns of devices to values of stages."""
 
     def __init__(self, place: Integers, stages: int) -> None:
         self._shape = len(place), stages + 1
@@ -568,14 +433,17 @@ class _Spread:
         self._place_shape = place.shape
 
     def total(self, values: Floats) -> Floats:
+        """Return, for each stage, the sum of the values of its columns."""
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
+        """Return sums for each stage, of values that are equal in all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
+        """Return, for each stage, the largest value of its columns."""
         found = np.zeros(self._shape[0] * self._shape[1])
         np.maximum.at(found, self._at, values.ravel())
         return found.reshape(self._shape)[:, :-1]
@@ -588,18 +456,8 @@ class _Spread:
         return found
 
 
-def _by_stage(values: Floats) -> Floats:
-    """Return a contiguous transposed array with one row per stage, for fast access by stage."""
-    return np.ascontiguousarray(values.T)
-
-
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return the time in seconds of a pass in chunks, if receiving, computing and sending overlap.
-
-    Args:
-        parts_s: seconds of receiving, computing and sending for the whole pass.
-        pieces: number of chunks.
-    """
+    """Return the seconds of a pass in chunks, if receiving, computing and sending overlap."""
     total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
     return total
 

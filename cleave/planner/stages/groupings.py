@@ -11,7 +11,10 @@ from typing import Final
 import numpy as np
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.estimate import Integers, StageTables
+from cleave.planner.stages.estimate import (
+    Integers,
+    StageTables,
+)
 from cleave.planner.stages.model import StageModel
 from cleave.planner.tiles.shape import Floats
 
@@ -23,7 +26,7 @@ class Grouping:
     """Groups of devices, one group for each stage.
 
     Attributes:
-        members: indices of the devices of all groups in the list of devices, group after group.
+        members: indices of the devices of all groups, group after group.
         begins: index in `members` of each group's first device.
     """
 
@@ -32,11 +35,7 @@ class Grouping:
 
     @classmethod
     def of_equal(cls, groups: Integers) -> Grouping:
-        """Return groups of equal size.
-
-        Args:
-            groups: indices of devices, shape (groups, devices per group).
-        """
+        """Return groups of equal size; `groups` has the shape (groups, devices per group)."""
         stages, size = groups.shape
         return cls(groups.ravel(), np.arange(stages) * size)
 
@@ -54,10 +53,7 @@ class Grouping:
         return found
 
     def with_last(self, member: int) -> Grouping | None:
-        """Return a copy whose last group consists only of the device `member`.
-
-        The result is None if another group would become empty.
-        """
+        """Return a copy whose last group is the device `member`; None if a group would be empty."""
         groups = np.split(self.members, self.begins[1:])
         others = [group[group != member] for group in groups[:-1]]
         return Grouping.of([*others, [member]]) if all(map(len, others)) else None
@@ -68,11 +64,9 @@ def groupings(
 ) -> Iterator[Grouping]:
     """Yield groupings of the fastest devices whose memory is sufficient for all layers.
 
-    Groupings of two types are tried: each group gets devices of every speed, or each group gets
-    devices of similar speed.
+    Groups have devices of every speed, devices of similar speed, or devices with similar memory.
 
     Args:
-        tables: costs of runs of layers.
         order: the devices, the fastest first.
         for_loss: index of a device with enough memory for the loss; None if there is none. If no
             group of a grouping has enough memory for the loss, a copy of the grouping with this
@@ -119,14 +113,14 @@ def _by_room(
     """Yield groupings for stages whose memory requirements differ.
 
     Each stage has about the same number of layers. The devices with the least memory are assigned
-    first. Each device is assigned to the slowest stage so far for which it has enough memory.
+    first, each to the slowest stage so far for which it has enough memory.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():
         return
     cuts = [round(number * tables.layers / stages) for number in range(stages + 1)]
+    costs = [tables.by_layer[:, first:stop].sum(axis=1).tolist() for first, stop in pairwise(cuts)]
     needs = [float(tables.memory_of_layers[first, stop]) for first, stop in pairwise(cuts)]
-    runs = [_Run.of(tables, first, stop) for first, stop in pairwise(cuts)]
     largest_last = sorted(range(stages), key=lambda stage: needs[stage])
     for many in _numbers(len(order)):
         if memory[:many].max() < max(needs):
@@ -140,7 +134,7 @@ def _by_room(
             if fitting:
                 speed, stage = fitting[0]
                 groups[stage].append(number)
-                speed += 1 / runs[stage].seconds(tables.model, order[number])
+                speed += 1 / _seconds(tables.model, costs[stage], order[number])
                 heapq.heapreplace(fitting, (speed, stage))
         if all(groups):
             yield Grouping.of(groups)
@@ -148,41 +142,28 @@ def _by_room(
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
     """Return the devices sorted by the time that each device would need for the whole model."""
-    whole = _Run.of(tables, 0, tables.layers)
-    seconds = {device.device: whole.seconds(tables.model, device) for device in devices}
-    return sorted(devices, key=lambda device: (seconds[device.device], device.device))
+    whole = tables.by_layer[:, :-1].sum(axis=1).tolist()
+
+    def whole_s(device: DeviceRates) -> tuple[float, int]:
+        return _seconds(tables.model, whole, device), device.device
+
+    return sorted(devices, key=whole_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The costs of a run of consecutive layers.
+def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
+    """Return the seconds of layers for a whole batch on one device, if nothing overlaps.
 
-    Attributes:
-        weights, gradients: bytes of weights and of weight gradients in messages.
-        flops: FLOPs per token of the forward and the backward pass.
+    `costs` are bytes of weights, bytes of gradients and FLOPs per token.
     """
-
-    weights: float
-    gradients: float
-    flops: float
-
-    @classmethod
-    def of(cls, tables: StageTables, first: int, stop: int) -> _Run:
-        return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
-
-    def seconds(self, model: StageModel, device: DeviceRates) -> float:
-        """Return the time in seconds in which a device trains the layers on a whole batch.
-
-        Transfers and computation are assumed not to overlap.
-        """
-        tokens = sum(model.tokens)
-        moved = 2 * tokens * model.width * model.element_bytes
-        down_bytes = device.down_bytes(self.weights + moved, model.coded_ratio)
-        up_bytes = device.up_bytes(self.gradients, model.gradient_coded_ratio)
-        up_bytes += device.up_bytes(moved, model.coded_ratio)
-        down_s = down_bytes / device.downlink_bytes_per_s
-        up_s = up_bytes / device.uplink_bytes_per_s
-        return down_s + up_s + tokens * self.flops / device.flops_per_s
+    weights, gradients, flops = costs
+    tokens = sum(model.tokens)
+    moved = 2 * tokens * model.width * model.element_bytes
+    down_bytes = device.down_bytes(weights + moved, model.coded_ratio)
+    up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
+    up_bytes += device.up_bytes(moved, model.coded_ratio)
+    down_s = down_bytes / device.downlink_bytes_per_s
+    up_s = up_bytes / device.uplink_bytes_per_s
+    return down_s + up_s + tokens * flops / device.flops_per_s
 
 
 def _numbers(most: int) -> list[int]:

@@ -15,7 +15,6 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
     HeadSlice,
     KeptBatches,
-    LayerCost,
     PlannedStage,
     PsCompute,
     StageModel,
@@ -42,26 +41,17 @@ class LossSlices:
     devices: tuple[DeviceRates, ...]
     flops_per_s: float
 
-    def as_ps(self, ps: PsCompute) -> PsCompute:
-        """Return a copy of `ps` that computes the loss as fast as the slices."""
-        return replace(ps, flops_per_s=self.flops_per_s)
-
 
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways to slice the loss that may shorten the step.
-
-    Nothing is yielded if the loss takes little time.
+    """Yield ways to slice the loss that may shorten the step; none if the loss takes little time.
 
     The number of slices is the smallest number for which devices have enough memory, or twice that
     number. Each slice gets enough devices to take as long as the layers, or a fraction of that
     time. Devices that `plan` leaves idle are used first.
 
     Args:
-        model: costs of the layers, and the micro-batches.
-        devices: devices of the fleet.
-        ps: throughput of the parameter server.
         plan: the best plan with the loss on the PS or on the last stage.
     """
     by_id = {device.device: device for device in devices}
@@ -84,10 +74,7 @@ def ways_to_slice(
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
-    """Return the smallest number of slices for which enough devices have enough memory.
-
-    The result is 0 if there is no such number.
-    """
+    """Return the smallest number of slices for which enough devices have enough memory, or 0."""
     for count in range(1, min(len(devices), model.most_slices // 2) + 1):
         needed = _needed_bytes(model, count)
         if sum(device.memory_bytes >= needed for device in devices) >= count:
@@ -107,24 +94,25 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Returns:
-        Pairs of seconds and device. The seconds are the time in which the device alone would
-        compute one slice for all micro-batches.
+    Each device is preceded by the seconds in which it alone would compute one slice for all
+    micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
-    able = ((_seconds(model, cost, d), d) for d in devices if d.memory_bytes >= needed)
-    return sorted(able, key=lambda each: (each[0], each[1].device))
-
-
-def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
-    """Return the time in seconds in which a device alone computes a slice for all micro-batches."""
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
-    return max(
-        device.down_bytes(moved, model.coded_ratio) / device.downlink_bytes_per_s,
-        device.up_bytes(moved, model.coded_ratio) / device.uplink_bytes_per_s,
-        tokens * cost.flops / device.flops_per_s,
-    )
+    able = [
+        (
+            max(
+                d.down_bytes(moved, model.coded_ratio) / d.downlink_bytes_per_s,
+                d.up_bytes(moved, model.coded_ratio) / d.uplink_bytes_per_s,
+                tokens * cost.flops / d.flops_per_s,
+            ),
+            d,
+        )
+        for d in devices
+        if d.memory_bytes >= needed
+    ]
+    return sorted(able, key=lambda each: (each[0], each[1].device))
 
 
 def _dealt(
@@ -138,14 +126,8 @@ def _dealt(
     """Assign devices to slices so that each slice takes about `within_s`; None if too few devices.
 
     If enough devices are idle, the fastest idle devices are used. Otherwise devices of every speed
-    are used, so that devices of every speed remain for the layers.
-
-    Args:
-        fitting: devices with enough memory for a slice and their seconds (see `_fitting`).
-        idle: the entries of `fitting` whose devices the plan leaves idle.
-        count: number of slices.
-        within_s: desired seconds of a slice for all micro-batches.
-        most: maximum number of devices to use.
+    are used, so that devices of every speed remain for the layers. `fitting` and `idle` have pairs
+    as `_fitting` returns, and `most` is the maximum number of devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

@@ -10,56 +10,40 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.planner.plan import DeviceRates, PsRates
 
-_NAMED: Final = 8
-"""Maximum number of stages that a plan's description lists one by one."""
+_NAMED: Final = 8  # maximum number of stages that a plan's description lists
+_PIECES: Final = 4  # maximum number of chunks into which a sequence is cut
+_LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
 
-_PIECES: Final = 4
-"""Maximum number of chunks into which a sequence is cut."""
-
-_LEAST_PIECE: Final = 128
-"""Minimum number of tokens in a sequence chunk."""
-
+# Largest factor by which sequence chunks slow down a micro-batch's computation. Each chunk's run
+# reads all weights, and adds its gradients to all accumulated gradients.
 PIECE_COST: Final = 1.6
-"""Largest factor by which sequence chunks slow down a micro-batch's computation.
-
-The run of each chunk reads all weights, and adds its gradients to all accumulated gradients.
-"""
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks into which a layer without attention cuts each sequence.
-
-    Args:
-        tokens: tokens per sequence.
-    """
-    return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
-
-
-def _fits(tokens: int, pieces: int) -> bool:
-    return tokens % pieces == 0 and tokens // pieces >= _LEAST_PIECE
+    """Return the number of chunks for a layer without attention, given the tokens per sequence."""
+    numbers = range(_PIECES, 1, -1)
+    return next((n for n in numbers if tokens % n == 0 and tokens // n >= _LEAST_PIECE), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The costs of one layer, or of the loss.
+    """The costs of one layer, or of the loss. FLOPs are per token.
 
     Attributes:
-        frozen_bytes: size of the frozen parameters, which stay on devices between steps.
-        weight_bytes: size of the trained parameters, which are sent to a device in every step.
-        gradient_bytes: size of the weight gradients that a device returns in every step.
-        sum_bytes: size of the accumulated weight gradients on a device, in fp32.
-        flops: FLOPs per token of the forward and the backward pass. The backward pass recomputes
-            the forward pass.
-        forward_flops: FLOPs per token of the forward pass alone.
+        frozen_bytes: parameters that stay on devices between steps.
+        weight_bytes, gradient_bytes: trained parameters, which are sent in every step, and their
+            gradients, which a device returns in every step.
+        sum_bytes: accumulated weight gradients on a device, in fp32.
+        flops: forward and backward pass. The backward pass recomputes the forward pass.
         working_bytes: memory per token while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
-        activation_bytes: size per token of the activations, other than the layer's input, that the
-            forward pass can retain for the backward pass; 0 if none can be retained.
-        spared_flops: FLOPs per token that the backward pass saves if activations are retained.
-        dequantized_bytes: memory for weights dequantized to fp32, and for the integer codes of one
-            weight.
+        activation_bytes: activations per token, without the layer's input, that the forward pass
+            can retain for the backward pass; 0 if none can be retained.
+        spared_flops: what the backward pass saves if activations are retained.
+        dequantized_bytes: memory for weights dequantized to fp32, and for one weight's codes.
         pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
     """
 
@@ -95,22 +79,15 @@ class Keep(StrEnum):
 class KeptBatches:
     """How many micro-batches a device may retain between their forward and backward passes.
 
-    Attributes:
-        inputs: number of micro-batches of which the device retains only the layer inputs.
-        activations: number of micro-batches of which the device retains all activations. As long
-            as fewer are retained, the next micro-batch is retained with all activations.
+    Of `inputs` micro-batches, the device retains only the layer inputs. As long as it retains fewer
+    than `activations` with all activations, it retains the next one with all activations.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch.
-
-        Args:
-            inputs, activations: number of micro-batches of which the device already retains only
-                the layer inputs, or all activations.
-        """
+        """Return what to retain of the next micro-batch, given the numbers retained already."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -124,9 +101,8 @@ class PsLayers:
     """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: index, among the layers that devices compute, of the layer that follows. If no such
-            layer follows, the number of layers that devices compute.
-        forward_flops: FLOPs per token of the forward pass.
+        before: index of the next layer among the layers that devices compute. If no such layer
+            follows, the number of layers that devices compute.
         flops: FLOPs per token of the forward and the backward pass, without recomputation.
     """
 
@@ -146,15 +122,13 @@ class StageModel:
         element_bytes: bytes per element of an activation in messages.
         tokens: number of tokens in each micro-batch.
         embeds: whether the input gradient of the first layer is needed, to train the embedding.
-        coded_ratio: compressed size of weights and activations divided by uncompressed size.
-        gradient_coded_ratio: compressed size of weight gradients divided by uncompressed size.
-        in_parts: whether each layer is divided, so that attention and MLP are separate entries of
-            `layers`.
+        coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, of weights
+            and activations, and of weight gradients.
+        in_parts: whether attention and MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
             be cut into slices.
         ps_layers: layers that only the PS can compute, in order. A stage cannot contain layers on
-            both sides of such a layer. If one follows the last of `layers`, the PS computes the
-            loss.
+            both sides of one. If one follows the last of `layers`, the PS computes the loss.
         beside_bytes: size per token in messages of layer arguments, other than the input, that
             differ between micro-batches, such as masks of packed documents.
     """
@@ -185,8 +159,7 @@ class StageModel:
     def most_pieces(self, stage: PlannedStage) -> int:
         """Return the maximum number of chunks into which a stage can cut a micro-batch.
 
-        The result is 1 for a stage with several layers or with the loss, because later layers or
-        the loss may need the whole sequence.
+        It is 1 if later layers or the loss on the stage may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -194,23 +167,22 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        The backward pass of a slice recomputes the logits of the slice. The small modules before
-        the LM head are ignored.
+        The backward pass of a slice recomputes its logits. The small modules before the LM head are
+        ignored.
         """
 
-        def part(nbytes: int) -> int:
-            return -(-nbytes // count)
-
         loss = self.loss
+        sizes = loss.frozen_bytes, loss.weight_bytes, loss.gradient_bytes, loss.sum_bytes
+        frozen, weights, gradients, sums = (-(-nbytes // count) for nbytes in sizes)
         return LayerCost(
-            part(loss.frozen_bytes),
-            part(loss.weight_bytes),
-            part(loss.gradient_bytes),
-            part(loss.sum_bytes),
+            frozen,
+            weights,
+            gradients,
+            sums,
             (loss.flops + loss.forward_flops) / count,
             loss.forward_flops / count,
             loss.working_bytes / count,
-            part(loss.largest_bytes),
+            -(-loss.largest_bytes // count),
         )
 
 
@@ -218,10 +190,7 @@ class StageModel:
 class PsCompute:
     """The throughput of the parameter server.
 
-    Attributes:
-        flops_per_s: compute throughput for all parts of a step that the PS computes.
-        optimizer_s: seconds of an optimizer step.
-        rates: rates of the PS's network card; None if the card limits no transfer.
+    `rates` are those of its network card; None if the card limits no transfer.
     """
 
     flops_per_s: float
@@ -231,13 +200,9 @@ class PsCompute:
 
 @dataclass(frozen=True, slots=True)
 class HeadSlice:
-    """One slice of a vocabulary-parallel loss: consecutive rows of the LM head.
+    """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    See `cleave.graphs.loss_slices`.
-
-    Attributes:
-        number: index of the slice, from 0.
-        of: number of slices of the loss. All slices have about the same number of rows.
+    All slices have about the same number of rows. See `cleave.graphs.loss_slices`.
     """
 
     number: int
@@ -253,15 +218,13 @@ class PlannedStage:
     """A stage, or a slice of the loss: consecutive layers and the devices that run these layers.
 
     Attributes:
-        first: index of the first layer.
         stop: index of the last layer plus one.
         devices: IDs of the stage's devices, at least one.
         loss: whether the stage also computes the loss. Only the last stage can.
         slice: the slice of the loss that the devices compute, instead of layers; None for a stage
             of layers. For a slice, `first` and `stop` both equal the number of layers.
         pieces: number of chunks into which a micro-batch is cut. Each chunk is a separate graph
-            run, so a device can receive one chunk, compute another chunk and return a third chunk
-            at the same time. A run needs memory for one chunk only.
+            run, which overlaps with receiving and returning other chunks.
     """
 
     first: int
@@ -285,9 +248,9 @@ class StagePlan:
 
     Attributes:
         stages: the stages in the order of the layers.
-        kept_batches: maps each device ID to how many micro-batches the device may retain.
+        kept_batches: how many micro-batches each device may retain.
         step_s: predicted seconds of a step, including the optimizer step.
-        memory_bytes: maps each device ID to the predicted peak memory of the device.
+        memory_bytes: predicted peak memory of each device.
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
         reason: a sentence that says what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
@@ -322,31 +285,26 @@ class StagePlan:
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
-        count = len(self.slices)
-        slices = "1 slice" if count == 1 else f"{count} slices"
-        return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
+        slices = _span([len(self.slices)], "slice", "slices")
+        return f"in {slices} on {_span([devices], 'device', 'devices')}"
 
     def described(self, model: StageModel) -> str:
-        """Return a sentence, without its full stop, that describes the plan to the user.
-
-        Args:
-            model: the model for which the plan was made.
-        """
+        """Return a sentence, without its full stop, that describes the plan to the user."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
-        parts = [
-            f"{one} {stage.stop}"
-            if stage.first + 1 == stage.stop
-            else f"{many} {stage.first + 1} to {stage.stop}"
-            for stage in self.stages
-        ]
-        held = [
-            f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
-            for part, stage in zip(parts, self.stages, strict=True)
-        ]
-        if len(held) > _NAMED:
+        if len(self.stages) > _NAMED:
             sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
             devices = _span([len(stage.devices) for stage in self.stages], "device", "devices")
-            held = [f"{len(held)} of {sizes} on {devices} each"]
+            held = [f"{len(self.stages)} of {sizes} on {devices} each"]
+        else:
+            held = [
+                (
+                    f"{one} {stage.stop}"
+                    if stage.first + 1 == stage.stop
+                    else f"{many} {stage.first + 1} to {stage.stop}"
+                )
+                + f" on {_span([len(stage.devices)], 'device', 'devices')}"
+                for stage in self.stages
+            ]
         if model.ps_layers:
             held.append("the others on the parameter server")
         where = "there" if self.stages[-1].loss else self.where_loss
@@ -354,11 +312,7 @@ class StagePlan:
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
-    """Return the range of `numbers` as text, such as "2 to 4 layers".
-
-    Args:
-        one, many: the request in singular and in plural.
-    """
+    """Return the range of `numbers` as text with a singular or plural noun: "2 to 4 layers"."""
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {one if most == 1 else many}"
@@ -372,12 +326,53 @@ class StagePlanner(Protocol):
     ) -> StagePlan:
         """Return the plan with the shortest predicted step that was found.
 
-        Args:
-            model: costs of the layers, and the micro-batches.
-            devices: devices of the fleet.
-            ps: throughput of the parameter server.
-
         Raises:
             PlanError: when the model cannot be divided into stages for these devices.
         """
         ...
+
+
+_FP32_BYTES: Final = 4
+_INDEX_BYTES: Final = 2  # bytes per element: two 4-bit codes are indexed by one 32-bit integer
+
+
+def working_bytes(
+    matrices: Sequence[tuple[int, int]],
+    width: int,
+    heads: int,
+    sequence: int,
+    blocks: Blocks = BLOCKS,
+    *,
+    squeezed: bool = False,
+) -> float:
+    """Return the working memory of a layer's graphs, in bytes per token, without their inputs.
+
+    All graphs of a layer share one memory arena. The backward graph needs the most memory, while
+    it computes the gradients of the MLP or of attention (see `benchmarks/layer_memory.py`).
+
+    Args:
+        matrices: shapes of the layer's weight matrices.
+        width: elements per token of an activation between layers.
+        heads: number of attention heads; 0 without attention.
+        sequence: tokens per sequence.
+        blocks: memory limits above which attention is computed for one block of queries at a time.
+        squeezed: whether attention scores are soft-capped, as in Gemma 2.
+    """
+    inner = max((max(shape) for shape in matrices), default=width)
+    of_mlp = sum(max(shape) == inner and min(shape) == width for shape in matrices)
+    rows = blocks.rows(heads, sequence, sequence)
+    scores = heads * rows  # elements per token of the scores that are computed at once
+    whole = rows == sequence
+    mlp = 7.5 * width + (2 + 2 * of_mlp) * inner + (scores if whole else 0)
+    copies = (4.5 if whole else 7.5) + (3 if squeezed else 0)  # a Scan works in place less often
+    attention = 7 * width + copies * scores
+    return _FP32_BYTES * max(mlp, attention)
+
+
+def dequantized_bytes(elements: Sequence[int]) -> int:
+    """Return the bytes that a layer's graphs need to dequantize matrices with these `elements`.
+
+    The backward graph uses each dequantized weight twice, so all are in memory at the same time,
+    together with the integer codes of one.
+    """
+    return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

@@ -24,19 +24,14 @@ from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 from cleave.planner.stages.simulated import SimulatedDevice
 from cleave.planner.stages.simulation import StageSimulation, costs_of
 
-GRAPH_BYTES: Final = 100_000
-"""Memory requirement of a stage's graphs, without weights and activations."""
+GRAPH_BYTES: Final = 100_000  # memory for a stage's graphs, without weights and activations
 
+# Memory for ONNX Runtime, which a device imports for its first graph.
 RUNTIME_BYTES: Final = 41_000_000
-"""Memory requirement of ONNX Runtime, which a device imports when it receives its first graph."""
-
-SPARE: Final = 1.04
-"""Factor by which computed memory is multiplied, to allow for memory fragmentation."""
-
+SPARE: Final = 1.04  # factor that allows for memory fragmentation
 _FP32_BYTES: Final = 4
 
-_SMALL: Final = 0.1
-"""Share of a link's busy time below which an explanation does not mention a kind of traffic."""
+_SMALL: Final = 0.1  # share of a link's time below which an explanation omits a kind of traffic
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
@@ -51,11 +46,7 @@ def held_bytes(
 ) -> int:
     """Return the memory requirement of a stage on a device, in bytes.
 
-    Args:
-        model: costs of the layers, and the micro-batches.
-        stage: the stage.
-        kept_batches: how many micro-batches the device retains, in addition to the layer inputs of
-            the micro-batch that the device computes.
+    The device retains `kept_batches` in addition to the micro-batch that it computes.
     """
     costs = costs_of(model, stage)
     # On a stage with the loss, the backward pass follows the forward pass immediately. So the
@@ -76,11 +67,7 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the memory for what a device retains of one micro-batch, in bytes.
-
-    Args:
-        keep: what the device retains.
-    """
+    """Return the memory for what a device retains of one micro-batch, in bytes."""
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0
@@ -97,13 +84,9 @@ def most_kept(
 ) -> KeptBatches:
     """Return how many micro-batches a device has enough memory to retain.
 
-    Args:
-        model: costs of the layers, and the micro-batches.
-        stage: the device's stage. On a stage with the loss, the backward pass follows the forward
-            pass immediately, so the device retains at most one micro-batch.
-        offered_bytes: memory that the device offers.
-        batches: number of micro-batches whose layer inputs are retained before any memory is used
-            for activations.
+    The layer inputs of `batches` micro-batches take precedence over activations. On a stage with
+    the loss, the backward pass follows the forward pass immediately. So such a device retains at
+    most one micro-batch.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (
@@ -166,7 +149,7 @@ def working_bytes(model: StageModel, of_token: float) -> int:
 def input_bytes(model: StageModel) -> int:
     """Return the memory for activations in transfer, in bytes.
 
-    They are input x, output y, and the gradients dy and dx of the two largest micro-batches.
+    They are x, y, dy and dx of the two largest micro-batches.
     """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
@@ -191,11 +174,9 @@ def predict(
     device retains the layer inputs of fewer micro-batches, and so has more memory for activations.
 
     Args:
-        model: costs of the layers, and the micro-batches.
         stages: the stages in order. Each layer is in exactly one stage.
         devices_by_id: maps device IDs to devices. Each device of the stages must be included. A
             device may be in at most one stage.
-        ps: throughput of the parameter server.
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
 
     Raises:
@@ -210,22 +191,21 @@ def predict(
                     f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
                     f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
                 )
-    best: StagePlan | None = None
-    tried: list[dict[int, KeptBatches]] = []
-    for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1)):
-        kept = {
+    policies = [
+        {
             device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
             for stage in (*stages, *slices)
             for device in stage.devices
         }
-        if kept not in tried:
-            tried.append(kept)
-            run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
-            plan = _simulated(run, kept, ps)
-            if best is None or plan.step_s < best.step_s:
-                best = plan
-    assert best is not None
-    return best
+        for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1))
+    ]
+    if policies[0] == policies[1]:
+        policies.pop()
+    plans = (
+        _simulated(StageSimulation(model, stages, kept, devices_by_id, ps, slices), kept, ps)
+        for kept in policies
+    )
+    return min(plans, key=lambda plan: plan.step_s)
 
 
 def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
@@ -306,7 +286,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Return a time as text with a request, for the user."""
+    """Return a time as text with its unit, for the user."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

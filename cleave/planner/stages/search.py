@@ -1,9 +1,8 @@
 """The search for the stages with the shortest step time.
 
-The closed form (`estimate.py`) ranks arrangements of devices in stages. The best arrangements, and
-changes of these arrangements, are simulated event by event (`simulation.py`). In a large fleet, one
-search assigns whole groups of devices to stages. Another search assigns each of the fastest devices
-individually.
+The closed form (`estimate.py`) ranks arrangements. The best arrangements, and their changes, are
+simulated event by event (`simulation.py`). In a large fleet, one search assigns whole groups of
+devices to stages. Another search assigns each of the fastest devices individually.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.climb import StageClimb
 from cleave.planner.stages.estimate import Arrangements, StageTables
-from cleave.planner.stages.group_climb import GroupClimb
 from cleave.planner.stages.groupings import by_speed, groupings
 from cleave.planner.stages.loss_slices import LossSlices, ways_to_slice
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
@@ -47,12 +45,8 @@ _GAIN: Final = 1e-6  # smaller relative gains do not count
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the plan with the shortest predicted step that the search finds.
 
-    The search also tries plans in which some devices compute slices of the loss.
-
-    Args:
-        model: costs of the layers, and the micro-batches.
-        devices: devices of the fleet, in any order. The plan may leave some devices idle.
-        ps: throughput of the parameter server.
+    The search also tries plans in which some devices compute slices of the loss. The plan does not
+    depend on the order of `devices`, and may leave some devices idle.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -88,18 +82,17 @@ def _search(
     ps: PsCompute,
     slices: LossSlices | None,
 ) -> StagePlan:
-    """Return the best plan that the search finds on the given devices.
+    """Return the best plan that the search finds on devices that can hold at least one layer.
 
-    Args:
-        able: devices with enough memory for at least one layer.
-        slices: slices of the loss on other devices; None if the loss is not vocabulary-parallel.
+    `slices` are the slices of the loss on other devices; None without a vocabulary-parallel loss.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
     """
     model = tables.model
     # The closed form treats the slices of the loss as a PS of the same throughput.
-    climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
+    as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
+    climbs = list(_climbs(tables, able, as_ps))
     those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
     requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, _REQUESTS * len(able)))
     found = sorted(
@@ -109,12 +102,10 @@ def _search(
     )
     if not found:
         raise _too_large(tables, able)
-    first = [
-        (seconds, climbs[number], climbs[number].found.take(np.array([row])))
-        for seconds, number, row in found[:_SIMULATED]
-    ]
     judge = _Judge(model, those, ps, slices, requests)
-    judge.simulate_first(first)
+    for seconds, number, row in found[:_SIMULATED]:
+        if judge.best is None or seconds <= judge.best.step_s * _WORTH:
+            judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
     judge.search()
     assert judge.best is not None
     return judge.best
@@ -169,7 +160,7 @@ def _climbs(
         grouping.devices(order): None
         for grouping in groupings(tables, order, order.index(with_loss[0]) if with_loss else None)
     }
-    grouped = [GroupClimb(tables, grouping, ps) for grouping in chosen]
+    grouped = [StageClimb(tables, grouping, ps, fixed=True) for grouping in chosen]
     grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
     if _may_hold(tables, fastest):
         yield _one_by_one(tables, fastest, ps)
@@ -179,11 +170,7 @@ def _climbs(
 
 
 def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
-    """Return False if the devices cannot hold all layers.
-
-    The number of layers is compared with the sum, over the devices, of the maximum number of
-    consecutive layers for which each device has memory.
-    """
+    """Return False if the devices together have memory for fewer layers than the model has."""
     memory = np.array([device.memory_bytes for device in devices])
     return bool(tables.most_layers(memory).sum() >= tables.layers)
 
@@ -209,11 +196,6 @@ class _Judge:
     """Simulates the most promising arrangements, and remembers the fastest plan.
 
     Attributes:
-        model: costs of the layers, and the micro-batches.
-        devices: maps each device ID to the device.
-        ps: throughput of the parameter server.
-        slices: slices of the loss, on devices without layers; None if the loss is not
-            vocabulary-parallel.
         requests_left: number of micro-batch passes that may still be simulated.
         best: the fastest plan so far; None before the first simulation.
     """
@@ -229,17 +211,6 @@ class _Judge:
         default_factory=list
     )
 
-    def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
-        """Simulate the arrangements with the shortest estimated step times.
-
-        Args:
-            first: arrangements with their estimated step time in seconds, in ascending order.
-        """
-        for seconds, climb, one in first:
-            if self.best is not None and seconds > self.best.step_s * _WORTH:
-                break
-            self.simulate(climb, one)
-
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
         """Simulate an arrangement if the budget allows; return True if it is the fastest so far."""
         planned = climb.planned(one, 0)
@@ -251,7 +222,7 @@ class _Judge:
         ):
             return False
         self._seen.add(planned)
-        self.requests_left -= self.requests(planned)
+        self.requests_left -= round(2 * (len(planned) + len(sliced)) * self._weight)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
@@ -259,11 +230,6 @@ class _Judge:
             return False
         self.best = plan
         return True
-
-    def requests(self, planned: Sequence[PlannedStage]) -> int:
-        """Return the cost of simulating the given stages, in micro-batch passes."""
-        sliced = () if self.slices is None else self.slices.stages
-        return round(2 * (len(planned) + len(sliced)) * self._weight)
 
     @property
     def _weight(self) -> float:

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
@@ -22,14 +22,10 @@ from cleave.planner.stages.model import (
     StageModel,
 )
 
+# Messages pass the PS's network card in pieces of this size. Between two pieces of a message, the
+# card transfers pieces of other devices' messages.
 PIECE_BYTES: Final = 2.0**20
-"""Size in bytes of the pieces in which messages pass the PS's network card.
-
-Between two pieces of a message, the card transfers pieces of other devices' messages.
-"""
-
-_TOTAL_BYTES: Final = 4
-"""Bytes per token that the PS sends to a slice of the loss for the slice's backward pass."""
+_TOTAL_BYTES: Final = 4  # per token, that the PS sends to a slice of the loss for its backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,6 @@ class SimulatedMessage:
     """A message from the PS to a device.
 
     Attributes:
-        nbytes: size of the message.
         flops: FLOPs of the graph run that starts when the message has arrived.
         answered: whether the device returns the results of this run.
         passes_s: seconds of the message on the device's downlink.
@@ -57,27 +52,19 @@ class SimulatedMessage:
         return replace(self, passes_s=passes_s, computes_s=computes_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PassMessages:
+class PassMessages(NamedTuple):
     """The messages of one micro-batch pass between the PS and a device.
 
     Attributes:
         sent: messages to the device.
-        sends: size in bytes of each message that the device returns for one chunk, in reverse
-            order.
+        sends: sizes of the messages that the device returns for one chunk, in reverse order.
         x_s, y_s: total seconds of the messages on the downlink and on the uplink.
-        sends_s: seconds on the uplink of each message in `sends`.
-        sent_bytes, returned_bytes: total bytes on the downlink and on the uplink. Both are whole
-            numbers, so that sums of them are exact.
     """
 
     sent: Sequence[SimulatedMessage]
     sends: Sequence[float]
     x_s: float
     y_s: float
-    sends_s: Sequence[float]
-    sent_bytes: float
-    returned_bytes: float
 
 
 @dataclass(slots=True)
@@ -95,12 +82,9 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue bytes on the card; return when they have passed the card and the device's link.
+        """Queue bytes on the card from `begin_s`; return when they have passed card and link.
 
-        Args:
-            begin_s: time at which the first byte can be sent.
-            own_s: time at which the last byte will have passed the device's link.
-            nbytes: number of bytes.
+        `own_s` is the time at which the last byte will have passed the device's own link.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -112,29 +96,21 @@ class SimulatedCard:
 class SimulatedDevice:
     """The state of one device.
 
-    A request is one micro-batch pass, forward or backward, through one stage.
-
     Attributes:
-        rates: rates and memory of the device.
         coming: messages in transit to the device, each with its request; None for weights.
         left_bytes: unsent bytes of the first message in `coming`.
-        going: requests whose results are being returned or wait for the uplink, each with the sizes
-            of the unsent results.
+        going: requests whose results wait for the uplink, each with the sizes of unsent results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             will be free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches that the device retains.
         went_back: whether the device's last request was a backward pass.
         weights_s, x_s: total seconds of weights and of activations on the device's downlink.
-        computes_s: total seconds of computing.
         y_s, gradients_s: total seconds of activations and of gradients on the device's uplink.
-        pass_messages: cached messages of requests. The key consists of stage, tokens, whether the
-            request is a forward pass, and what the device retains.
-        allowed: how many micro-batches the device may retain.
+        pass_messages: cached messages of requests, by stage, tokens, forward and keep.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.
         request_s: seconds of one micro-batch pass if the device has nothing else to do.
-        number: ID of the device.
         piece_up_s: seconds of `PIECE_BYTES` on the device's uplink.
     """
 
@@ -174,16 +150,11 @@ class SimulatedStage:
     """The state of one stage, or of one slice of the loss.
 
     Attributes:
-        number: index of the stage.
-        plan: the stage in the plan.
-        costs: costs of the stage's layers, followed by the costs of the loss or the slice of the
-            loss, if the stage computes one.
-        devices: devices of the stage.
-        forward, backward: heaps of micro-batches that are ready for a forward or backward pass on
-            any device of the stage.
+        costs: costs of the stage's layers, followed by the costs of its loss or loss slice.
+        forward, backward: heaps of micro-batches that any device of the stage may take.
         kept_by: maps a micro-batch to the device that retains it, and to what the device retains.
-        own: maps each device ID to a heap of micro-batches that the device retains and that are
-            ready for their backward pass.
+        own: heaps of micro-batches that are ready for their backward pass on the device that
+            retains them, by device ID.
         went, passed: number of micro-batches whose forward pass or backward pass is finished.
         summed: IDs of the devices that hold accumulated gradients.
     """
@@ -201,11 +172,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Remove the next micro-batch for a backward pass on a device from its heap.
-
-        Returns:
-            The micro-batch, and what the device has retained of this micro-batch.
-        """
+        """Remove a device's next micro-batch for a backward pass; return it and what was kept."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
@@ -217,8 +184,6 @@ class SimulatedStage:
         """Return the messages to a device for one request, in sending order.
 
         Args:
-            model: costs of the model.
-            tokens: tokens of the micro-batch.
             forward: whether the request is only a forward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
@@ -255,10 +220,7 @@ class SimulatedRequest:
     """One micro-batch pass in flight on a device, or the transfer of accumulated gradients.
 
     Attributes:
-        stage: the stage.
         batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
-        device: the device.
-        forward: whether the pass is a forward pass.
         sends: see `PassMessages`.
         pieces: number of chunks whose results have not been returned completely.
     """

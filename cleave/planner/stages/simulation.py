@@ -1,18 +1,10 @@
 """Event-driven simulation of a training step by stages.
 
-The simulated PS assigns requests to devices by the rules in `rules.py`, like the real scheduler. At
-the beginning of the step, the PS sends the trained weights to all devices, layer by layer. Devices
-already hold the frozen weights.
-
-A device's downlink transfers one message at a time, its processor runs one graph at a time, and its
-uplink transfers one result at a time. All traffic also passes the PS's network card in pieces, in
-the order of arrival. Compressed messages are simulated with their compressed size. If a micro-batch
-is computed in chunks, its messages are also sent and returned in chunks.
-
-The PS computes its own layers and the loss one after another, in parallel to the devices. If slices
-of the loss are on devices, each slice receives the output of the last stage. The backward pass of a
-micro-batch through the slices starts when all slices have finished the forward pass. The gradient
-for the last stage is complete when all slices have finished the backward pass.
+The simulated PS assigns requests by the rules in `rules.py`, and begins a step by sending the
+trained weights, layer by layer. Links and processors do one thing at a time. All traffic passes
+the PS's card in pieces, in the order of arrival. The PS computes its own layers and the loss one
+after another. Each slice of the loss receives the output of the last stage. A micro-batch's
+backward pass through the slices, and then its gradient, wait for all slices.
 """
 
 from __future__ import annotations
@@ -46,8 +38,7 @@ from cleave.planner.stages.simulated import (
     SimulatedStage,
 )
 
-_SUMMARY_BYTES: Final = 8
-"""Bytes per token that a slice of the loss returns for its forward pass."""
+_SUMMARY_BYTES: Final = 8  # per token, that a slice of the loss returns for its forward pass
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
@@ -61,11 +52,14 @@ def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
     return rules.turn(device.under_way, device.request_s, device.number)
 
 
+def _next_kept(device: SimulatedDevice) -> Keep:
+    return rules.next_kept(device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
+
+
 class StageSimulation:
     """The simulation of one training step by stages.
 
     Attributes:
-        stages, slices, devices: states of the stages, of the loss slices and of the devices.
         egress, ingress: sending and receiving direction of the PS's network card.
         loss_s: seconds per token in which the PS computes the loss and the PS layers after the
             last stage.
@@ -83,13 +77,11 @@ class StageSimulation:
         card = ps.rates or PsRates()
         self.egress = SimulatedCard(max(1 / card.egress_bytes_per_s, card.byte_s))
         self.ingress = SimulatedCard(max(1 / card.ingress_bytes_per_s, card.byte_s))
-        self.stages = [
-            SimulatedStage(n, plan, costs_of(model, plan)) for n, plan in enumerate(stages)
-        ]
-        self.slices = [
+        every = [
             SimulatedStage(n, plan, costs_of(model, plan))
-            for n, plan in enumerate(slices, len(stages))
+            for n, plan in enumerate((*stages, *slices))
         ]
+        self.stages, self.slices = every[: len(stages)], every[len(stages) :]
         self.devices = {
             d: SimulatedDevice(devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT))
             for plan in (*stages, *slices)
@@ -98,7 +90,7 @@ class StageSimulation:
         self.model = model
         tokens = max(model.tokens)
         activation = float(tokens * model.width * model.element_bytes)
-        for stage in (*self.stages, *self.slices):
+        for stage in every:
             flops = math.fsum(cost.flops for cost in stage.costs) * tokens
             for number in stage.plan.devices:
                 device = self.devices[number]
@@ -107,9 +99,6 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # If the card limits no transfer, the end of a request is known when the request is
-        # assigned.
-        self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
         # For each stage, seconds per token of the PS layers before the stage: forward pass, and
         # both passes. `loss_s` includes the PS layers after the last stage.
         self._between_s = {
@@ -134,37 +123,23 @@ class StageSimulation:
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
-        # Most events are transfers of pieces on the card, and most of the simulation's run time is
-        # spent on these events. They are handled inline for speed.
-        received, send_up, piece = self._received_event, self._send_up_event, PIECE_BYTES
-        down, up = self.egress, self.ingress
-        down_byte_s, up_piece_s = down.byte_s, piece * up.byte_s
+        # Most events are transfers of pieces on the card. They are handled here for speed.
+        received, send_up = self._received_event, self._send_up_event
         while events:
             now_s, _, happens, what = events[0]
             if happens is received:
                 if left_bytes := what.left_bytes:  # the next piece of the same message
-                    nbytes = piece if left_bytes > piece else left_bytes
+                    nbytes = PIECE_BYTES if left_bytes > PIECE_BYTES else left_bytes
                     what.left_bytes = left_bytes - nbytes
-                    passed_s = now_s + nbytes / what.downlink_bytes_per_s
-                    free_s = down.free_s
-                    free_s = (free_s if free_s > now_s else now_s) + nbytes * down_byte_s
-                    down.free_s = free_s
-                    down.passed_bytes += nbytes
-                    if free_s > passed_s:
-                        passed_s = free_s
+                    own_s = now_s + nbytes / what.downlink_bytes_per_s
+                    passed_s = self.egress.passed_s(now_s, own_s, nbytes)
                     replace_first(events, (passed_s, next(numbers), received, what))
                     continue
             elif happens is send_up:
                 sends = what.going[0][1]
-                if (left_bytes := sends[-1]) > piece:  # `_send_up` sends the last piece
-                    sends[-1] = left_bytes - piece
-                    passed_s = now_s + what.piece_up_s
-                    free_s = up.free_s
-                    free_s = (free_s if free_s > now_s else now_s) + up_piece_s
-                    up.free_s = free_s
-                    up.passed_bytes += piece
-                    if free_s > passed_s:
-                        passed_s = free_s
+                if sends[-1] > PIECE_BYTES:  # `_send_up` sends the last piece
+                    sends[-1] -= PIECE_BYTES
+                    passed_s = self.ingress.passed_s(now_s, now_s + what.piece_up_s, PIECE_BYTES)
                     replace_first(events, (passed_s, next(numbers), send_up, what))
                     continue
             heapq.heappop(events)
@@ -195,7 +170,7 @@ class StageSimulation:
         """Assign an arrived micro-batch to the first eligible device."""
         free = [device for device in devices if device.under_way < REQUESTS_AT_ONCE]
         if free:
-            self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
+            self._ask_one(now_s, min(free, key=_turn))
 
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
@@ -210,10 +185,8 @@ class StageSimulation:
         elif device in free:
             self._ask(now_s, free)
         else:
-            other = free[0] if len(free) == 1 else min(free, key=_turn)
-            first, last = (other, device) if _turn(other) < _turn(device) else (device, other)
-            self._ask_one(now_s, first)
-            self._ask_one(now_s, last)
+            for one in sorted((device, min(free, key=_turn)), key=_turn):
+                self._ask_one(now_s, one)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
         """Assign a ready request to a device; return False if none is ready."""
@@ -238,7 +211,7 @@ class StageSimulation:
         number = device.number
         batch, keep = stage.next_backward(number)
         if stage.plan.loss:
-            keep = self._next_kept(device)
+            keep = _next_kept(device)
         else:
             device.kept[keep] -= 1
         device.went_back = True
@@ -248,16 +221,10 @@ class StageSimulation:
     def _go_forward(self, now_s: float, device: SimulatedDevice, stage: SimulatedStage) -> None:
         batch = heapq.heappop(stage.forward)
         device.went_back = False
-        if (keep := self._next_kept(device)) is not Keep.NOTHING:
+        if (keep := _next_kept(device)) is not Keep.NOTHING:
             device.kept[keep] += 1
             stage.kept_by[batch] = device, keep
         self._give(now_s, stage, device, batch, forward=True, keep=keep)
-
-    @staticmethod
-    def _next_kept(device: SimulatedDevice) -> Keep:
-        return rules.next_kept(
-            device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS]
-        )
 
     def _give(
         self,
@@ -269,47 +236,15 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> None:
-        messages = self.messages(
-            stage, device, self.model.tokens[batch], forward=forward, keep=keep
-        )
+        tokens = self.model.tokens[batch]
+        messages = self._messages(stage, device, tokens, forward=forward, keep=keep)
         request = SimulatedRequest(stage, batch, device, forward, messages.sends, stage.plan.pieces)
         device.under_way += 1
         device.x_s += messages.x_s
         device.y_s += messages.y_s
-        if self._unlimited:
-            self._at(self._back_s(now_s, device, messages), self._passed, request)
-        else:
-            self._send_down(now_s, device, messages.sent, request)
+        self._send_down(now_s, device, messages.sent, request)
 
-    def _back_s(self, now_s: float, device: SimulatedDevice, messages: PassMessages) -> float:
-        """Return when the PS will have received all results of a request.
-
-        The PS's card must limit no transfer. This function does the work of `_send_down`,
-        `_compute` and `_answer` for all messages of the request at once.
-        """
-        latency_s = device.latency_s
-        received_s = device.received_s if device.received_s > now_s else now_s
-        computed_s, sent_s, made_s = device.computed_s, device.sent_s, now_s
-        for message in messages.sent:
-            received_s += message.passes_s
-            if message.flops or message.answered:
-                begin_s = received_s + latency_s
-                if computed_s > begin_s:
-                    begin_s = computed_s
-                device.computes_s += message.computes_s
-                computed_s = begin_s + message.computes_s
-            if message.answered:
-                made_s = computed_s
-                for each_s in messages.sends_s:
-                    if sent_s > made_s:
-                        made_s = sent_s
-                    sent_s = made_s = made_s + each_s
-        device.received_s, device.computed_s, device.sent_s = received_s, computed_s, sent_s
-        self.egress.passed_bytes += messages.sent_bytes
-        self.ingress.passed_bytes += messages.returned_bytes
-        return made_s + latency_s
-
-    def messages(
+    def _messages(
         self,
         stage: SimulatedStage,
         device: SimulatedDevice,
@@ -318,39 +253,25 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a request between the PS and a device.
-
-        Args:
-            tokens: tokens of the micro-batch.
-            forward: whether the request is only a forward pass.
-            keep: what the device retains, or has retained, of the micro-batch.
-        """
+        """Return the messages of a request; `forward` is False if it has a backward pass."""
         key = stage.number, tokens, forward, keep
-        if (messages := device.pass_messages.get(key)) is None:
-            messages = device.pass_messages[key] = self._pass_messages(
-                stage, device.rates, tokens, forward, keep
-            )
-        return messages
-
-    def _pass_messages(
-        self, stage: SimulatedStage, rates: DeviceRates, tokens: int, forward: bool, keep: Keep
-    ) -> PassMessages:
-        model, pieces = self.model, stage.plan.pieces
+        if (known := device.pass_messages.get(key)) is not None:
+            return known
+        model, rates, pieces = self.model, device.rates, stage.plan.pieces
         coded = rates.codes_downlink
         messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
         sent = [message.to(rates) for message in messages]
-        sent_bytes = sum(message.nbytes for message in sent)
-        x_s = sent_bytes / rates.downlink_bytes_per_s
-        if not (forward or stage.number > 0 or model.embeds):
-            return PassMessages(sent, (), x_s, 0.0, (), sent_bytes, 0.0)
-        activation = tokens * model.width * model.element_bytes
-        returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
-        if forward and stage.plan.slice is not None:
-            returned = float(tokens * _SUMMARY_BYTES)
-        returned_s = returned / rates.uplink_bytes_per_s
-        returned_bytes = pieces * returned
-        y_s = returned_bytes / rates.uplink_bytes_per_s
-        return PassMessages(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
+        x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
+        found = PassMessages(sent, (), x_s, 0.0)
+        if forward or stage.number > 0 or model.embeds:
+            activation = tokens * model.width * model.element_bytes
+            returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
+            if forward and stage.plan.slice is not None:
+                returned = float(tokens * _SUMMARY_BYTES)
+            y_s = pieces * returned / rates.uplink_bytes_per_s
+            found = PassMessages(sent, (returned,), x_s, y_s)
+        device.pass_messages[key] = found
+        return found
 
     def _passed(self, now_s: float, request: SimulatedRequest) -> None:
         """Record the arrival of all results of a request, and assign the next requests."""
@@ -381,11 +302,7 @@ class StageSimulation:
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record that a stage's output has arrived; return the devices that can continue with it.
-
-        Args:
-            batch: index of the micro-batch.
-        """
+        """Record that a stage's output has arrived; return the devices that can continue."""
         stage.went += 1
         if stage.number + 1 < len(self.stages):
             after = self.stages[stage.number + 1]
@@ -404,11 +321,7 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record that the stage after `before` has returned an input gradient.
-
-        Returns:
-            The devices that can continue the backward pass.
-        """
+        """Record an input gradient from the stage after `before`; return who continues."""
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -417,12 +330,7 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Queue a task on the PS; return the time at which the PS will have finished the task.
-
-        Args:
-            batch: index of the micro-batch.
-            token_s: seconds per token of the task.
-        """
+        """Queue a task of `token_s` seconds per token on the PS; return the time of its end."""
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 
@@ -439,10 +347,7 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record that a slice of the loss has finished a pass of a micro-batch.
-
-        When all slices have finished this pass, the next step follows.
-        """
+        """Record that a slice of the loss has finished a pass; continue when all slices have."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
             # The training thread is notified first. Meanwhile, devices get requests that are ready.
@@ -468,36 +373,32 @@ class StageSimulation:
     def _take_sums(self, now_s: float, stage: SimulatedStage) -> None:
         for number in sorted(stage.summed):
             device = self.devices[number]
-            if not (sizes := self.gradients(stage, device)):
-                continue
-            device.under_way += 1
-            device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
-            request = SimulatedRequest(stage, -1, device, False, sizes[::-1])
-            begin_s = max(now_s + device.rates.latency_s, device.computed_s)
-            self._answer(begin_s, request, sizes[::-1])
+            rates, ratio = device.rates, self.model.gradient_coded_ratio
+            sizes = [
+                float(round(rates.up_bytes(cost.gradient_bytes, ratio)))
+                for cost in reversed(stage.costs)
+                if cost.gradient_bytes
+            ]
+            if sizes:
+                device.under_way += 1
+                device.gradients_s += sum(sizes) / rates.uplink_bytes_per_s
+                request = SimulatedRequest(stage, -1, device, False, sizes)
+                self._answer(max(now_s + rates.latency_s, device.computed_s), request)
 
     # --- devices ---
 
     def _load(self, stage: SimulatedStage) -> None:
         for device in stage.devices:
-            if not (sizes := self.weights(stage, device)):
-                continue
-            device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
-            self._send_down(
-                0.0, device, [SimulatedMessage(size).to(device.rates) for size in sizes], None
-            )
-
-    def weights(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the size of each layer's trained weights on a device's downlink, in bytes."""
-        ratio, rates = self.model.coded_ratio, device.rates
-        plain = (cost.weight_bytes for cost in stage.costs if cost.weight_bytes)
-        return [float(round(rates.down_bytes(nbytes, ratio))) for nbytes in plain]
-
-    def gradients(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the size of each layer's weight gradients on a device's uplink, in bytes."""
-        ratio, rates = self.model.gradient_coded_ratio, device.rates
-        plain = (cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes)
-        return [float(round(rates.up_bytes(nbytes, ratio))) for nbytes in plain]
+            rates, ratio = device.rates, self.model.coded_ratio
+            messages = [
+                SimulatedMessage(float(round(rates.down_bytes(nbytes, ratio)))).to(rates)
+                for nbytes in (cost.weight_bytes for cost in stage.costs)
+                if nbytes
+            ]
+            if messages:
+                sent_bytes = sum(message.nbytes for message in messages)
+                device.weights_s += sent_bytes / rates.downlink_bytes_per_s
+                self._send_down(0.0, device, messages, None)
 
     def _send_down(
         self,
@@ -506,11 +407,7 @@ class StageSimulation:
         messages: Sequence[SimulatedMessage],
         request: SimulatedRequest | None,
     ) -> None:
-        """Queue messages to a device behind the messages in transit.
-
-        Args:
-            request: the request of the messages; None for weights.
-        """
+        """Queue messages behind those in transit to a device; `request` is None for weights."""
         if not self.egress.byte_s:  # the card limits no transfer: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
@@ -554,20 +451,17 @@ class StageSimulation:
             device.computes_s += message.computes_s
             device.computed_s = begin_s + message.computes_s
         if request is not None and message.answered:
-            self._answer(device.computed_s, request, request.sends)
+            self._answer(device.computed_s, request)
 
-    def _answer(self, made_s: float, request: SimulatedRequest, sends: Sequence[float]) -> None:
-        """Return the results of a request, or of one chunk of a request, once they are computed.
-
-        Args:
-            made_s: time at which the results are computed.
-            sends: sizes of the results in bytes, in reverse order.
-        """
+    def _answer(self, made_s: float, request: SimulatedRequest) -> None:
+        """Return the results of a request, or of a chunk, which are computed at `made_s`."""
         if self.ingress.byte_s:
-            self._at(made_s, self._made, (request, list(sends)))
+            self._at(made_s, self._made, (request, list(request.sends)))
             return
         device = request.device
-        for nbytes in reversed(sends):  # the card limits no transfer: arrival times are known now
+        for nbytes in reversed(
+            request.sends
+        ):  # the card limits no transfer: arrival times are known now
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s

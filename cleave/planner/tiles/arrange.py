@@ -1,28 +1,24 @@
 """The assignment of devices to columns of C and to slabs of the depth (docs/planner.md).
 
-In the fluid limit, each device has a best tile. The side of the best tile depends only on the
-device's uplink. Its depth depends on downlink and uplink. Devices are sorted by the depth of their
-best tile and divided into columns of equal volume, so devices in the same column have similar
-depths. The devices of a column are divided into slabs. The sides of the tiles in a slab add up to
-the column's height. Consecutive columns with equal numbers of slabs are a *region* (`plan.Region`).
+Devices are sorted by the depth of their best tile and divided into columns of equal volume, so
+devices in the same column have similar depths. The devices of a column are divided into slabs. The
+sides of the tiles in a slab add up to the column's height.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from cleave.planner.tiles.balance import Arrangement, Frame
+from cleave.planner.tiles.balance import Arrangement, Frame, Places
 from cleave.planner.tiles.shape import BestTile, Floats
 
 _LEAST_COLUMN = 0.6  # minimum volume of a depth's own column, relative to a mean column's volume
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """An arrangement, with initial widths of columns and depths of slabs for balancing."""
 
     arrangement: Arrangement
@@ -30,12 +26,8 @@ class Draft:
     depths: Floats
 
 
-def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """Return the numbers of columns to try. With these numbers, tiles are nearly square.
-
-    Args:
-        few: whether to return only the two nearest numbers.
-    """
+def _column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
+    """Return the numbers of columns with which tiles are nearly square; two numbers if `few`."""
     active = best.volume > 0
     devices = int(active.sum())
     sides = np.sqrt(best.volume[active] / best.depth[active])
@@ -48,29 +40,11 @@ def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
     return sorted({min(max(1, count), devices, frame.width) for count in found})
 
 
-def arrange(
-    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int, round_up_at: float
-) -> Draft:
-    """Distribute devices over columns of equal volume.
-
-    Args:
-        order: indices of the devices to use, in descending order of the best tile's depth.
-        columns: maximum number of columns. Columns without devices are dropped.
-        round_up_at: fractional part from which a column's number of slabs is rounded up.
-    """
-    return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
-
-
-def arrange_by_depth(
-    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int
-) -> Draft:
+def _by_depth(frame: Frame, best: BestTile, order: Places, columns: int) -> Draft:
     """Distribute devices over about `columns` columns, with separate columns for each depth.
 
     If the devices of one depth have too little volume for a column, they share a column with the
-    devices of the next depth.
-
-    Args:
-        best: tiles whose depths many devices have in common (`shape.snapped`).
+    devices of the next depth. Many devices must have depths in common (`shape.snapped`).
     """
     volume, depth = best.volume[order], best.depth[order]
     firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
@@ -91,13 +65,12 @@ def arrange_by_depth(
 
 
 def _stack(
-    frame: Frame,
-    best: BestTile,
-    order: npt.NDArray[np.intp],
-    column_of: npt.NDArray[np.intp],
-    round_up_at: float,
+    frame: Frame, best: BestTile, order: Places, column_of: Places, round_up_at: float
 ) -> Draft:
-    """Divide each column into slabs, so that the tiles of a slab fill the column's height."""
+    """Divide each column into slabs, so that the tiles of a slab fill the column's height.
+
+    A number of slabs is rounded up if its fractional part is at least `round_up_at`.
+    """
     volume, depth = best.volume[order], best.depth[order]
     of_column = np.bincount(column_of, volume)
     widths = frame.width * of_column / of_column.sum()
@@ -121,12 +94,8 @@ def _stack(
     return Draft(arrangement, widths, np.add.reduceat(volume, starts))
 
 
-def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
-    """Divide weights into consecutive groups of similar total weight.
-
-    Returns:
-        For each weight, the number of its group. Numbers have no gaps.
-    """
+def _deal(weights: Floats, groups: int) -> Places:
+    """Return the group of each weight: consecutive groups of similar weight, without gaps."""
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])
@@ -136,32 +105,27 @@ def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
 def drafts(
     frame: Frame,
     best: BestTile,
-    order: npt.NDArray[np.intp],
+    order: Places,
     snapped: BestTile,
-    snapped_order: npt.NDArray[np.intp],
+    snapped_order: Places,
     *,
     few: bool,
 ) -> Iterator[Draft]:
     """Yield the distinct arrangements to try.
 
     Args:
-        best: each device's best tile.
-        order: indices of the devices, in descending order of the best tile's depth.
+        order: indices of the devices to use, in descending order of the best tile's depth.
         snapped, snapped_order: like `best` and `order`, for best tiles whose depth divides k.
         few: whether to yield only the most promising arrangements.
     """
     seen = set()
-    for columns in column_counts(frame, best, few):
-        made = [arrange_by_depth(frame, snapped, snapped_order, columns)]
+    for columns in _column_counts(frame, best, few):
+        made = [_by_depth(frame, snapped, snapped_order, columns)]
+        column_of = _deal(best.volume[order], columns)
         for round_up_at in (0.5,) if few else (0.5, 0.35, 0.65):
-            made.append(arrange(frame, best, order, columns, round_up_at))
+            made.append(_stack(frame, best, order, column_of, round_up_at))
         for draft in made:
-            parts = draft.arrangement
-            key = (
-                parts.devices.tobytes(),
-                parts.slab_starts.tobytes(),
-                parts.column_starts.tobytes(),
-            )
+            key = tuple(part.tobytes() for part in draft.arrangement)
             if key not in seen:
                 seen.add(key)
                 yield draft

@@ -2,14 +2,13 @@
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
 if devices return finished blocks), and a slab into rows, one device each. The positions of devices
-are given. Widths, depths and rows are adjusted until the predicted times agree, first as real
-numbers, then as integers.
+are given. Sizes are balanced first as real numbers, then as integers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,11 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.shape import Floats, LongestSide, RateArrays, streamed_array_s
 
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.intp]
 
 _MOST_SOLVER_STEPS: Final = 12
 _MOST_DOUBLINGS: Final = 40
+_TOLERANCE: Final = 1e-3  # relative difference up to which times of slabs count as equal
 _PULL: Final = 1.25  # exponent of corrections: time grows like depth or width to the 0.67 to 1
 
 
@@ -29,12 +30,7 @@ _PULL: Final = 1.25  # exponent of corrections: time grows like depth or width t
 class Frame:
     """A GEMM, and which side of C is divided into columns.
 
-    Attributes:
-        columns_cut_n: True if columns divide n and rows divide m. False if columns divide m and
-            rows divide n.
-        height: length of the side that is divided into rows.
-        width: length of the side that is divided into columns.
-        depth: k of the GEMM.
+    If `columns_cut_n`, columns divide n and rows divide m; otherwise columns divide m.
     """
 
     gemm: Gemm
@@ -54,8 +50,7 @@ class Frame:
         return self.gemm.k
 
 
-@dataclass(frozen=True, slots=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """The assignment of devices to slabs, and of slabs to columns.
 
     Attributes:
@@ -64,28 +59,27 @@ class Arrangement:
         column_starts: index of each column's first slab.
     """
 
-    devices: npt.NDArray[np.intp]
-    slab_starts: npt.NDArray[np.intp]
-    column_starts: npt.NDArray[np.intp]
+    devices: Places
+    slab_starts: Places
+    column_starts: Places
 
     @property
-    def slab_of(self) -> npt.NDArray[np.intp]:
+    def slab_of(self) -> Places:
         """Return, for each entry of `devices`, the index of its slab."""
         return _labels(self.slab_starts, len(self.devices))
 
     @property
-    def column_of_slab(self) -> npt.NDArray[np.intp]:
+    def column_of_slab(self) -> Places:
         """Return, for each slab, the index of its column."""
         return _labels(self.column_starts, len(self.slab_starts))
 
     @property
-    def slabs_in_column(self) -> npt.NDArray[np.intp]:
+    def slabs_in_column(self) -> Places:
         """Return, for each column, its number of slabs."""
         return np.diff(self.column_starts, append=len(self.slab_starts))
 
 
-@dataclass(frozen=True, slots=True)
-class Fluid:
+class Fluid(NamedTuple):
     """A balanced arrangement with real numbers as sides; `time_s` has the seconds of each slab."""
 
     arrangement: Arrangement
@@ -98,12 +92,11 @@ class Fluid:
         return float(self.time_s.max())
 
 
-@dataclass(frozen=True, slots=True)
-class Boxes:
+class Boxes(NamedTuple):
     """Integer tiles, with one array row per tile: the device, and start and stop on each axis."""
 
-    device: npt.NDArray[np.intp]
-    slab: npt.NDArray[np.intp]
+    device: Places
+    slab: Places
     rows: Ints  # start, stop
     columns: Ints
     depth: Ints
@@ -112,10 +105,7 @@ class Boxes:
 class Balancer:
     """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
-    Args:
-        frame: the GEMM, and which side is divided into columns.
-        rates: rates of the devices.
-        slowdown: for each device, the factor by which the cost model's time is multiplied.
+    `slowdown` has, for each device, a factor for the cost model's time.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -131,17 +121,13 @@ class Balancer:
         time_s: float,
         *,
         rounds: int,
-        tolerance: float = 1e-3,
     ) -> Fluid:
         """Adjust widths and depths until all slabs take equally long, or for `rounds` rounds.
 
         Args:
-            arrangement: the assignment of devices to slabs and columns.
             widths: initial width of each column. Only proportions matter.
             depths: initial depth of each slab. Only proportions matter.
             time_s: initial guess of the seconds of a slab.
-            rounds: maximum number of rounds.
-            tolerance: relative difference up to which times count as equal.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -154,7 +140,7 @@ class Balancer:
             times = slabs.times(widths[column_of], depths, times)
             if best is None or times.max() < best.makespan_s:
                 best = Fluid(arrangement, widths, depths, times)
-            if times.max() <= (1 + tolerance) * times.min():
+            if times.max() <= (1 + _TOLERANCE) * times.min():
                 break
             # A column's time if its slabs were balanced: the mean of its slabs, weighted by depth.
             of_column = np.add.reduceat(times * depths, starts) / self.frame.depth
@@ -166,9 +152,8 @@ class Balancer:
         assert best is not None
         return best
 
-    def _fill_depth(
-        self, depths: Floats, starts: npt.NDArray[np.intp], column_of: npt.NDArray[np.intp]
-    ) -> Floats:
+    def _fill_depth(self, depths: Floats, starts: Places, column_of: Places) -> Floats:
+        """Scale the depths of each column's slabs, so that their sum is the GEMM's depth."""
         total = np.add.reduceat(depths, starts)
         return depths * (self.frame.depth / total)[column_of]
 
@@ -183,9 +168,7 @@ class Balancer:
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
         """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
-        Args:
-            fluid: the balanced arrangement.
-            most_aligned: alignment of sides of at least 512, at most 16.
+        Sides of at least 512 are multiples of `most_aligned`, which is at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -212,8 +195,7 @@ class Balancer:
 class _Slabs:
     """The slabs of an arrangement as functions of their widths and depths.
 
-    Args:
-        lone: by slab, whether it has full depth; None to derive it from the arrangement.
+    `lone` says which slabs have full depth; None derives it from the arrangement.
     """
 
     def __init__(
@@ -332,7 +314,7 @@ def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
     return of.latency_s + streamed_array_s(download, slower)
 
 
-def _labels(starts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
+def _labels(starts: Places, size: int) -> Places:
     """Return 0 0 0 1 1 2 ...: a new number at each start."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
@@ -343,7 +325,7 @@ def _alignment(sizes: Floats, most: int) -> Floats:
     return np.minimum(steps, float(most))
 
 
-def _rounded(sizes: Floats, starts: npt.NDArray[np.intp], total: int, most_aligned: int) -> Ints:
+def _rounded(sizes: Floats, starts: Places, total: int, most_aligned: int) -> Ints:
     """Return consecutive integer spans near these sizes; each group of spans covers `total`."""
     group = _labels(starts, len(sizes))
     stops = np.cumsum(sizes)

@@ -24,11 +24,7 @@ _TOLERANCE = 1e-7
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
     """Return a lower bound, in seconds, on the time of any plan with tiles of any number and shape.
 
-    Args:
-        gemm: the GEMM; each side is at least 1.
-        element: element sizes of the GEMM's matrices.
-        rates: rates of the devices, at least one.
-        ps: parameter server. Only the rates of its network card are used.
+    Of `ps`, only the rates of the network card are used.
     """
     least = min(element.finished, element.partial)
 
@@ -61,11 +57,7 @@ def isolated_bound_s(
     """Return a lower bound, in seconds, on the time of any plan with one tile per device.
 
     The bound ignores memory limits. A device with little memory gets several tiles, which take
-    longer than one tile.
-
-    Args:
-        gemm, element, rates, ps: see `overlap_bound_s`.
-        two_dimensional: whether to allow only tiles of full depth.
+    longer than one tile. If `two_dimensional`, only tiles of full depth count.
     """
     least = min(element.finished, element.partial)
 
@@ -106,12 +98,8 @@ def _through_card(
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
     """Return the time in which the devices can compute the whole GEMM, rounded down slightly.
 
-    The search uses secant steps, because the logarithm of the volume is nearly linear in the
+    The search uses secant steps, because the logarithm of `volume` is nearly linear in the
     logarithm of the time after `least_s`. Every third step bisects.
-
-    Args:
-        volume: increasing function from seconds to multiply-adds of all devices.
-        least_s: time before which no multiply-add can be finished.
     """
     wanted = float(gemm.volume)
     low, at_low, high, at_high = 0.0, 0.0, math.inf, math.inf

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, starmap
 from typing import Final
 
@@ -26,13 +28,28 @@ from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_arra
 
 Ints = npt.NDArray[np.int64]
 
+# Share of a device's memory for tiles; the rest is for messages in flight.
 USABLE_MEMORY: Final = 0.9
-"""Share of a device's memory that tiles may use. The rest is for messages in flight."""
-
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
 _MOST_PIECES = 65536  # of one device's share
 _MOST_BY_TIME = 64  # cap for very slow links
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector in a `with` block.
+
+    Otherwise it takes a third of the run time of large plans and of the emulator's event heap,
+    because it runs after a number of new objects.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def planned_tiles(
@@ -47,9 +64,6 @@ def planned_tiles(
     """Return the tile of each device. A device with too little memory gets several smaller tiles.
 
     Args:
-        gemm: the GEMM.
-        element: element sizes of the GEMM's matrices.
-        devices: the devices.
         boxes: for each device, its part of the GEMM's index space.
         tiles: approximate number of tiles in the plan.
         block_s: seconds of the PS for one block.
@@ -57,47 +71,13 @@ def planned_tiles(
     Raises:
         PlanError: when a device has too little memory for a single multiplication.
     """
-    rates, sides = RateArrays.of(devices), box_sizes(boxes)
-    m, n, k = sides
-    returned = np.where(k == gemm.k, element.finished, element.partial)
-    fits = (m + n) * k * element.sent + m * n * returned <= rates.memory * USABLE_MEMORY
-    owners = [device.device for device in devices]
-    if not fits.all():
-        places: list[int] = []
-        parts: list[Tile] = []
-        for place, (device, box) in enumerate(zip(devices, boxes, strict=True)):
-            some = [box] if fits[place] else fit_memory(box, gemm, element, device)
-            for part in some:
-                places.append(place)
-                parts.append(part)
-        boxes, sides = parts, box_sizes(parts)
-        rates, owners = rates.take(np.array(places)), [owners[place] for place in places]
-    return _planned(gemm, element, owners, rates, boxes, sides, tiles, block_s)
-
-
-def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
-    """Return three arrays: the number of rows, the number of columns and the depth of each tile."""
-
-    def sizes(spans: Iterable[Span]) -> Ints:
-        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
-        found: Ints = bounds[1::2] - bounds[::2]
-        return found
-
-    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
-    return m, n, sizes(tile.k for tile in boxes)
-
-
-def _planned(
-    gemm: Gemm,
-    element: ElementBytes,
-    owners: Sequence[int],
-    rates: RateArrays,
-    boxes: Sequence[Tile],
-    sides: tuple[Ints, Ints, Ints],
-    tiles: int,
-    block_s: float,
-) -> list[PlannedTile]:
-    m, n, k = (side.astype(np.float64) for side in sides)
+    parts = [
+        (device, part)
+        for device, box in zip(devices, boxes, strict=True)
+        for part in _fit_memory(box, gemm, element, device)
+    ]
+    rates = RateArrays.of([device for device, _ in parts])
+    m, n, k = (side.astype(np.float64) for side in box_sizes([part for _, part in parts]))
     strip_bytes = k * element.sent
     down = (m + n) * strip_bytes
     up = m * n * np.where(k == gemm.k, element.finished, element.partial)
@@ -116,9 +96,9 @@ def _planned(
     columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
     filling_s = fill_s(streamed_s, np.maximum(rows, columns))
     strips_of = (each.astype(np.int64).tolist() for each in (rows, columns))
-    cuts = starmap(EvenCut, zip(boxes, *strips_of, strict=True))
+    cuts = starmap(EvenCut, zip((part for _, part in parts), *strips_of, strict=True))
     values = zip(
-        owners,
+        (device.device for device, _ in parts),
         cuts,
         down.astype(np.int64).tolist(),
         up.astype(np.int64).tolist(),
@@ -129,26 +109,30 @@ def _planned(
     return list(starmap(PlannedTile, values))
 
 
-def _messages(nbytes: Floats, rate: Floats) -> Floats:
-    """Return the minimum number of messages in which bytes can be sent on a link.
+def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
+    """Return three arrays: the number of rows, the number of columns and the depth of each tile."""
 
-    Args:
-        nbytes: number of bytes.
-        rate: rate of the link in bytes/s.
-    """
+    def sizes(spans: Iterable[Span]) -> Ints:
+        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
+        found: Ints = bounds[1::2] - bounds[::2]
+        return found
+
+    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
+    return m, n, sizes(tile.k for tile in boxes)
+
+
+def _messages(nbytes: Floats, rate: Floats) -> Floats:
+    """Return the minimum number of messages for `nbytes` on a link of `rate` bytes/s."""
     by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
     return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
 
-def fit_memory(
+def _fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
     """Return a tile, or the smaller tiles into which it is cut to fit in a device's memory.
 
-    Tiles are halved along their longest side until all strips and blocks of a tile fit in memory.
-
-    Raises:
-        PlanError: when the device has too little memory for a single multiplication.
+    Tiles are halved along their longest side until all strips and blocks of a tile fit.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
@@ -164,14 +148,15 @@ def fit_memory(
             f"device {device.device} offers {device.memory_bytes} bytes of memory and its share of "
             f"the GEMM needs {need}; add devices, or give them more memory"
         )
-    sides = {"m": tile.m, "n": tile.n, "k": tile.k}
+    whole = {"m": tile.m, "n": tile.n, "k": tile.k}
+    sides = dict(whole)
     if tile.m.size + tile.n.size > 32 and tile.k.size * element.sent * 32 <= budget:
         del sides["k"]  # a cut in depth doubles the upload, so it is the last resort
     name, side = max(sides.items(), key=lambda item: item[1].size)
     middle = side.start + side.size // 2
     halves = (Span(side.start, middle), Span(middle, side.stop))
-    boxes = [Tile(**({"m": tile.m, "n": tile.n, "k": tile.k} | {name: half})) for half in halves]
-    return [t for box in boxes for t in fit_memory(box, gemm, element, device)]
+    boxes = [Tile(**(whole | {name: half})) for half in halves]
+    return [t for box in boxes for t in _fit_memory(box, gemm, element, device)]
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:

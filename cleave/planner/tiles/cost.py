@@ -6,25 +6,14 @@ from typing import Final
 
 from cleave.planner.plan import DeviceRates
 
+# Maximum number of strips per side of a tile. With more, the fill is below 3 % of the tile's time,
+# and each additional message costs more time than it saves.
 MAX_STRIPS: Final = 16
-"""Maximum number of strips per side of a tile.
+FILL_SHARE: Final = 0.48  # strip fill times strips per side, divided by the tile's time (measured)
+PS_BLOCK_S: Final = 3e-4  # seconds in which the PS decodes, assembles and accounts for one block
 
-With more strips, the fill is below 3 % of the tile's time, and each additional message costs more
-time than it saves.
-"""
-
-FILL_SHARE: Final = 0.48
-"""Strip fill of a tile, times the number of strips per side, divided by the tile's time (measured).
-"""
-
-PS_BLOCK_S: Final = 3e-4
-"""Seconds in which the PS's event loop decodes, assembles and accounts for one block."""
-
+# Seconds of the PS's event loop per byte (see `benchmarks.websocket_throughput`).
 PS_BYTE_S: Final = 5e-10
-"""Seconds that the PS's event loop spends per byte sent or received.
-
-The value corresponds to 2 GB/s (see `benchmarks.websocket_throughput`).
-"""
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:

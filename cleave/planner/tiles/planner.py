@@ -1,9 +1,8 @@
 """The tile planner: which devices compute a GEMM, and which tile each device gets.
 
 The planner computes each device's best tile and the lower bound (`shape`, `bound`), distributes
-devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). It returns
-the plan with the shortest predicted makespan. The plan does not depend on the order in which the
-devices are given.
+devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). The plan
+does not depend on the order in which the devices are given.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import groupby, starmap
-from typing import Final
+from functools import cached_property
+from itertools import groupby, islice, starmap
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,20 @@ from cleave.planner.plan import (
     Region,
     Residency,
 )
-from cleave.planner.tiles.arrange import Draft, drafts
+from cleave.planner.tiles.arrange import drafts
 from cleave.planner.tiles.balance import Balancer, Boxes, Fluid, Frame, box_times_s
 from cleave.planner.tiles.bound import isolated_bound_s
-from cleave.planner.tiles.boxes import USABLE_MEMORY, busy_s, planned_tiles, resident_plan, spans_s
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import (
+    USABLE_MEMORY,
+    busy_s,
+    collector_paused,
+    planned_tiles,
+    resident_plan,
+    spans_s,
+)
 from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
-from cleave.planner.tiles.plan_cache import CachedPlan, PlanCache
-from cleave.planner.tiles.replan import with_device, without_device
-from cleave.planner.tiles.shape import BestTile, RateArrays, best_tile, snapped
+from cleave.planner.tiles.replan import CachedPlan, PlanCache, updated
+from cleave.planner.tiles.shape import BestTile, Floats, RateArrays, best_tile, snapped
 
 Indices = npt.NDArray[np.intp]
 
@@ -58,17 +63,16 @@ _FAR_SLOWER: Final = 50.0  # factor to the median device's work
 
 
 class PlanMethod(Enum):
-    """How a GEMM may be cut into tiles: in rows, columns and depth, or only in rows and columns.
+    """How a GEMM may be cut into tiles.
 
-    The published method cuts only in rows and columns.
+    `THREE_D` also cuts the depth. `TWO_D`, the published method, cuts only rows and columns.
     """
 
     THREE_D = "3d"
     TWO_D = "2d"
 
 
-@dataclass(frozen=True, slots=True)
-class _Latest:
+class _Latest(NamedTuple):
     """The latest plan of a GEMM, the plan's fleet, and the makespan of the last complete plan."""
 
     plan: Plan
@@ -78,9 +82,7 @@ class _Latest:
 
 @dataclass
 class TilePlanner:
-    """Plans GEMMs for fleets, as the module docstring describes.
-
-    A planner is thread-safe. All threads use the same cache of plans.
+    """Plans GEMMs for fleets. The planner is thread-safe, and caches plans.
 
     Args:
         ps: rates and memory of the parameter server.
@@ -111,7 +113,23 @@ class TilePlanner:
         with self._lock:
             fresh = self._without_residencies(gemm, element, devices).plan
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
-        return min([fresh, *filter(None, reusing)], key=self._score_s)
+        return min([fresh, *filter(None, reusing)], key=lambda plan: _score_s(plan, self.ps))
+
+    def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        """Plan part of a GEMM quickly, with few sets of devices and few arrangements.
+
+        See `PartPlanner.plan_part`.
+        """
+        search = _Search(self, gemm, element, devices)
+        count = len(search.ranked)
+        sizes = [max(1, count >> halved) for halved in range(count.bit_length())]
+        times_s = search.fluid_times_s(sizes)
+        score_s = {n: times_s[n] + n * _PART_BLOCKS * self.ps.block_s for n in sizes}
+        for size in sorted(sizes, key=lambda n: (score_s[n], n)):
+            plan = _Task(search, np.sort(search.ranked[:size]), few=True).plan()
+            if plan is not None:
+                return plan
+        return self.plan(gemm, element, devices)
 
     def _without_residencies(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
@@ -124,247 +142,213 @@ class TilePlanner:
             self._cache.clear()
             self._latest.clear()
             found = None
-        ordered = sorted(devices, key=lambda d: d.device)  # the order affects rounding of sums
-        rates = RateArrays.of(ordered)
-        bound_s = self._bound_s(gemm, element, rates)
-        useful = self._useful(gemm, element, ordered, rates, bound_s)
+        search = _Search(self, gemm, element, devices)
+        useful = search.useful()
         if len(useful) < len(devices):
             # Often only the rates of a straggler have changed, so a plan for the others is cached.
             made = self._without_residencies(gemm, element, useful)
-            made = replace(made, plan=replace(made.plan, bound_s=bound_s))
+            made = replace(made, plan=replace(made.plan, bound_s=search.bound_s))
+        elif found is None and (changed := self._changed(search)) is not None:
+            # Use a slower plan once, because making a better plan takes time.
+            planned_s = self._latest[gemm, element].planned_s
+            made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
         else:
-            changed = None if found else self._changed(gemm, element, devices)
-            if changed is None:
-                with collector_paused():
-                    made = CachedPlan(self._fresh(gemm, element, ordered, rates, bound_s))
-            else:  # use a slower plan once, because making a better plan takes time
-                planned_s = self._latest[gemm, element].planned_s
-                made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
+            with collector_paused():
+                made = CachedPlan(search.fresh())
+            rates = {d.device: d for d in devices}
+            self._latest[gemm, element] = _Latest(made.plan, rates, made.plan.makespan_s)
         return self._cache.keep(gemm, element, devices, made)
 
-    def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan part of a GEMM quickly, with few sets of devices and few arrangements.
-
-        See `PartPlanner.plan_part`.
-        """
-        ordered = sorted(devices, key=lambda d: d.device)
-        rates = RateArrays.of(ordered)
-        bound_s = self._bound_s(gemm, element, rates)
-        roomy = _roomy(gemm, element, rates)
-        volume = best_tile(gemm, element, rates, 2 * bound_s).volume[roomy]
-        ranked = roomy[np.lexsort((roomy, -volume))]
-        sizes = [max(1, len(ranked) >> halved) for halved in range(len(ranked).bit_length())]
-        times_s = self._fluid_times_s(gemm, element, rates.take(ranked), sizes)
-        score_s = {n: times_s[n] + n * _PART_BLOCKS * self.ps.block_s for n in sizes}
-        for size in sorted(sizes, key=lambda n: (score_s[n], n)):
-            members = [ordered[i] for i in np.sort(ranked[:size])]
-            everyone = size == len(ordered)
-            task = _Task(self, gemm, element, members, bound_s, everyone=everyone, few=True)
-            plan = task.plan()
-            if plan is not None:
-                return plan
-        return self.plan(gemm, element, devices)
-
-    def _changed(
-        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
-    ) -> Plan | None:
+    def _changed(self, search: _Search) -> Plan | None:
         """Return the latest plan of this GEMM, updated for the few devices that left or joined.
 
         The result is None if many devices left or joined, or if the fleet is so small that a new
         plan takes no longer than an update. The result is also None if the PS's card limits
         transfers, because each device's share of the card depends on the number of devices.
         """
+        gemm, element = search.gemm, search.element
         latest = self._latest.get((gemm, element))
-        if latest is None or len(devices) <= _SMALL_FLEET:
+        if (
+            latest is None
+            or len(search.ordered) <= _SMALL_FLEET
+            # A provisional plan may be used only once.
+            or latest.plan.makespan_s > _WORTH_REPLANNING * latest.planned_s
+            or min(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s) < math.inf
+        ):
             return None
-        if latest.plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
-            return None  # a provisional plan may be used only once
-        now = {d.device: d for d in devices}
-        gone = latest.rates.keys() - now.keys()
-        came = now.keys() - latest.rates.keys()
+        now = {d.device: d for d in search.ordered}
+        gone = sorted(latest.rates.keys() - now.keys())
+        came = sorted(now.keys() - latest.rates.keys())
         if len(gone) + len(came) > _FEW_CHANGES or any(
             now[i] != rates for i, rates in latest.rates.items() if i in now
         ):
             return None
-        if min(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s) < math.inf:
-            return None
         plan: Plan | None = latest.plan
         try:
-            for device in sorted(gone):
+            for device in (*gone, *came):
                 if plan is not None:
-                    plan = without_device(plan, element, now, device, block_s=self.ps.block_s)
-            for device in sorted(came):
-                if plan is not None:
-                    plan = with_device(plan, element, now, device, block_s=self.ps.block_s)
+                    plan = updated(plan, element, now, device, self.ps.block_s)
         except PlanError:  # the new device has too little memory; a new plan leaves it idle
             return None
         if plan is None or plan.makespan_s > _BARELY_USABLE * latest.planned_s:
             return None
-        plan = replace(plan, bound_s=self._bound_s(gemm, element, RateArrays.of(devices)))
+        plan = replace(plan, bound_s=search.bound_s)
         self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
         return plan
 
-    def _fresh(
+
+def _score_s(plan: Plan, ps: PsRates) -> float:
+    """Return the seconds by which plans are compared: the fleet's time plus the PS's time."""
+    fleet_s = plan.makespan_s + plan.fill_s
+    if not ps.block_s:
+        return fleet_s
+    blocks = sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in (tile.cut for tile in plan.tiles))
+    return fleet_s + ps.block_s * blocks + ps.byte_s * (plan.egress_bytes + plan.ingress_bytes)
+
+
+class _Search:
+    """The search for the best plan of one GEMM for one fleet, with or without some devices."""
+
+    def __init__(
         self,
+        planner: TilePlanner,
         gemm: Gemm,
         element: ElementBytes,
-        ordered: Sequence[DeviceRates],
-        rates: RateArrays,
-        bound_s: float,
-    ) -> Plan:
-        """Return a new plan for `ordered`, the devices in ascending order of their ids."""
-        chosen, others = self._subsets(gemm, element, rates, bound_s)
-        plan = self._best_on(gemm, element, ordered, chosen, bound_s)
+        devices: Sequence[DeviceRates],
+    ) -> None:
+        self.ps = planner.ps
+        self.two_dimensional = planner.method is PlanMethod.TWO_D
+        self.gemm = gemm
+        self.element = element
+        self.ordered = sorted(devices, key=lambda d: d.device)  # the order affects rounding of sums
+        self.rates = RateArrays.of(self.ordered)
+        self.bound_s = isolated_bound_s(
+            gemm, element, self.rates, self.ps, two_dimensional=self.two_dimensional
+        )
+
+    @cached_property
+    def _volume(self) -> Floats:
+        """The volume of the largest tile that each device could return in twice the bound."""
+        return best_tile(self.gemm, self.element, self.rates, 2 * self.bound_s).volume
+
+    @cached_property
+    def ranked(self) -> Indices:
+        """The devices with enough memory for a share of C, fastest first and then by index."""
+        roomy = self._roomy()
+        return roomy[np.lexsort((roomy, -self._volume[roomy]))]
+
+    def useful(self) -> Sequence[DeviceRates]:
+        """Return the devices except far slower devices that together contribute almost nothing."""
+        volume = self._volume
+        slow = _FAR_SLOWER * volume < np.median(volume)
+        if (
+            not slow.any()
+            or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum()
+            or not self._can_hold_tile()[~slow].any()
+        ):
+            return self.ordered
+        return [device for device, left_out in zip(self.ordered, slow, strict=True) if not left_out]
+
+    def fresh(self) -> Plan:
+        """Return a new plan."""
+        chosen, others = self._subsets()
+        plan = self._best_on(chosen)
         for subset in others:
             if plan is None:  # the slowest devices would have less than one row of C
-                plan = self._best_on(gemm, element, ordered, [subset], bound_s)
+                plan = self._best_on([subset])
         assert plan is not None  # a plan for one device alone is always possible
-        rates_now = {d.device: d for d in ordered}
-        self._latest[gemm, element] = _Latest(plan, rates_now, plan.makespan_s)
         return plan
 
-    def _best_on(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        ordered: Sequence[DeviceRates],
-        subsets: Iterable[Indices],
-        bound_s: float,
-    ) -> Plan | None:
+    def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
+        """Return, for each subset size, the approximate seconds that the fastest devices need.
+
+        The times are in the fluid limit, and take the PS's card into account.
+        """
+        times_s = {}
+        for size in sizes:
+            rates = self.rates.take(self.ranked[:size])
+            rates = rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
+            sample = rates.take(np.arange(0, size, -(-size // _SAMPLE)))
+            # The sampled devices compute a proportional share of C's columns.
+            columns = self.gemm.n * len(sample) / size
+            share = max(1, round(columns))
+            times_s[size] = isolated_bound_s(
+                replace(self.gemm, n=share),
+                self.element,
+                sample,
+                PsRates(),
+                two_dimensional=self.two_dimensional,
+            ) * (columns / share)
+        return times_s
+
+    def _best_on(self, subsets: Iterable[Indices]) -> Plan | None:
         """Return the best plan for any of the given subsets of devices; None if none exists."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
-            everyone = len(subset) == len(ordered)
-            members = [ordered[i] for i in subset]
-            plan = self._on(gemm, element, members, bound_s, everyone=everyone)
+            plan = self._on(subset)
             if plan is None:
                 continue
-            score_s = self._score_s(plan)
+            score_s = _score_s(plan, self.ps)
             if best is None or score_s < best[0]:
                 best = score_s, plan
             elif plan.devices_used < best[1].devices_used / 4:
                 break  # a smaller subset would take even longer
         return None if best is None else best[1]
 
-    def _on(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        members: Sequence[DeviceRates],
-        bound_s: float,
-        *,
-        everyone: bool,
-    ) -> Plan | None:
-        """Return the best plan for the given devices.
-
-        The result is None if no arrangement can be rounded to integer tiles.
-        """
-        plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
-        if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is PlanMethod.THREE_D:
+    def _on(self, subset: Indices) -> Plan | None:
+        """Return the best plan for a subset; None if no arrangement can be rounded to integers."""
+        plans = [_Task(self, subset).plan()]
+        if self.ps.block_s and len(subset) <= _SMALL_FLEET and not self.two_dimensional:
             # Cutting in depth can cost the PS more time than it saves on the links.
-            flat = _Task(self, gemm, element, members, bound_s, everyone=False, flat=True)
-            plans.append(flat.plan())
-        found = [plan for plan in plans if plan is not None]
-        return min(found, key=self._score_s, default=None)
+            plans.append(_Task(self, subset, flat=True).plan())
+        return min(filter(None, plans), key=lambda plan: _score_s(plan, self.ps), default=None)
 
-    def _bound_s(self, gemm: Gemm, element: ElementBytes, rates: RateArrays) -> float:
-        two_dimensional = self.method is PlanMethod.TWO_D
-        return isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
-
-    def _score_s(self, plan: Plan) -> float:
-        """Return the seconds by which plans are compared: the fleet's time plus the PS's time."""
-        fleet_s = plan.makespan_s + plan.fill_s
-        if not self.ps.block_s:
-            return fleet_s
-        cuts = (tile.cut for tile in plan.tiles)
-        blocks = sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in cuts)
-        moved_bytes = plan.egress_bytes + plan.ingress_bytes
-        return fleet_s + self.ps.block_s * blocks + self.ps.byte_s * moved_bytes
-
-    # --- which devices ---
-
-    def _useful(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        ordered: Sequence[DeviceRates],
-        rates: RateArrays,
-        bound_s: float,
-    ) -> Sequence[DeviceRates]:
-        """Return the devices except far slower devices that together contribute almost nothing."""
-        # The volume of the largest tile that each device could return in twice the bound.
-        volume = best_tile(gemm, element, rates, 2 * bound_s).volume
-        slow = _FAR_SLOWER * volume < np.median(volume)
-        if not slow.any() or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum():
-            return ordered
-        if not len(_with_memory(element, rates.take(np.flatnonzero(~slow)))):
-            return ordered
-        return [device for device, left_out in zip(ordered, slow, strict=True) if not left_out]
-
-    def _subsets(
-        self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
-    ) -> tuple[list[Indices], list[Indices]]:
+    def _subsets(self) -> tuple[list[Indices], list[Indices]]:
         """Return the subsets of devices to plan for, most promising first, and all other subsets.
 
         The first subset consists of all devices, with two exceptions: the PS's card is too slow for
         all devices, or the GEMM is so small that each device's share would be tiny.
         """
-        roomy = _roomy(gemm, element, rates)
-        best = best_tile(gemm, element, rates, 2 * bound_s)
-        # Fastest devices first. Equally fast devices are sorted by index.
-        ranked = roomy[np.lexsort((roomy, -best.volume[roomy]))]
+        ranked, ps = self.ranked, self.ps
         everyone = len(ranked)
         ladder = sizes = _ladder(everyone)
         if (
-            rates.downlink[ranked].sum() > self.ps.egress_bytes_per_s
-            or rates.uplink[ranked].sum() > self.ps.ingress_bytes_per_s
+            self.rates.downlink[ranked].sum() > ps.egress_bytes_per_s
+            or self.rates.uplink[ranked].sum() > ps.ingress_bytes_per_s
         ):
-            sizes = self._most_promising(gemm, element, rates.take(ranked), sizes)
-        elif gemm.m * gemm.n >= _LEAST_ELEMENTS * everyone and (
-            everyone * self.ps.block_s < bound_s
+            times_s = self.fluid_times_s(sizes)
+            sizes = sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
+        elif self.gemm.m * self.gemm.n >= _LEAST_ELEMENTS * everyone and (
+            everyone * ps.block_s < self.bound_s
         ):
             sizes = sizes[:1]
         others = [size for size in ladder if size not in sizes]
         return [np.sort(ranked[:n]) for n in sizes], [np.sort(ranked[:n]) for n in others]
 
-    def _most_promising(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        ranked: RateArrays,
-        sizes: Sequence[int],
-    ) -> list[int]:
-        """Return the subset sizes with the shortest approximate times (see `_fluid_times_s`)."""
-        times_s = self._fluid_times_s(gemm, element, ranked, sizes)
-        return sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
+    def _roomy(self) -> Indices:
+        """Return the devices with enough memory for an equal share of C, cut into a few tiles.
 
-    def _fluid_times_s(
-        self, gemm: Gemm, element: ElementBytes, ranked: RateArrays, sizes: Iterable[int]
-    ) -> dict[int, float]:
-        """Return, for each subset size, the approximate time that the fastest devices need.
+        If no device has that much memory, return all devices that can compute any tile.
 
-        The time is in seconds, in the fluid limit, and takes the PS's card into account.
+        Raises:
+            PlanError: when no device has enough memory for a single multiplication.
         """
-        unlimited = PsRates()
-        times_s = {}
-        for size in sizes:
-            rates = self._behind_card(ranked.take(np.arange(size)))
-            step = -(-size // _SAMPLE)
-            sample = rates.take(np.arange(0, size, step))
-            # The sampled devices compute a proportional share of C's columns.
-            share = max(1, round(gemm.n * len(sample) / size))
-            times_s[size] = isolated_bound_s(
-                replace(gemm, n=share),
-                element,
-                sample,
-                unlimited,
-                two_dimensional=self.method is PlanMethod.TWO_D,
-            ) * (gemm.n * len(sample) / size / share)
-        return times_s
+        gemm, element, rates = self.gemm, self.element, self.rates
+        side = (gemm.m * gemm.n / len(rates)) ** 0.5
+        rows, columns = min(side, gemm.m), min(side, gemm.n)
+        share = (rows + columns) * gemm.k * element.sent + rows * columns * element.finished
+        for fits in (share <= _MOST_PIECES * rates.memory * USABLE_MEMORY, self._can_hold_tile()):
+            if fits.any():
+                return np.flatnonzero(fits)
+        raise PlanError(
+            f"no device has the memory for a single multiplication; "
+            f"the largest offers {int(rates.memory.max())} bytes"
+        )
 
-    def _behind_card(self, rates: RateArrays) -> RateArrays:
-        """Return the rates with all links slowed, so that their sum fits the PS's card."""
-        return rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
+    def _can_hold_tile(self) -> npt.NDArray[np.bool_]:
+        """Return whether each device has enough memory for a tile of a single multiplication."""
+        least = 2 * self.element.sent + max(self.element.finished, self.element.partial)
+        return least <= self.rates.memory * USABLE_MEMORY
 
 
 def _ladder(most: int) -> list[int]:
@@ -376,91 +360,43 @@ def _ladder(most: int) -> list[int]:
     return [most, *(size for size in reversed(sizes) if size < most)]
 
 
-def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
-    """Return the devices with enough memory for an equal share of C, cut into a few tiles.
-
-    If no device has that much memory, return all devices that can compute any tile.
-
-    Raises:
-        PlanError: when no device has enough memory for a single multiplication.
-    """
-    side = (gemm.m * gemm.n / len(rates)) ** 0.5
-    rows, columns = min(side, gemm.m), min(side, gemm.n)
-    share = (rows + columns) * gemm.k * element.sent + rows * columns * element.finished
-    usable = rates.memory * USABLE_MEMORY
-    roomy = np.flatnonzero(share <= _MOST_PIECES * usable)
-    if len(roomy):
-        return roomy
-    # No device has enough memory for an equal share, so use devices with memory for any tile.
-    some = _with_memory(element, rates)
-    if not len(some):
-        raise PlanError(
-            f"no device has the memory for a single multiplication; "
-            f"the largest offers {int(rates.memory.max())} bytes"
-        )
-    return some
-
-
-def _with_memory(element: ElementBytes, rates: RateArrays) -> Indices:
-    """Return the devices with enough memory for a tile of a single multiplication."""
-    least = 2 * element.sent + max(element.finished, element.partial)
-    return np.flatnonzero(least <= rates.memory * USABLE_MEMORY)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """An arrangement of tiles before its sides are rounded to integers."""
-
-    makespan_s: float
-    fluid: Fluid
-    balancer: Balancer
-
-
 class _Task:
-    """Plans one GEMM for one set of devices."""
+    """Plans one GEMM for one subset of the devices.
+
+    Args:
+        flat: whether tiles always have full depth.
+        few: whether to try only the likeliest arrangements.
+    """
 
     def __init__(
-        self,
-        planner: TilePlanner,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        bound_s: float,
-        *,
-        everyone: bool,
-        flat: bool = False,
-        few: bool = False,
+        self, search: _Search, subset: Indices, *, flat: bool = False, few: bool = False
     ) -> None:
-        self.gemm = gemm
-        self.element = element
-        self.ps = planner.ps
-        self.two_dimensional = flat or planner.method is PlanMethod.TWO_D
-        crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(devices)
-        self.few = few or crumbs or len(devices) > _LARGE_FLEET
-        rates = RateArrays.of(devices)
-        self.rates = planner._behind_card(rates)
-        throttled = self.rates is not rates
-        # The times of tiles take each device's share of the PS's card into account.
-        self.devices = devices
-        if throttled:
+        self.gemm = gemm = search.gemm
+        self.element = element = search.element
+        self.ps = search.ps
+        self.two_dimensional = flat or search.two_dimensional
+        crumbs = gemm.m * gemm.n < _LEAST_ELEMENTS * len(subset)
+        self.few = few or crumbs or len(subset) > _LARGE_FLEET
+        self.devices = [search.ordered[i] for i in subset]
+        rates = search.rates.take(subset)
+        self.rates = rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
+        if throttled := self.rates is not rates:
+            # The times of tiles take each device's share of the PS's card into account.
             self.devices = [
                 replace(
                     device,
                     downlink_bytes_per_s=float(self.rates.downlink[i]),
                     uplink_bytes_per_s=float(self.rates.uplink[i]),
                 )
-                for i, device in enumerate(devices)
+                for i, device in enumerate(self.devices)
             ]
-        self.bound_s = bound_s
-        self.fluid_s = bound_s
-        if throttled or not everyone:
+        self.bound_s = self.fluid_s = search.bound_s
+        if throttled or flat or len(subset) < len(search.ordered):
             self.fluid_s = isolated_bound_s(
                 gemm, element, self.rates, PsRates(), two_dimensional=self.two_dimensional
             )
         waiting = gemm.m * gemm.n * element.partial
-        self.least_depth = (
-            1.0 if waiting == 0 else min(gemm.k, gemm.k * waiting / self.ps.memory_bytes)
-        )
+        self.least_depth = min(gemm.k, gemm.k * waiting / self.ps.memory_bytes)
 
     def plan(self) -> Plan | None:
         slowdown = np.ones(len(self.rates))
@@ -479,103 +415,65 @@ class _Task:
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
-    def _tiling(
-        self, slowdown: npt.NDArray[np.float64]
-    ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    def _tiling(self, slowdown: Floats) -> tuple[Plan, Floats, Floats] | None:
         """Return a plan and two arrays of seconds with one value per device.
 
         The first array has the time of all tiles of the device. The second array has the time that
         the device would need if it computed its share as a single tile.
         """
         memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
-        free = best_tile(
-            self.gemm,
-            self.element,
-            self.rates,
-            self.fluid_s,
+        problem = self.gemm, self.element, self.rates, self.fluid_s
+        free = divided = best_tile(
+            *problem,
             least_depth=self.least_depth,
             two_dimensional=self.two_dimensional,
             memory=memory,
         )
-        divided = free
         if not free.full_depth.all():
-            divided = snapped(
-                free,
-                self.gemm,
-                self.element,
-                self.rates,
-                self.fluid_s,
-                least_depth=self.least_depth,
-                memory=memory,
-            )
+            divided = snapped(free, *problem, least_depth=self.least_depth, memory=memory)
         best, even = (
             BestTile(tile.volume / slowdown, tile.depth, tile.full_depth)
             for tile in (free, divided)
         )
-        candidates: list[_Candidate] = []
+        candidates: list[tuple[Fluid, Balancer]] = []
         for columns_cut_n in (True, False):
             frame = Frame(self.gemm, self.element, columns_cut_n)
             balancer = Balancer(frame, self.rates, slowdown)
-            orders = (self._order(best), even, self._order(even))
-            candidates += self._balanced(balancer, drafts(frame, best, *orders, few=self.few))
-        candidates.sort(key=lambda c: c.makespan_s)
-        chosen: tuple[float, Boxes, Frame] | None = None
-        tried = 0
-        for candidate in candidates:
-            found = self._integers(candidate)
-            if found is None:
-                continue
-            if chosen is None or found[0] < chosen[0]:
-                chosen = *found, candidate.balancer.frame
-            tried += 1
-            if tried == (2 if self.few else 3):
-                break
-        return None if chosen is None else self._finish(chosen[1], chosen[2])
+            orders = (_order(best), even, _order(even))
+            # A few rounds of balancing suffice to rank the drafts by their makespan.
+            candidates += [
+                (balancer.balance(*draft, self.fluid_s, rounds=3), balancer)
+                for draft in drafts(frame, best, *orders, few=self.few)
+            ]
+        candidates.sort(key=lambda candidate: candidate[0].makespan_s)
+        found = filter(None, starmap(self._integers, candidates))
+        tried = list(islice(found, 2 if self.few else 3))
+        if not tried:
+            return None
+        _, boxes, frame = min(tried, key=lambda each: each[0])
+        return self._finish(boxes, frame)
 
-    def _balanced(self, balancer: Balancer, drafts: Iterable[Draft]) -> list[_Candidate]:
-        """Balance each draft for a few rounds, so that drafts can be ranked by their makespan."""
-        found = []
-        for draft in drafts:
-            fluid = balancer.balance(
-                draft.arrangement, draft.widths, draft.depths, self.fluid_s, rounds=3
-            )
-            found.append(_Candidate(fluid.makespan_s, fluid, balancer))
-        return found
-
-    def _order(self, best: BestTile) -> Indices:
-        """Return the devices with a tile, sorted by depth of the tile and then by its width."""
-        active = np.flatnonzero(best.volume > 0)
-        sides = best.volume[active] / best.depth[active]
-        return active[np.lexsort((active, -sides, -best.depth[active]))]
-
-    def _integers(self, candidate: _Candidate) -> tuple[float, Boxes] | None:
-        """Return integer tiles and their makespan.
+    def _integers(self, fluid: Fluid, balancer: Balancer) -> tuple[float, Boxes, Frame] | None:
+        """Return integer tiles, preceded by their makespan.
 
         Sides of tiles are aligned as far as this does not lengthen the makespan too much.
         """
-        balancer = candidate.balancer
         fluid = balancer.balance(
-            candidate.fluid.arrangement,
-            candidate.fluid.widths,
-            candidate.fluid.depths,
-            candidate.makespan_s,
-            rounds=12,
+            fluid.arrangement, fluid.widths, fluid.depths, fluid.makespan_s, rounds=12
         )
-        best: tuple[float, Boxes] | None = None
+        best: tuple[float, Boxes, Frame] | None = None
         for most_aligned in (16, 4, 1):
             boxes = balancer.integers(fluid, most_aligned)
             if boxes is None:
                 continue
             makespan_s = float(box_times_s(boxes, balancer.frame, self.rates).max())
             if best is None or makespan_s < best[0] * (1 - _WORTH_NOT_ALIGNING):
-                best = makespan_s, boxes
+                best = makespan_s, boxes, balancer.frame
             if best[0] <= fluid.makespan_s * (1 + _WORTH_NOT_ALIGNING):
                 break
         return best
 
-    def _finish(
-        self, boxes: Boxes, frame: Frame
-    ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def _finish(self, boxes: Boxes, frame: Frame) -> tuple[Plan, Floats, Floats]:
         """Return the plan for integer tiles, and the two arrays that `_tiling` returns."""
         sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
         spans = [starmap(Span, side.tolist()) for side in (*sides, boxes.depth)]
@@ -587,10 +485,10 @@ class _Task:
             tiles=len(boxes.device),
             block_s=self.ps.block_s,
         )
-        took_s, alone_s = np.zeros(len(self.rates)), np.zeros(len(self.rates))
+        alone_s = np.zeros(len(self.rates))
         alone_s[boxes.device] = box_times_s(boxes, frame, self.rates)
         busy = busy_s(tiles)
-        took_s[:] = [busy.get(device.device, 0.0) for device in self.devices]
+        took_s = np.array([busy.get(device.device, 0.0) for device in self.devices])
         bare_s, filled_s = spans_s(tiles)
         plan = Plan(
             self.gemm,
@@ -602,6 +500,13 @@ class _Task:
             frame.columns_cut_n,
         )
         return plan, took_s, alone_s
+
+
+def _order(best: BestTile) -> Indices:
+    """Return the devices with a tile, sorted by depth of the tile and then by its width."""
+    active = np.flatnonzero(best.volume > 0)
+    sides = best.volume[active] / best.depth[active]
+    return active[np.lexsort((active, -sides, -best.depth[active]))]
 
 
 def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:

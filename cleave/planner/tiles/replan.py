@@ -1,69 +1,119 @@
-"""Updates of a plan after one device has left or joined. Only the tiles of one slab change."""
+"""Reuse of earlier plans: a cache, and updates after one device has left or joined."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
 
-from cleave.gemm import Span, Tile
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Region
+from cleave.gemm import Gemm, Span, Tile
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile
 from cleave.planner.tiles.balance import Arrangement, Balancer, Frame
 from cleave.planner.tiles.boxes import planned_tiles, spans_s
 from cleave.planner.tiles.shape import RateArrays
 
+_MOST_PLANS: Final = 4096
 
-def without_device(
+# All fields but the ID.
+_RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
+
+_Rates = tuple[object, ...]
+_Of = tuple[Gemm, ElementBytes, _Rates]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPlan:
+    """A cached plan; if `provisional`, it may be used only once, because a better one may exist."""
+
+    plan: Plan
+    provisional: bool = False
+
+
+class PlanCache:
+    """A cache of plans. A plan is also found for a fleet with other device IDs and equal rates.
+
+    A device that reconnects has a new ID, and usually the same rates as before. If two fleets have
+    the same rates in the order of device IDs, they share a cached plan with replaced IDs. A planner
+    sorts devices by ID, so it would make the same plan for both fleets.
+    """
+
+    def __init__(self) -> None:
+        self._by_fleet: dict[_Of, CachedPlan] = {}
+        self._by_rates: dict[_Of, tuple[tuple[int, ...], CachedPlan]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Return True if the cache has reached its maximum size and should be cleared."""
+        return len(self._by_fleet) >= _MOST_PLANS
+
+    def clear(self) -> None:
+        self._by_fleet.clear()
+        self._by_rates.clear()
+
+    def find(
+        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+    ) -> CachedPlan | None:
+        """Return the cached plan for this fleet, or for a fleet with equal rates; None if none."""
+        fleet = gemm, element, tuple(devices)
+        found = self._by_fleet.get(fleet)
+        if found is None:
+            numbers, rates = _split(devices)
+            similar = self._by_rates.get((gemm, element, rates))
+            if similar is not None:
+                renamed = dict(zip(similar[0], numbers, strict=True))
+                tiles = tuple(t._replace(device=renamed[t.device]) for t in similar[1].plan.tiles)
+                found = replace(similar[1], plan=replace(similar[1].plan, tiles=tiles))
+                self._by_fleet[fleet] = found
+        return found
+
+    def keep(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        devices: Sequence[DeviceRates],
+        cached: CachedPlan,
+    ) -> CachedPlan:
+        """Add a plan to the cache, replacing an earlier plan for this fleet; return the plan."""
+        numbers, rates = _split(devices)
+        self._by_fleet[gemm, element, tuple(devices)] = cached
+        self._by_rates[gemm, element, rates] = numbers, cached
+        return cached
+
+
+def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Rates]:
+    """Return the device IDs in ascending order, and the rates of the devices in the same order."""
+    ordered = sorted(devices, key=lambda device: device.device)
+    numbers = tuple(device.device for device in ordered)
+    return numbers, tuple(map(_RATES, ordered))
+
+
+def updated(
     plan: Plan,
     element: ElementBytes,
     rates: Mapping[int, DeviceRates],
-    gone: int,
-    *,
+    device: int,
     block_s: float,
 ) -> Plan | None:
-    """Return a plan in which the other devices of a slab take over the rows of a lost device.
+    """Return the plan after a device has left or joined; None if that is impossible.
 
-    Args:
-        plan: the plan with the lost device.
-        element: element sizes of the matrices.
-        rates: maps the ID of each remaining device to its rates.
-        gone: ID of the lost device.
-        block_s: seconds of the PS for one block.
-
-    Returns:
-        The new plan; None if there is none, for example because the lost device was alone in its
-        slab or had several tiles.
+    The other devices of the slab take over the rows of a lost device, unless it had several tiles.
+    A new device joins the slowest slab. `rates` are of all connected devices, by ID.
     """
-    own = [t for t in plan.tiles if t.device == gone]
+    if device in rates:
+        tile = max(plan.tiles, key=lambda t: (t.time_s, -t.device)).tile
+        mates = [t.device for t in _slab(plan, tile)]
+        return _with_slab(plan, element, tile, [*mates, device], rates, block_s)
+    own = [t.tile for t in plan.tiles if t.device == device]
     if not own:
         return plan
     if len(own) > 1:
         return None
-    mates = [t for t in _slab(plan, own[0].tile) if t.device != gone]
-    return _with_slab(plan, element, own[0].tile, [t.device for t in mates], rates, block_s=block_s)
-
-
-def with_device(
-    plan: Plan,
-    element: ElementBytes,
-    rates: Mapping[int, DeviceRates],
-    new: int,
-    *,
-    block_s: float,
-) -> Plan | None:
-    """Return a plan in which a new device joins the slowest slab; None if that is impossible.
-
-    Args:
-        plan: the plan without the new device.
-        element: element sizes of the matrices.
-        rates: maps the ID of each device, including the new device, to its rates.
-        new: ID of the new device.
-        block_s: seconds of the PS for one block.
-    """
-    slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
-    mates = [t.device for t in _slab(plan, slowest.tile)]
-    return _with_slab(plan, element, slowest.tile, [*mates, new], rates, block_s=block_s)
+    # Several devices of the slab may have left at the same time.
+    mates = [t.device for t in _slab(plan, own[0]) if t.device in rates]
+    return _with_slab(plan, element, own[0], mates, rates, block_s)
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
@@ -79,7 +129,6 @@ def _with_slab(
     tile: Tile,
     devices: Sequence[int],
     rates: Mapping[int, DeviceRates],
-    *,
     block_s: float,
 ) -> Plan | None:
     """Return a plan in which `devices` share the slab of `tile`; None if that is impossible."""
@@ -115,11 +164,9 @@ def _with_slab(
     kept = [t for t in plan.tiles if t.device not in before]
     every = (*kept, *tiles)
     bare_s, filled_s = spans_s(every)
-    used = {t.device for t in tiles}
-    regions = tuple(_recount(r, tile, len(used) - len(before)) for r in plan.regions)
+    more = len({t.device for t in tiles}) - len(before)
+    regions = tuple(
+        replace(r, devices=r.devices + more) if r.m.overlaps(tile.m) and r.n.overlaps(tile.n) else r
+        for r in plan.regions
+    )
     return replace(plan, tiles=every, makespan_s=bare_s, fill_s=filled_s - bare_s, regions=regions)
-
-
-def _recount(region: Region, tile: Tile, more: int) -> Region:
-    inside = region.m.overlaps(tile.m) and region.n.overlaps(tile.n)
-    return replace(region, devices=region.devices + more) if inside else region

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -15,8 +15,7 @@ import numpy as np
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
 from cleave.planner.tiles.bound import overlap_bound_s
-from cleave.planner.tiles.boxes import box_sizes
-from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.boxes import box_sizes, collector_paused
 from cleave.planner.tiles.shape import Floats, RateArrays
 from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
@@ -37,16 +36,13 @@ class PlanReport:
     """The plan of one GEMM, compared with the lower bounds on its time.
 
     Attributes:
-        plan: the plan.
         gap: predicted makespan divided by the isolated bound, minus one.
         overlap_bound_s: lower bound on the seconds of any plan.
         predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
         bottleneck: the resource of which an increase would shorten the plan most.
-        download_bytes: bytes sent to the device that receives most.
-        upload_bytes: bytes returned by the device that returns most.
+        download_bytes, upload_bytes: the largest traffic of any device.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
-        devices_used: number of devices with at least one tile.
     """
 
     plan: Plan
@@ -58,7 +54,6 @@ class PlanReport:
     upload_bytes: int
     memory_bytes: int
     tightest: PlannedTile
-    devices_used: int
 
     @property
     def egress_bytes_per_s(self) -> float:
@@ -74,28 +69,16 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time.
-
-    Args:
-        plan: the plan.
-        element: element sizes for which the plan was made.
-        devices: devices for which the plan was made.
-        ps: parameter server for which the plan was made.
-    """
-    return _report(plan, element, _Fleet.of(devices), ps)
+    """Compare a plan with the lower bounds for the devices and the server of the plan."""
+    return _report(plan, element, _Fleet(devices), ps)
 
 
-@dataclass(frozen=True, slots=True)
 class _Fleet:
     """The rates of devices as arrays, and a map from each device ID to its index in the arrays."""
 
-    rates: RateArrays
-    places: Mapping[int, int]
-
-    @classmethod
-    def of(cls, devices: Sequence[DeviceRates]) -> _Fleet:
-        places = {device.device: place for place, device in enumerate(devices)}
-        return cls(RateArrays.of(devices), places)
+    def __init__(self, devices: Sequence[DeviceRates]) -> None:
+        self.rates = RateArrays.of(devices)
+        self.places = {device.device: place for place, device in enumerate(devices)}
 
 
 def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> PlanReport:
@@ -119,7 +102,6 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
         int(np.bincount(owner, up).max()),
         int((down + up).max()),
         tiles[tightest],
-        len(used),
     )
 
 
@@ -143,10 +125,8 @@ def _bottleneck(
     download time, and X the larger of compute and upload time. The shares are T's elasticities:
     ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
-    Args:
-        down, up: bytes that each tile downloads and uploads.
-        rates: for each tile, rates of its device with its share of the PS's card.
-        alone: for each used device, rates as if the PS's card had no limit.
+    `down` and `up` are bytes of each tile. `rates` are each tile's share of the PS's card, and
+    `alone` each used device's rates without a limit of the card.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -190,12 +170,10 @@ class CountedGemm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """One or more GEMMs of a step that are submitted together and are in flight simultaneously.
+    """GEMMs of a step, by index, that are submitted together.
 
-    Attributes:
-        places: indices of the GEMMs in the step.
-        seconds: time from the first byte of the first GEMM until all GEMMs are done.
-        held_bytes: bytes of operands that need no download, because devices already hold them.
+    `seconds` are from the first byte of the first GEMM until all GEMMs are done. `held_bytes` of
+    operands need no download, because devices already hold them.
     """
 
     places: tuple[int, ...]
@@ -238,10 +216,9 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the seconds of all GEMMs if each GEMM is submitted after the previous GEMM's end.
+        """Return the seconds of all GEMMs if each is submitted after the previous GEMM's end.
 
-        If the PS's card is the bottleneck, this time may be shorter than `predicted_s`, because
-        GEMMs that are submitted together share the card.
+        If the PS's card is the bottleneck, GEMMs that share the card may take longer than this.
         """
         return self._sum(r.predicted_s for r in self.reports)
 
@@ -308,18 +285,13 @@ def plan_step(
 ) -> StepReport:
     """Plan every GEMM of a step. Equal GEMMs are planned only once.
 
-    Args:
-        planner: plans each GEMM separately.
-        gemms: the GEMMs in the order of submission.
-        element: element sizes of the matrices.
-        devices: devices of the fleet.
-        ps: rates of the parameter server.
+    `gemms` are in the order of submission.
 
     Raises:
         PlanError: when no device has enough memory for a tile of some GEMM.
     """
     known: dict[Gemm, PlanReport] = {}
-    fleet = _Fleet.of(devices)
+    fleet = _Fleet(devices)
     with collector_paused():
         for each in gemms:
             if each.gemm not in known:
@@ -332,18 +304,14 @@ def plan_step(
             seconds = _together_s(plans, element, fleet, ps)
             return seconds, sum(held_bytes(plan, held, element) for plan, held in plans)
 
+        grouped = groupby(range(len(gemms)), key=lambda n: gemms[n].submission)
+        submissions = [tuple(group) for _, group in grouped]
         not_alone = tuple(
             Together(places, *together(*((gemms[n].gemm, gemms[n].held) for n in places)))
-            for places in _submissions(gemms)
+            for places in submissions
             if len(places) > 1 or gemms[places[0]].held
         )
     return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), not_alone)
-
-
-def _submissions(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of GEMMs that are submitted together."""
-    for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
-        yield tuple(group)
 
 
 _ADVICE = {

@@ -1,8 +1,7 @@
 """The largest tile that one device can compute in a given time.
 
-All functions are vectorised: arrays have one value per device. The sides of tiles are real numbers,
-which other modules round to integers (the *fluid limit*). The *volume* of a tile is its number of
-multiply-adds.
+Arrays have one value per device. The sides of tiles are real numbers, which other modules round to
+integers (the *fluid limit*). The *volume* of a tile is its number of multiply-adds.
 """
 
 from __future__ import annotations
@@ -24,19 +23,13 @@ _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
 _FEW = 256  # devices that are searched on grids
 _GRID, _GRIDS = 17, 5  # points and rounds; a maximum with a kink is met within `SEARCH_ERROR`
-SNAPPED: Final = 8
-"""Tiles with a depth of at least k / 8 get a depth that divides k."""
-
-SEARCH_ERROR: Final = 3e-4
-"""Maximum relative error of the volume that the search for the best tile finds."""
+SNAPPED: Final = 8  # tiles with a depth of at least k / 8 get a depth that divides k
+SEARCH_ERROR: Final = 3e-4  # maximum relative error of the best tile's volume
 
 
 @dataclass(frozen=True, slots=True)
 class RateArrays:
-    """The rates of several devices, with one array per field of `DeviceRates`.
-
-    Unlike in `DeviceRates`, `latency_s` is the round-trip latency.
-    """
+    """The rates of several devices. Unlike in `DeviceRates`, `latency_s` is a round trip."""
 
     downlink: Floats
     uplink: Floats
@@ -112,10 +105,6 @@ def best_tile(
     of full depth returns finished elements of C. Any other tile returns partial sums.
 
     Args:
-        gemm: the GEMM.
-        element: element sizes of the GEMM's matrices.
-        rates: rates of the devices.
-        time_s: seconds for each tile.
         least_depth: minimum depth of a tile. It limits the PS's memory for partial sums.
         two_dimensional: whether to use only tiles of full depth.
         memory: for each device, memory in bytes for all strips and blocks of the tile; None if
@@ -147,12 +136,8 @@ def snapped(
 ) -> BestTile:
     """Return the largest tiles among tiles whose depth is k, k/2, k/3, ... or k / `SNAPPED`.
 
-    Tiles with a smaller depth keep their depth in `best`, because any depth is then close to a
-    divisor of k.
-
-    Args:
-        best: the largest tiles of any depth.
-        gemm, element, rates, time_s, least_depth, memory: see `best_tile`.
+    Tiles with a smaller depth keep their depth in `best`, the largest tiles of any depth, because
+    any depth is then close to a divisor of k. See `best_tile` for the other arguments.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     deep = best.depth * (SNAPPED + 0.5) > gemm.k
@@ -214,12 +199,7 @@ def _best_depth(
 def _by_grids(
     volume: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the depth with the largest volume, and this volume, by a search on grids.
-
-    Args:
-        volume: function from the logarithm of the depth to the volume.
-        low, high: bounds on the logarithm of the depth.
-    """
+    """Return what `_best_depth` returns, by a search on grids of the logarithm of the depth."""
     shares = np.linspace(0.0, 1.0, _GRID)[:, None]
     devices = np.arange(len(low))
     for _ in range(_GRIDS):
@@ -258,7 +238,8 @@ def _area(
     )
     clipped = area > narrow * narrow
     if clipped.any():
-        length = longest_side(np.full_like(available, narrow), per_side_s, per_element_s, available)
+        curve = LongestSide(np.full_like(available, narrow), per_side_s, per_element_s)
+        length = curve(available)
         area = np.where(clipped, narrow * np.minimum(wide, length), area)
     if memory is not None:
         # Strips and blocks of a square tile: 2 s c sent + s^2 returned.
@@ -269,9 +250,7 @@ def _area(
 
 
 class LongestSide:
-    """Function from available seconds to the largest length of a tile of a given width.
-
-    The length is 0 if no tile of this width can be computed in the available time.
+    """Function from available seconds to the largest length of a tile of a given width, or 0.
 
     With length a and width b: ``download = (a + b) per_side_s`` and ``X = a b per_element_s``. The
     time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
@@ -316,23 +295,8 @@ class LongestSide:
         return np.maximum(root, 0.0, out=root)
 
 
-def longest_side(
-    width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
-) -> Floats:
-    """Return the largest length of a tile of a given width within `available` seconds.
-
-    See `LongestSide` for the other arguments.
-    """
-    return LongestSide(width, per_side_s, per_element_s)(available)
-
-
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """Return `cost.streamed_s` for arrays of tiles.
-
-    Args:
-        download_s: download time of each tile.
-        slower_s: the larger of compute time and upload time of each tile.
-    """
+    """Return `cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload time."""
     slower = np.maximum(slower_s, 1e-300)
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
@@ -340,27 +304,17 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
 
 
 def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
-    """Return the strip fill: the seconds that a finite number of strips adds to a tile's time.
-
-    Args:
-        tile_time_s: seconds of the tile in the limit of infinitely many strips.
-        strips: number of strips per side.
-    """
+    """Return the strip fill: the seconds that a finite number of strips adds to a tile's time."""
     return np.divide(
         FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
     )
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return the best number of strips per side of a tile.
+    """Return the best number of strips per side of a tile, given the plan's `tiles`.
 
     With p strips per side and a tile time of T, the strip fill is 0.48 T / p. The PS must handle
     p^2 blocks of each tile. The best p satisfies ``2 tiles block_s p^3 = 0.48 T``.
-
-    Args:
-        tile_time_s: seconds of a tile in the limit of infinitely many strips; a number or an array.
-        tiles: number of tiles of the plan.
-        block_s: seconds of the PS for one block.
     """
     times_s = np.asarray(tile_time_s, np.float64)
     if not block_s:

@@ -1,25 +1,21 @@
 """The predicted time of a plan with its actual strips.
 
-`cost.streamed_s` is the time of a tile in the limit of infinitely many strips, and `shape.fill_s`
-is the mean additional time with a finite number of strips. This module computes the time of a known
-plan strip by strip. Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts
-when both of its strips have arrived and the previous block has been computed. A block is returned
-after all earlier blocks. If several GEMMs are submitted together, their plans follow one another
-without a pause. Message headers, a few dozen bytes each, are ignored.
+Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts when both of its
+strips have arrived and the previous block has been computed. A block is returned after all earlier
+blocks. Plans that are submitted together follow one another without a pause.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from cleave.gemm import Span, Tile, wavefront
+from cleave.gemm import Gemm, Span, Tile, cut_tile, wavefront
 from cleave.planner.plan import (
     ALIGN,
     ALIGNED_FROM,
@@ -30,40 +26,79 @@ from cleave.planner.plan import (
     PlannedTile,
 )
 from cleave.planner.tiles.boxes import box_sizes
-from cleave.planner.tiles.card import Arrivals, OwnLinks, SharedCard
 from cleave.planner.tiles.shape import Floats, RateArrays
+
+# Maximum number of distinct times at which downloads end. In a larger fleet, devices with similar
+# times are treated as ending at the latest of these times.
+_MOST_TIMES: Final = 256
+
+Places = npt.NDArray[np.intp]
+Arrivals = Callable[[Places, Floats], Floats]
+"""Function from devices' indices and numbers of bytes to the seconds until these are sent."""
+
+
+class SharedCard:
+    """Arrival times if all devices share the PS's network card.
+
+    The card divides its rate equally among the devices to which it is still sending. If a device's
+    own link is slower than an equal share, the others get the unused bandwidth. `nbytes` are the
+    total bytes of each device's download.
+    """
+
+    def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:
+        # The times at which devices are done, and the bytes sent to each device by then.
+        at_once = -(-len(nbytes) // _MOST_TIMES)
+        now_s, sent = 0.0, np.zeros(len(nbytes))
+        times, sums = [now_s], [sent]
+        left = np.flatnonzero(nbytes > 0)
+        while len(left):
+            rates = equal_shares(bytes_per_s[left], card_bytes_per_s)
+            needs_s = (nbytes[left] - sent[left]) / rates
+            few = min(at_once, len(left)) - 1
+            step_s = float(np.partition(needs_s, few)[few])
+            ready = needs_s <= step_s * (1 + 1e-9)
+            sent = sent.copy()
+            sent[left] = np.where(ready, nbytes[left], sent[left] + rates * step_s)
+            now_s += step_s
+            times.append(now_s)
+            sums.append(sent)
+            left = left[~ready]
+        self._times_s, self._sent = np.array(times), np.array(sums)
+
+    def sent_s(self, places: Places, nbytes: Floats) -> Floats:
+        sent = self._sent[:, places]
+        after = np.clip((sent < nbytes).sum(axis=0), 1, len(sent) - 1)
+        which = np.arange(len(places))
+        low, high = sent[after - 1, which], sent[after, which]
+        share = np.clip((nbytes - low) / np.maximum(high - low, 1e-300), 0.0, 1.0)
+        found: Floats = self._times_s[after - 1] + share * (
+            self._times_s[after] - self._times_s[after - 1]
+        )
+        return found
+
+
+def equal_shares(most: Floats, total: float) -> Floats:
+    """Share a total equally, up to each one's maximum; others get what a small maximum leaves."""
+    order = np.sort(most)
+    count = len(order)
+    # Candidate levels: the first n get their maximum, and the others share the rest equally.
+    taken = np.concatenate(([0.0], np.cumsum(order)[:-1]))
+    levels = (total - taken) / np.arange(count, 0, -1)
+    level = levels[np.argmax(levels <= order)] if (levels <= order).any() else np.inf
+    shares: Floats = np.minimum(most, level)
+    return shares
+
 
 HeldSide = Literal["", "a", "b"]
 """The operand whose strips devices already hold; empty if devices hold neither operand."""
 
 
-def finish_s(
-    plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
-) -> dict[int, float]:
-    """Return, for each device ID, the time at which the device's last block has reached the PS.
-
-    Times are in seconds from the first byte that the PS sends.
-
-    Args:
-        plan: the plan. Devices hold no operands at its start.
-        element: element sizes of the GEMM's matrices.
-        devices: maps each device ID in the plan to the device.
-    """
+def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
+    """Return the predicted time in seconds of a plan with its actual strips."""
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
     places = {device: place for place, device in enumerate(owners)}
-    return dict(
-        zip(owners, finish_times_s([(plan, "")], element, rates, places).tolist(), strict=True)
-    )
-
-
-def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the predicted time in seconds of a plan with its actual strips.
-
-    Args:
-        plan, element, devices: see `finish_s`.
-    """
-    return max(finish_s(plan, element, devices).values())
+    return float(finish_times_s([(plan, "")], element, rates, places).max())
 
 
 def finish_times_s(
@@ -81,32 +116,23 @@ def finish_times_s(
     Args:
         work: plans in the order of submission, each with the operand that devices already hold. A
             device that has several tiles of a plan, for lack of memory, holds no operand.
-        element: element sizes of the matrices.
-        rates: rates of the devices.
         places: maps each device ID to the index of the device in `rates`.
-        egress_bytes_per_s: sending rate of the PS's card; see `cleave.planner.tiles.card`.
+        egress_bytes_per_s: sending rate of the PS's card.
     """
 
-    def done(arrivals: Arrivals) -> _Done:
-        count = len(rates)
-        found = _Done(arrivals, np.zeros(count), np.zeros(count), np.zeros(count))
-        for plan, held in work:
-            _follow(plan, held, element, rates, places, found)
-        return found
-
-    found = done(OwnLinks(rates.downlink))
-    if float(rates.downlink[found.sent_bytes > 0].sum()) > egress_bytes_per_s:
-        found = done(SharedCard(found.sent_bytes, rates.downlink, egress_bytes_per_s))
-    last_s: Floats = np.where(found.up_s > 0, found.up_s + rates.latency_s / 2, 0.0)
+    progress = _Progress(element, rates, lambda devices, nbytes: nbytes / rates.downlink[devices])
+    progress.follow(work, places)
+    if float(rates.downlink[progress.sent_bytes > 0].sum()) > egress_bytes_per_s:
+        card = SharedCard(progress.sent_bytes, rates.downlink, egress_bytes_per_s)
+        progress = _Progress(element, rates, card.sent_s)
+        progress.follow(work, places)
+    up_s = progress.up_s
+    last_s: Floats = np.where(up_s > 0, up_s + rates.latency_s / 2, 0.0)
     return last_s
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return the bytes of operands that need no download, because devices already hold them.
-
-    Args:
-        held: the operand that devices already hold.
-    """
+    """Return the bytes of operands that need no download, because devices already hold them."""
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)
@@ -114,122 +140,107 @@ def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
     return sum((b.m if held == "a" else b.n).size * b.k.size for b in boxes) * element.sent
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The progress of devices.
+class _Progress:
+    """When each device's processor and uplink are done with the plans so far.
 
     Attributes:
-        arrivals: tells when devices receive their bytes.
         sent_bytes: bytes sent to each device.
-        compute_s, up_s: when each device's processor and uplink are done.
     """
 
-    arrivals: Arrivals
-    sent_bytes: Floats
-    compute_s: Floats
-    up_s: Floats
+    def __init__(self, element: ElementBytes, rates: RateArrays, arrivals: Arrivals) -> None:
+        self._element = element
+        self._rates = rates
+        self._arrivals = arrivals
+        self.sent_bytes, self.compute_s, self.up_s = np.zeros((3, len(rates)))
 
+    def follow(self, work: Sequence[tuple[Plan, HeldSide]], places: Mapping[int, int]) -> None:
+        """Add plans; `places` maps each device ID to the index of the device."""
+        for plan, held in work:
+            own: dict[int, list[PlannedTile]] = defaultdict(list)
+            for tile in plan.tiles:
+                own[places[tile.device]].append(tile)
+            alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for place, tiles in own.items():
+                strips = tiles[0].strips
+                if len(tiles) == 1 and isinstance(strips, EvenCut):
+                    alike[strips[1:]].append(place)
+                else:
+                    self._follow_tiles(plan.gemm, held, place, tiles)
+            for (rows, columns), group in alike.items():
+                boxes = [own[place][0].tile for place in group]
+                if not self._follow_even(plan.gemm, held, np.array(group), boxes, rows, columns):
+                    for place in group:  # sides too short for this number of strips
+                        self._follow_tiles(plan.gemm, held, place, own[place])
 
-def _follow(
-    plan: Plan,
-    held: HeldSide,
-    element: ElementBytes,
-    rates: RateArrays,
-    places: Mapping[int, int],
-    done: _Done,
-) -> None:
-    """Add a plan's tiles to the progress of devices."""
-    own: dict[int, list[PlannedTile]] = {}
-    for tile in plan.tiles:
-        own.setdefault(places[tile.device], []).append(tile)
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for place, tiles in own.items():
-        strips = tiles[0].strips
-        if len(tiles) == 1 and isinstance(strips, EvenCut):
-            alike[strips[1:]].append(place)
-        else:
-            _follow_tiles(plan, held, element, rates, place, tiles, done)
-    for (rows, columns), group in alike.items():
-        boxes = [own[place][0].tile for place in group]
-        if not _follow_even(
-            plan, held, element, rates, np.array(group), boxes, rows, columns, done
-        ):
-            for place in group:  # sides too short for this number of strips
-                _follow_tiles(plan, held, element, rates, place, own[place], done)
+    def _follow_tiles(
+        self, gemm: Gemm, held: HeldSide, place: int, tiles: Sequence[PlannedTile]
+    ) -> None:
+        """Add one device's tiles one after another; a strip shared by two tiles is sent once."""
+        rates, element = self._rates, self._element
+        uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
+        here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
+        there: dict[tuple[str, Span, Span], float] = {}
+        sent_bytes = float(self.sent_bytes[place])
+        compute_s, up_s = float(self.compute_s[place]), float(self.up_s[place])
+        for cut in (tile.cut for tile in tiles):
+            each = element.partial if cut.tile.is_partial(gemm) else element.finished
+            for block in wavefront(cut):
+                ready_s = 0.0
+                for k in block.pieces:
+                    for strip in (("a", block.m, k), ("b", k, block.n)):
+                        if strip[0] == held and len(tiles) == 1:
+                            continue
+                        if strip not in there:
+                            sent_bytes += strip[1].size * strip[2].size * element.sent
+                            sent_s = self._arrivals(here, np.array([sent_bytes]))
+                            there[strip] = float(sent_s[0]) + latency_s
+                        ready_s = max(ready_s, there[strip])
+                compute_s = max(compute_s, ready_s) + block.flops / flops
+                up_s = max(up_s, compute_s) + block.elements * each / uplink
+        self.sent_bytes[place], self.compute_s[place], self.up_s[place] = (
+            sent_bytes,
+            compute_s,
+            up_s,
+        )
 
+    def _follow_even(
+        self,
+        gemm: Gemm,
+        held: HeldSide,
+        chosen: Places,
+        boxes: Sequence[Tile],
+        rows: int,
+        columns: int,
+    ) -> bool:
+        """Add one tile of each device, if all tiles have the same numbers of strips.
 
-def _follow_tiles(
-    plan: Plan,
-    held: HeldSide,
-    element: ElementBytes,
-    rates: RateArrays,
-    place: int,
-    tiles: Sequence[PlannedTile],
-    done: _Done,
-) -> None:
-    """Add one device's tiles one after another; a strip shared by two tiles is sent once."""
-    uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
-    here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
-    there: dict[tuple[str, Span, Span], float] = {}
-    sent_bytes = float(done.sent_bytes[place])
-    compute_s, up_s = float(done.compute_s[place]), float(done.up_s[place])
-    for cut in (tile.cut for tile in tiles):
-        each = element.partial if cut.tile.is_partial(plan.gemm) else element.finished
-        for block in wavefront(cut):
-            ready_s = 0.0
-            for k in block.pieces:
-                for strip in (("a", block.m, k), ("b", k, block.n)):
-                    if strip[0] == held and len(tiles) == 1:
-                        continue
-                    if strip not in there:
-                        sent_bytes += strip[1].size * strip[2].size * element.sent
-                        sent_s = done.arrivals.sent_s(here, np.array([sent_bytes]))
-                        there[strip] = float(sent_s[0]) + latency_s
-                    ready_s = max(ready_s, there[strip])
-            compute_s = max(compute_s, ready_s) + block.flops / flops
-            up_s = max(up_s, compute_s) + block.elements * each / uplink
-    done.sent_bytes[place], done.compute_s[place], done.up_s[place] = sent_bytes, compute_s, up_s
-
-
-def _follow_even(
-    plan: Plan,
-    held: HeldSide,
-    element: ElementBytes,
-    rates: RateArrays,
-    chosen: npt.NDArray[np.intp],
-    boxes: Sequence[Tile],
-    rows: int,
-    columns: int,
-    done: _Done,
-) -> bool:
-    """Add one tile of each device, if all tiles have the same numbers of strips.
-
-    Return False, and change nothing, if a tile is too small for the number of strips.
-    """
-    m, n, k = box_sizes(boxes)
-    align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
-    a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
-    if a is None or b is None:
-        return False
-    depth, of = k.astype(np.float64), rates.take(chosen)
-    each = np.where(depth < plan.gemm.k, element.partial, element.finished)
-    per_side_bytes = depth * element.sent
-    per_flop_s = 2 * depth / of.flops
-    per_element_s = each / of.uplink
-    latency_s = of.latency_s / 2
-    sent_bytes, compute_s, up_s = (x[chosen] for x in (done.sent_bytes, done.compute_s, done.up_s))
-    sent_s = done.arrivals.sent_s(chosen, sent_bytes)
-    for i, j, new in _order(len(a), len(b)):
-        for side, index in new:
-            if "ab"[side] != held:
-                sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
-            sent_s = done.arrivals.sent_s(chosen, sent_bytes)
-        elements = a[i] * b[j]
-        # The strip sent last arrives last, so all strips have arrived by then.
-        compute_s = np.maximum(compute_s, sent_s + latency_s) + elements * per_flop_s
-        up_s = np.maximum(up_s, compute_s) + elements * per_element_s
-    done.sent_bytes[chosen], done.compute_s[chosen], done.up_s[chosen] = sent_bytes, compute_s, up_s
-    return True
+        Return False, and change nothing, if a tile is too small for the number of strips.
+        """
+        m, n, k = box_sizes(boxes)
+        align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
+        a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
+        if a is None or b is None:
+            return False
+        depth, of, element = k.astype(np.float64), self._rates.take(chosen), self._element
+        per_side_bytes = depth * element.sent
+        per_flop_s = 2 * depth / of.flops
+        per_element_s = np.where(depth < gemm.k, element.partial, element.finished) / of.uplink
+        latency_s = of.latency_s / 2
+        sent_bytes, compute_s = self.sent_bytes[chosen], self.compute_s[chosen]
+        up_s = self.up_s[chosen]
+        sent_s = self._arrivals(chosen, sent_bytes)
+        for i, j, new in _order(len(a), len(b)):
+            for side, index in new:
+                if "ab"[side] != held:
+                    sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
+                sent_s = self._arrivals(chosen, sent_bytes)
+            elements = a[i] * b[j]
+            # The strip sent last arrives last, so all strips have arrived by then.
+            compute_s = np.maximum(compute_s, sent_s + latency_s) + elements * per_flop_s
+            up_s = np.maximum(up_s, compute_s) + elements * per_element_s
+        self.sent_bytes[chosen], self.compute_s[chosen] = sent_bytes, compute_s
+        self.up_s[chosen] = up_s
+        return True
 
 
 def even_sizes(
@@ -249,22 +260,12 @@ def even_sizes(
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
     """Return blocks (i, j) in wavefront order, each with the strips sent just before it."""
+    tile = Tile(Span(0, rows), Span(0, columns), Span(0, 1))
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
-    have_a = have_b = 0
-    unsent: list[tuple[int, int]] = []
-    while have_a < rows or have_b < columns:
-        for side in (0, 1):
-            if side == 0 and have_a < rows:
-                unsent.append((0, have_a))
-                met = [(have_a, j) for j in range(have_b)]
-                have_a += 1
-            elif side == 1 and have_b < columns:
-                unsent.append((1, have_b))
-                met = [(i, have_b) for i in range(have_a)]
-                have_b += 1
-            else:
-                continue
-            for i, j in met:
-                order.append((i, j, unsent))
-                unsent = []
+    sent: set[tuple[int, int]] = set()
+    for block in wavefront(cut_tile(tile, rows, columns)):
+        strips = (0, block.m.start), (1, block.n.start)
+        new = [strip for strip in strips if strip not in sent]
+        order.append((block.m.start, block.n.start, new))
+        sent.update(strips)
     return order

@@ -21,8 +21,14 @@ from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.model_state import content
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
-from cleave.planner.stages.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages.model import HeadSlice, LayerCost, PsLayers, StageModel
+from cleave.planner.stages.model import (
+    HeadSlice,
+    LayerCost,
+    PsLayers,
+    StageModel,
+    dequantized_bytes,
+    working_bytes,
+)
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,

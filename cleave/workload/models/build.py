@@ -1,6 +1,5 @@
-"""Build or load transformers as torch modules.
+"""Build transformers with new random weights, or load them from a local folder.
 
-A model is either built from the registry with new random weights, or loaded from a local folder.
 Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
 a model's sizes can be read without these libraries.
 """
@@ -28,23 +27,17 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The sizes of a model, and the folder of its weights.
-
-    Attributes:
-        spec: sizes of the model.
-        folder: folder with the weights; None to build a registry model with new random weights.
-    """
+    """The sizes of a model, and the folder of its weights; None for new random weights."""
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of the model with a given name or in a given folder.
+    """Return the source of the model with a given name or in a given folder; read no weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
-    path separator or the folder contains a ``config.json``. Otherwise the argument is looked up in
-    the registry. No weights are read.
+    path separator or the folder contains a ``config.json``.
 
     Raises:
         UsageError: when there is no such folder and no such model in the registry, or when the
@@ -71,9 +64,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder.
-
-    The spec gets the folder's name.
+    """Return the spec of the model in a local Hugging Face folder, with the folder's name.
 
     Raises:
         UsageError: when the folder does not exist, or its ``config.json`` is missing, is
@@ -86,10 +77,8 @@ def read_spec(folder: Path) -> ModelSpec:
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    Args:
-        spec: sizes of the model.
-        dropout: dropout probability after each OPT sub-layer. The default is 0 instead of the
-            published 0.1, because exactness is checked without dropout.
+    The default dropout, after each OPT sub-layer, is 0 instead of the published 0.1, because
+    exactness is checked without dropout.
 
     Raises:
         UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
@@ -154,7 +143,6 @@ def build_model(
     weights. The global random state of torch does not change.
 
     Args:
-        spec: sizes of the model.
         seed: seed of the random weights. Equal seeds give bit-equal weights.
         dropout: see `hf_config`.
         narrow: whether the weights are bf16 instead of fp32.
@@ -185,16 +173,13 @@ def load_folder(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
-    The folder must contain a ``config.json`` and safetensors weights, either in one file or in
-    several files with an index. The weights are copied into memory, so the files may change
-    afterwards.
+    The folder needs a ``config.json`` and safetensors weights, in one file or with an index. The
+    weights are copied into memory, so the files may change afterwards.
 
     Args:
-        path: the folder.
         dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
             All other dropout probabilities are set to 0.
-        narrow: whether the weights keep the dtype of the config. By default the weights are
-            converted to fp32.
+        narrow: whether the weights keep the dtype of the config, instead of fp32.
 
     Raises:
         UsageError: when the folder is missing or incomplete, the model is not a causal language
@@ -257,12 +242,7 @@ def load_model(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load a model from a folder, or build one from the registry.
 
-    See `load_folder` and `build_model`.
-
-    Args:
-        source: the folder, or the registry model.
-        seed: seed for random weights; ignored when weights are loaded.
-        narrow: whether the weights may have a narrower dtype than fp32.
+    See `load_folder` and `build_model`. The seed is ignored when weights are loaded.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
@@ -270,10 +250,7 @@ def load_model(
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Enable activation checkpointing for a model.
-
-    The forward pass then retains only the input of each layer, and the backward pass recomputes
-    all other activations. Outputs and gradients do not change.
+    """Enable activation checkpointing, which does not change outputs and gradients.
 
     Raises:
         UsageError: when the model does not support activation checkpointing.
@@ -387,8 +364,7 @@ def _say_what_is_tied(model: "PreTrainedModel") -> None:
     """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
 
     If the config ties the two weights but the files contain different values, transformers loads
-    both weights. Without this change, transformers would tie the weights of a saved checkpoint when
-    loading the checkpoint.
+    both. Without this change, it would tie the weights of a saved checkpoint on loading.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
