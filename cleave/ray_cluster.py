@@ -118,7 +118,7 @@ def _session(address: str) -> Iterator[Any]:
     import ray
 
     # Despite `log_to_driver=False`, Ray reports crashed worker processes on the output, in between
-    # the records of --json. `cleave.cluster.ray_errors` reports crashed workers in one line.
+    # the records of --json. `cleave.cluster.board` reports crashed workers in one line.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray

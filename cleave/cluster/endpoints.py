@@ -10,10 +10,53 @@ from typing import Any, Final, TypeVar
 
 from cleave.cluster.endpoint_calls import ActorCalls, EndpointCalls, EndpointLostError, ask_all
 from cleave.cluster.own_endpoint import EndpointSetup
-from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
+
+FREED_S: Final = 20.0
+"""Maximum time to wait until a port is free, in seconds."""
+
+_Opened = TypeVar("_Opened")
+
+
+class PortInUseError(UsageError):
+    """The port to listen on is in use."""
+
+
+def opened_in_time(
+    opens: Callable[[], _Opened],
+    say: Callable[[str], object],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Opened:
+    """Open a listener. While its port is in use, retry for up to `FREED_S` seconds.
+
+    Args:
+        opens: opens the listener, or raises PortInUseError.
+        say: called once with a message for the user if the port is in use.
+        clock: returns the current time in seconds.
+        sleep: sleeps for the given number of seconds.
+
+    Returns:
+        The result of `opens`.
+
+    Raises:
+        PortInUseError: when the port is still in use after `FREED_S` seconds.
+    """
+    until_s, told = clock() + FREED_S, False
+    while True:
+        try:
+            return opens()
+        except PortInUseError as error:
+            if clock() >= until_s:
+                raise
+            if not told:
+                told = True
+                say(f"waiting {FREED_S:.0f} s at most for servers that may end just now: {error}")
+            sleep(_PAUSE_S)
+
 
 _THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
 _OPENS_S: Final = 120.0
@@ -208,3 +251,31 @@ def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
         for node in ray.nodes()
         if node["Alive"] and (nodes is None or node["NodeID"] in nodes)
     }
+
+
+class EndpointLogs:
+    """Counts the sessions' work at several endpoints for one job. Implements `Elsewhere`.
+
+    The work at a lost endpoint is not counted.
+
+    Args:
+        endpoints: calls to the endpoints, each of which is an `OwnEndpoint`.
+        on_one_machine: whether all endpoints run on this machine.
+    """
+
+    def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
+        self._endpoints = endpoints
+        self.on_one_machine = on_one_machine
+
+    def begin(self) -> None:
+        """Start to count each session's work at all endpoints."""
+        ask_all(self._endpoints, "begin_log", timeout_s=ANSWERS_S)
+
+    def did(self) -> list[SessionWork]:
+        """Return each session's work since `begin`."""
+        answers = ask_all(self._endpoints, "did", timeout_s=ANSWERS_S)
+        return [work for answer in answers if answer is not None for work in answer]
+
+    def end(self) -> None:
+        """Stop counting the sessions' work at all endpoints."""
+        ask_all(self._endpoints, "end_log", timeout_s=ANSWERS_S)

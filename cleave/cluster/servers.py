@@ -12,25 +12,33 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError
-from cleave.cluster.endpoints import ANSWERS_S, Endpoints
+from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
+from cleave.cluster.endpoints import ANSWERS_S, Endpoints, open_endpoints
 from cleave.cluster.membership import Members, Roll
-from cleave.cluster.own_endpoint import Seen
+from cleave.cluster.own_endpoint import EndpointSetup, Seen
+from cleave.cluster.room import check_cores, cores_of_nodes
 from cleave.cluster.spreading import Spreading
+from cleave.energy.grid import Grid
+from cleave.errors import UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import Answer, Overview, Question
-from cleave.server.fleet_server import Server
+from cleave.server.fleet_server import Server, ServerConfig
 from cleave.server.jobs.fleet_energy import EnergySums
 from cleave.server.jobs.jobs import JobState
+from cleave.server.runtime import Numbering
+from cleave.transport.addresses import is_loopback
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 """Seconds between polls of the other servers."""
@@ -233,13 +241,13 @@ class Servers:
             was_there = other.seen is not None
             self._look_at(other)
             if other.seen is None and was_there:
-                _logger.warning("server %d does not answer; Ray starts it again", number)
+                _log.warning("server %d does not answer; Ray starts it again", number)
             other.wake.wait(LOOK_S)
             other.wake.clear()
         try:
             other.calls.call("close", timeout_s=ANSWERS_S)
         except EndpointLostError as lost:
-            _logger.debug("%s", lost)
+            _log.debug("%s", lost)
         else:
             self._look_at(other)
 
@@ -267,9 +275,9 @@ class Servers:
                 roll = live.in_loop(self._members.roll)
                 seen = self._asked(other, question, roll)
         except EndpointLostError as lost:
-            _logger.debug("%s", lost)
+            _log.debug("%s", lost)
         except Exception as error:  # noqa: BLE001 - the next poll may succeed
-            _logger.error("another server: %s: %s", type(error).__name__, error)
+            _log.error("another server: %s: %s", type(error).__name__, error)
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
@@ -325,3 +333,77 @@ class Servers:
 def _of(timeline: Answer | None, device: int) -> Answer | None:
     """Return the timeline if it belongs to `device`, and None otherwise."""
     return timeline if timeline is not None and timeline["device"] == device else None
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The running servers of a cluster.
+
+    Attributes:
+        servers: the operator interface to all servers.
+        endpoints: the endpoints of all servers. A training worker calls `endpoints` to get its
+            fleet.
+    """
+
+    servers: Servers
+    endpoints: Endpoints
+
+
+@contextmanager
+def serving_together(
+    ray: Any,
+    first: Server,
+    config: ServerConfig,
+    members: Members,
+    overview: Overview,
+    count: int,
+    grid: Grid | None = None,
+) -> Iterator[Serving]:
+    """Start all servers except the first, and stop them when the `with` block ends.
+
+    Args:
+        ray: the `ray` module, connected to a cluster.
+        first: server of this process, which already listens.
+        config: settings of all servers. Servers on the same machine use successive ports.
+        members: authenticator of the first server.
+        overview: overview of the first server.
+        count: total number of servers, including the first server.
+        grid: electricity grid that powers the devices; None if unknown.
+
+    Raises:
+        UsageError: when a server cannot listen on its port, when the cluster has fewer cores than
+            servers, or when `config.host` is loopback and the servers are on several machines.
+    """
+    check_cores(cores_of_nodes(ray), count)
+    with ExitStack() as opened:
+        own = ray.get_runtime_context().get_node_id()
+        here = ServedEndpoint(Endpoint(first), ray.util.get_node_ip_address())
+        opened.callback(here.close)
+        alike = replace(
+            config,
+            operator_credential="",
+            viewer_credential="",
+            auth=None,
+            events=None,
+            operator=None,
+            pages=None,
+            # Nodes need not store their certificates: the first server sends devices the
+            # fingerprint.
+            security=replace(config.security, folder=None),
+        )
+        setups = [
+            EndpointSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
+            for number in range(2, count + 1)
+        ]
+        others = open_endpoints(ray, setups, _log.info, [own])
+        nodes = [own, *others.nodes]
+        endpoints = Endpoints([here.calls(), *others.calls], nodes, others.on_one_machine)
+        if not endpoints.on_one_machine and is_loopback(config.host):
+            others.close()
+            raise UsageError(
+                f"--host is {config.host}, where devices reach none but their own machine, and the "
+                f"cluster has several; give --host 0.0.0.0"
+            )
+        servers = Servers(first, members, overview, endpoints)
+        opened.callback(servers.close)  # this also closes the other servers' endpoints
+        yield Serving(servers, endpoints)

@@ -24,8 +24,7 @@ from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import Elsewhere, JobMeter, ServerLog, WorkLog
-from cleave.server.jobs.own_power import OwnPower
+from cleave.server.jobs.job_energy import Elsewhere, JobMeter, OwnPower, ServerLog, WorkLog
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store

@@ -17,9 +17,8 @@ import pytest
 
 from cleave.cluster.endpoint import Endpoint
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
-from cleave.cluster.endpoint_logs import EndpointLogs
 from cleave.cluster.endpoint_runtime import EndpointRuntime
-from cleave.cluster.endpoints import Endpoints
+from cleave.cluster.endpoints import EndpointLogs, Endpoints
 from cleave.cluster.membership import Members
 from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.servers import Servers

@@ -21,8 +21,7 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED, SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
-from cleave.server.jobs.job_energy import JobLog, JobMeter, ServerLog, usages_of
-from cleave.server.jobs.own_power import OwnPower
+from cleave.server.jobs.job_energy import JobLog, JobMeter, OwnPower, ServerLog, usages_of
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 from profiles.library import load_profiles

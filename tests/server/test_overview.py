@@ -31,14 +31,16 @@ from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import (
     DEVICE_COLUMNS,
+    MAX_HOLDERS,
     MAX_STREAMS,
     STREAM_S,
+    Look,
     Overview,
     Question,
+    Rates,
     ServerFacts,
+    stages_answer,
 )
-from cleave.server.api.rates import Look, Rates
-from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.training.loop.records import StepRecord, to_dict

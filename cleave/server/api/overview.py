@@ -8,9 +8,9 @@ headers, regardless of the number of devices and records.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -20,16 +20,65 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.view import StageView, StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog
-from cleave.server.api.rates import Look, Rates
-from cleave.server.api.stages import stages_answer
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from profiles.device_profile import DeviceProfile
+
+WINDOW_S: Final = 10.0
+"""Length of the window over which rates are computed, in seconds.
+
+The window is longer if the counters are read less often.
+"""
+
+_APART_S: Final = 0.5  # minimum seconds between two retained snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A snapshot of all counters.
+
+    Attributes:
+        at_s: time in seconds, on a monotonic clock.
+        fleet: summed counters of all sessions, including ended sessions.
+        devices: maps the number of each session to the counters of the session.
+    """
+
+    at_s: float
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)
+    devices: Mapping[int, DeviceCounters] = field(default_factory=dict)
+
+
+class Rates:
+    """Retains the snapshots of the last `window_s` seconds.
+
+    Args:
+        began_s: time at which all counters were 0.
+        window_s: age in seconds after which a snapshot is discarded.
+    """
+
+    def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._looks = deque([Look(began_s)])
+
+    def since(self, now: Look) -> Look:
+        """Return the snapshot from which to compute rates up to `now`, and retain `now`.
+
+        The method returns the oldest snapshot within the window or, if the window contains no
+        snapshot, the latest snapshot before the window.
+        """
+        while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
+            self._looks.popleft()
+        earlier = self._looks[0]
+        if now.at_s - self._looks[-1].at_s >= _APART_S:
+            self._looks.append(now)
+        return earlier
+
 
 Answer = dict[str, Any]
 
@@ -498,4 +547,41 @@ def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
         "elapsed_s": now_s - begun_s,
         "generation": job.id,
         "tiles": tiles,
+    }
+
+
+MAX_HOLDERS: Final = 2000
+"""Maximum number of stage holders that an overview lists, over all stages."""
+
+
+def stages_answer(view: StepView | None) -> dict[str, Any] | None:
+    """Return the state of a step by stages in the protocol's format; None if `view` is None."""
+    if view is None:
+        return None
+    stages, room = [], MAX_HOLDERS
+    for stage in view.stages:
+        stages.append(_stage(stage, room))
+        room = max(0, room - len(stage.holders))
+    return {
+        "batches": view.batches,
+        "ended": view.ended,
+        "repeated": view.repeated,
+        "stages": stages,
+    }
+
+
+def _stage(stage: StageView, room: int) -> dict[str, Any]:
+    return {
+        "first": stage.first,
+        "stop": stage.stop,
+        "loss": stage.loss,
+        "slice": None if stage.slice is None else [stage.slice.number, stage.slice.of],
+        "forward": stage.forward,
+        "backward": stage.backward,
+        "landed": stage.landed,
+        "devices": len(stage.holders),
+        "holders": [
+            [holder.device, holder.forward, holder.backward, holder.summed, holder.coming]
+            for holder in stage.holders[:room]
+        ],
     }

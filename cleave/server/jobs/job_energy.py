@@ -7,21 +7,64 @@ difference belongs to the job, because a server runs one job at a time.
 from __future__ import annotations
 
 import ipaddress
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cleave.energy.account import DeviceUsage
+from cleave.energy.account import DeviceUsage, Ps
+from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
+from cleave.machine.sensors import PowerMeter
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
+
+SAMPLE_S = 60.0
+"""Seconds between samples of the energy counters. No counter overflows twice in this time."""
+
+
+class OwnPower:
+    """Meters the energy that this machine has used since this object was created. Thread-safe.
+
+    Args:
+        meter: measures the energy of this machine's processor and memory.
+        stated_w: power in watts that the machine draws from the wall socket, as the owner states;
+            None to use `meter`. `meter` covers only the processor and the memory.
+        clock: returns the time on a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        meter: PowerMeter,
+        stated_w: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meter, self._stated_w, self._clock = meter, stated_w, clock
+        self._began_s = clock()
+        self._lock = threading.Lock()
+        meter.sample()
+
+    @property
+    def source(self) -> str:
+        """Return a description of where the energy figures come from, for users."""
+        if self._stated_w is not None:
+            return f"{self._stated_w:g} W at the socket, as stated"
+        return self._meter.source
+
+    def used(self) -> Ps:
+        """Return the energy that the machine has used since this object was created."""
+        if self._stated_w is not None:
+            return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
+        with self._lock:
+            self._meter.sample()
+            joules = self._meter.joules
+        return Ps() if joules is None else Ps(joules, Basis.MEASURED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cleave.cluster.ports import FREED_S, PortInUseError, opened_in_time
+from cleave.cluster.endpoints import FREED_S, PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from tests.server.clocks import Clock
 
