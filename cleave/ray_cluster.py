@@ -108,11 +108,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Return a context manager that imports `ray` and shuts Ray down on exit.
-
-    Raises:
-        UsageError: when the cluster rejects this machine's authentication token.
-    """
+    """Return a context manager that imports `ray` and shuts Ray down on exit."""
     # Without a token, a cluster runs the code of anybody who can connect.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
@@ -132,11 +128,7 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Check that the address accepts TCP connections. Ray itself would retry for minutes.
-
-    Raises:
-        UsageError: when no process listens at the address, or the address is malformed.
-    """
+    """Check that the address accepts TCP connections. Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -131,7 +131,6 @@ class Endpoint:
         """Store an operand matrix until the worker releases or unbinds it.
 
         Args:
-            number: number of the operand.
             array: elements of the matrix.
             dtype: dtype of the matrix.
         """
@@ -161,7 +160,6 @@ class Endpoint:
         """Wait for a GEMM.
 
         Args:
-            number: number of the GEMM.
             timeout_s: maximum time to wait, in seconds.
 
         Returns:

@@ -216,11 +216,7 @@ class EndpointRuntime(FleetRuntime):
 
 
 def _within(timeout_s: float | None) -> Iterator[float]:
-    """Yield how long each remote call may wait, in seconds, until the timeout has passed.
-
-    Args:
-        timeout_s: total time to wait, in seconds; None to wait indefinitely.
-    """
+    """Yield how long each remote call may wait, in seconds, until the timeout has passed."""
     until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     wait_s = min(_CALL_S, until_s - time.monotonic())
     yield max(0.0, wait_s)

@@ -15,8 +15,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
-FREED_S: Final = 20.0
-"""Maximum time to wait until a port is free, in seconds."""
+FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
 
 _Opened = TypeVar("_Opened")
 
@@ -159,7 +158,6 @@ def open_endpoints(
     """Start endpoints in separate processes, spread evenly over the nodes of the cluster.
 
     Args:
-        ray: the `ray` module, connected to a cluster.
         setups: the setup of each endpoint. The first endpoint on a machine uses the port in its
             setup, and further endpoints on the machine use the next ports. Port 0 means any free
             port.
@@ -207,24 +205,14 @@ def open_endpoints(
 
 
 class _Starting:
-    """An endpoint that is starting. It is started again if it could not listen on its port.
-
-    Args:
-        ray: the `ray` module, connected to a cluster.
-        start: starts the endpoint's Ray actor and returns the actor.
-    """
+    """An endpoint that is starting. It is started again if it could not listen on its port."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call this again to retry.
-
-        Raises:
-            PortInUseError: when the endpoint's port is in use.
-            UsageError: when the endpoint does not start, or cannot listen for another reason.
-        """
+        """Wait until the endpoint listens, and return its actor. Call this again to retry."""
         actor = self._actor or self._start()
         self._actor = None
         try:
@@ -243,7 +231,6 @@ def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
     """Return the IP addresses of the machines on which Ray nodes run.
 
     Args:
-        ray: the `ray` module, connected to a cluster.
         nodes: ids of the nodes to consider; None for all nodes of the cluster.
     """
     return {

@@ -188,7 +188,6 @@ class Members:
         """Remove a device from the list. Other servers then end its sessions and refuse the device.
 
         Args:
-            identity: identity of the device.
             code, reason: error code and text that a connected device gets.
         """
         self._members.pop(identity, None)

@@ -171,12 +171,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return consecutive parts of an array as views of the array's elements.
-
-    Args:
-        whole: array to split.
-        rows: number of rows of each part.
-    """
+    """Return consecutive parts of an array as views of the array's elements."""
     found, first = [], 0
     for count in rows:
         part = whole.payload

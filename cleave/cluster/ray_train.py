@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from cleave.training.loop.trainer import TrainContext
 
 
-LOOK_S: Final = 0.2
-"""Seconds between two polls of the board for new training records."""
+LOOK_S: Final = 0.2  # seconds between two polls of the board for new training records
 
 MOST_STARTS: Final = 3
 """Maximum number of starts of a server without a new step. The next start ends the training."""
@@ -93,7 +92,6 @@ def train_together(
     """Train a model on several servers. Return once the training has finished or was stopped.
 
     Args:
-        ray: the `ray` module, connected to a cluster.
         shared: job to train, and its options.
         servers: number of servers.
         report: called with every training record.
@@ -110,11 +108,7 @@ def train_together(
 
 
 class _Training:
-    """One call of `train_together`, including all attempts to start the servers.
-
-    Args:
-        ray, shared, servers, report, stop: see `train_together`.
-    """
+    """One call of `train_together`, including all attempts to start the servers."""
 
     def __init__(
         self,
@@ -224,11 +218,7 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a `Board` actor on this node and return the actor.
-
-    Raises:
-        CleaveError: when the cluster cannot start the actor.
-    """
+    """Start a `Board` actor on this node and return the actor."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -261,11 +251,7 @@ def _telling_losses(board: Any) -> Any:
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
-    """Run one server's part of the training. Ray Train calls this in each worker process.
-
-    Args:
-        config: a dictionary with the `SharedJob` under `shared` and the `Board` under `board`.
-    """
+    """Run one server's part of the training. Ray Train calls this in each worker process."""
     import ray
 
     from cleave.training.loop.trainer import TrainContext, train
@@ -346,15 +332,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait up to `_FAILED_S` seconds until all servers have finished.
-
-    Args:
-        ended: returns the number of servers that have finished.
-        servers: number of servers.
-
-    Returns:
-        Whether all servers have finished.
-    """
+    """Wait up to `_FAILED_S` seconds until all servers have finished."""
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -362,11 +340,7 @@ def _all_end(ended: Callable[[], int], servers: int) -> bool:
 
 
 class _Stop:
-    """A stop condition that queries the board at most once per `LOOK_S` seconds.
-
-    Args:
-        ask: queries the board; returns whether to stop the training.
-    """
+    """A stop condition that queries the board at most once per `LOOK_S` seconds."""
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         self._ask = ask
@@ -388,7 +362,6 @@ class SharedRunner(JobRunner):
     Jobs that only use a trained model run on the first server's devices.
 
     Attributes:
-        ray: the `ray` module, connected to a cluster.
         fleet_of: returns a server's fleet; called in the server's worker process.
     """
 

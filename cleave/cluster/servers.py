@@ -40,8 +40,7 @@ from cleave.transport.addresses import is_loopback
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
-"""Seconds between polls of the other servers."""
+LOOK_S: Final = 1.0  # seconds between polls of the other servers
 
 FRESH_S: Final = 5.0
 """Maximum age of a server's last poll, in seconds, for which devices are moved to the server."""
@@ -146,7 +145,6 @@ class Servers:
         """End a device's sessions on all servers, send it the reason, and stop admitting it.
 
         Args:
-            identity: identity of the device.
             code: error code to send.
             reason: text to send.
         """
@@ -231,12 +229,7 @@ class Servers:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Poll another server every second, and end the server's sessions on close.
-
-        Args:
-            number: number of the server, for log messages. The first server has number 1.
-            other: what the first server knows about the server.
-        """
+        """Poll another server every second, and end the server's sessions on close."""
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
@@ -281,12 +274,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return what the next poll of another server sends.
-
-        Returns:
-            The question for the server, the device list (None if the server has the current list),
-            and the current time in seconds.
-        """
+        """Return what the next poll of another server sends."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -299,14 +287,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process the result of a poll.
-
-        Args:
-            other: the polled server.
-            seen: state of the server; None if the server is lost.
-            roll: device list that the poll sent; None if it sent no list.
-            told_s: time of the poll, on the first server's clock.
-        """
+        """Process the result of a poll."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -362,7 +343,6 @@ def serving_together(
     """Start all servers except the first, and stop them when the `with` block ends.
 
     Args:
-        ray: the `ray` module, connected to a cluster.
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
         members: authenticator of the first server.

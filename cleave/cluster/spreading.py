@@ -18,8 +18,7 @@ ARRIVES_S: Final = 20.0
 If devices are still missing after that, the target endpoint counts as unreachable for devices.
 """
 
-SHUNNED_S: Final = 600.0
-"""Seconds for which no devices are moved to an unreachable endpoint."""
+SHUNNED_S: Final = 600.0  # seconds for which no devices are moved to an unreachable endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ class Balance:
 
 _logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 5.0
-"""Seconds between two checks of the number of devices at each endpoint."""
+LOOK_S: Final = 5.0  # seconds between two checks of the number of devices at each endpoint
 
 _ANSWERS_S: Final = 5.0
 """Timeout in seconds for calls to endpoints. A silent endpoint is skipped until the next check."""

@@ -23,8 +23,7 @@ from cleave.scheduler.stages.work import StepWork
 class FleetRuntime(ABC):
     """Runs the GEMMs and the steps by stages of one fleet."""
 
-    clock: ClassVar[str]
-    """Kind of clock with which the runtime measures time: `virtual` or `wall`."""
+    clock: ClassVar[str]  # kind of clock with which the runtime measures time: `virtual` or `wall`
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
@@ -35,7 +34,6 @@ class FleetRuntime(ABC):
         """Wait until a GEMM is done.
 
         Args:
-            future: the GEMM.
             timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
 
         Returns:
@@ -106,7 +104,6 @@ class FleetRuntime(ABC):
         """End all sessions of a device that returned a wrong result, and reject new sessions.
 
         Args:
-            device: ID of the device.
             reason: description of the wrong result.
         """
 
@@ -126,9 +123,6 @@ class FleetRuntime(ABC):
         """Let devices drop the arrays of a deleted operand.
 
         Any thread may call this method, in any state of the runtime.
-
-        Args:
-            operand: ID of the operand.
         """
 
     @abstractmethod
@@ -136,9 +130,6 @@ class FleetRuntime(ABC):
         """Drop the runtime's references to the memory of an operand that no running GEMM uses.
 
         Devices retain their arrays of the operand.
-
-        Args:
-            operand: ID of the operand.
         """
 
     @abstractmethod

@@ -19,8 +19,7 @@ from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, p
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
-LOOK_S: Final = 0.5
-"""Seconds between two checks for available devices during the wait for a GEMM."""
+LOOK_S: Final = 0.5  # seconds between two checks for available devices during the wait for a GEMM
 
 _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
@@ -36,14 +35,12 @@ class AbandonedError(CleaveError):
 class FleetPresence(Enum):
     """Where GEMMs run now. The values are shown to users."""
 
-    PRESENT = "present"
-    """GEMMs run on devices."""
+    PRESENT = "present"  # GEMMs run on devices
 
     ABSENT = "absent"
     """Training waits, because no device is connected or all connected devices are set aside."""
 
-    LOCAL = "local"
-    """GEMMs run on the PS until a device is available."""
+    LOCAL = "local"  # GEMMs run on the PS until a device is available
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ class Operand:
         unbound: called with `id` when `unbind` frees the memory.
 
     Attributes:
-        id: unique ID of the operand.
         buffer: the matrix. The attribute does not exist between `unbind` and `bind`.
     """
 

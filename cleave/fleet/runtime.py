@@ -84,11 +84,7 @@ class BlockChecks:
         return check.judge(block, payload)
 
     def forget(self, job: int) -> None:
-        """Free the verification state of a GEMM that has ended.
-
-        Args:
-            job: ID of the GEMM.
-        """
+        """Free the verification state of a GEMM that has ended."""
         self._checks.pop(job, None)
 
 
@@ -209,7 +205,6 @@ class Runtime(FleetRuntime):
         """Record the end of a GEMM, and wake up the thread that waits for it.
 
         Args:
-            job: ID of the GEMM.
             error: why the GEMM failed; empty if it is complete.
         """
 

@@ -9,8 +9,7 @@ from collections import deque
 from enum import Enum
 from typing import Final, NamedTuple
 
-KEPT: Final = 64
-"""Number of recent blocks whose time spans are retained for each device."""
+KEPT: Final = 64  # number of recent blocks whose time spans are retained for each device
 
 
 class Lane(Enum):

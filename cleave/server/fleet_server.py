@@ -358,7 +358,6 @@ class Server:
         """End a device's sessions and send the device the reason. Call this in the server's loop.
 
         Args:
-            identity: identity of the device.
             code: error code to send.
             reason: text to send.
         """
@@ -445,13 +444,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Tell a connection whether its hello was accepted, or why its session ended.
-
-    Args:
-        socket: connection of the device.
-        refusal: error sent to the device; None if its hello was accepted.
-        name: name of the device.
-    """
+    """Tell a connection whether its hello was accepted, or why its session ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:

@@ -191,11 +191,7 @@ class LiveRuntime(Runtime):
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     async def _heard(self, peer: _Peer, data: bytes) -> None:
-        """Decode a message from a device and pass it to the session manager.
-
-        Raises:
-            ProtocolError: when the message is invalid.
-        """
+        """Decode a message from a device and pass it to the session manager."""
         peer.record.counters.uplink_bytes += len(data)
         kind, saved_bytes = TrafficKind.OTHER, 0
         try:
@@ -219,11 +215,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message and return the equivalent `result` message.
-
-        Raises:
-            ProtocolError: when the payload is invalid, or when the device may not compress results.
-        """
+        """Decompress a `result_coded` message and return the equivalent `result` message."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -231,12 +223,7 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session and return why it ended.
-
-        Args:
-            peer: the device.
-            reason: reason to return unless the PS sent the device an error or a `bye`.
-        """
+        """Close a session and return why it ended."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
@@ -454,7 +441,6 @@ class LiveRuntime(Runtime):
         """Mark a GEMM as ended. The training thread later rounds the GEMM's partial sums.
 
         Args:
-            job: number of the GEMM.
             error: reason why the GEMM failed; empty if it succeeded.
         """
         future = self._futures.get(job)

@@ -165,14 +165,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions to the store.
-
-        Returns:
-            Why the writes failed; empty if the writes succeeded.
-
-        Raises:
-            CleaveError: when the writes failed and no running server can retry them.
-        """
+        """Write pending decisions to the store."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:

@@ -10,11 +10,9 @@ from typing import Final, NamedTuple
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
-KEPT: Final = 2000
-"""Number of latest events that the log retains."""
+KEPT: Final = 2000  # number of latest events that the log retains
 
-MAX_TEXT: Final = 200
-"""Maximum length of an event's text, in characters."""
+MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 
 class Event(NamedTuple):

@@ -20,8 +20,7 @@ from cleave.transport.connection import Connection, ConnectionLostError
 VIEWER_PAUSE_S: Final = 0.25
 """Seconds to wait after a viewer's request before the server reads the viewer's next request."""
 
-_RECORDS: Final = 10_000
-"""Maximum number of training records in one reply."""
+_RECORDS: Final = 10_000  # maximum number of training records in one reply
 
 _TASKS_EVERY_S: Final = 1.0
 """Seconds between two progress messages to an operator who follows a job."""
@@ -76,12 +75,7 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Reply to a client's requests, and start tasks that stream the records of followed jobs.
-
-        Raises:
-            ConnectionLostError: when the client disconnects, which ends the streaming tasks.
-            ProtocolError: when the client sends a message other than a request or a `bye`.
-        """
+        """Reply to a client's requests, and start tasks that stream the records of followed jobs."""
         while True:
             message = decode(await connection.receive())
             if isinstance(message, messages.Bye):
@@ -98,12 +92,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Carry out a request.
-
-        Returns:
-            The reply, and the job whose records the server must now stream to the client; None
-            instead of a job if the request follows no job.
-        """
+        """Carry out a request."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:

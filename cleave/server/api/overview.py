@@ -97,11 +97,9 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
-STREAM_S: Final = 30.0
-"""Length in seconds of the device activity that a stream covers."""
+STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
 
-STEP_BYTES: Final = 900
-"""Maximum size of a training step's record, in bytes."""
+STEP_BYTES: Final = 900  # maximum size of a training step's record, in bytes
 
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
 _NAME: Final = DEVICE_COLUMNS.index("name")
@@ -550,8 +548,7 @@ def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
     }
 
 
-MAX_HOLDERS: Final = 2000
-"""Maximum number of stage holders that an overview lists, over all stages."""
+MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview lists, over all stages
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:

@@ -93,9 +93,9 @@ class Redeemed(Protocol):
 class Access:
     """The `Authenticator` of a server that stores its devices.
 
-    A device shows its own credential, or a join code that the server exchanges for a credential.
-    A correct credential is accepted even after many failed attempts from the device's address:
-    other clients may share the address, and a credential cannot be guessed. Attempts with wrong
+    A device shows its own credential, or a join code that the server exchanges for a credential. A
+    correct credential is accepted even after many failed attempts from the device's address: other
+    clients may share the address, and a credential cannot be guessed. Attempts with wrong
     credentials or with join codes are rate-limited per address.
 
     Args:
@@ -176,13 +176,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential.
-
-        Args:
-            hello: the device's hello.
-            text: normalized join code; empty if the device sent no join code.
-            device: the revoked device whose credential the hello contains, if any.
-        """
+        """Exchange a join code for a credential."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -244,7 +238,6 @@ class Access:
         """Record that a device's session ended, with the reason.
 
         Args:
-            identity: identity of the device.
             reason: why the session ended.
             lost: whether the connection to the device was lost, rather than closed.
         """

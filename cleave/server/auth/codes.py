@@ -12,11 +12,9 @@ ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 CODE_LENGTH: Final = 12
 """Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
 
-CODE_LIFE_S: Final = 600.0
-"""Default lifetime of a join code, in seconds."""
+CODE_LIFE_S: Final = 600.0  # default lifetime of a join code, in seconds
 
-CREDENTIAL_BYTES: Final = 32
-"""Number of random bytes in a credential."""
+CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
 
 _GROUP: Final = 4
 _READ_AS: Final = str.maketrans("OIL", "011", "- \t")

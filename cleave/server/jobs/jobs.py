@@ -36,8 +36,7 @@ class JobState(Enum):
 
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
-_LAST_EVENTS = ("end", "stopped", "failed")
-"""Values of `event` that mark the last record of a job."""
+_LAST_EVENTS = ("end", "stopped", "failed")  # values of `event` that mark the last record of a job
 
 
 @dataclass
@@ -93,8 +92,8 @@ class TrainingJob:
     def has_last_record(self) -> bool:
         """Return whether the job's last record has been added.
 
-        Followers must not check `state` instead, because it becomes final before the last record
-        is added.
+        Followers must not check `state` instead, because it becomes final before the last record is
+        added.
         """
         return (
             self.state in FINAL_STATES
@@ -301,9 +300,6 @@ class Jobs:
         """Recreate an unfinished job from before the server was restarted.
 
         The job continues in its run folder or, if it never started, starts from its request.
-
-        Raises:
-            UsageError: when no stored job has this id, or the job cannot be resumed.
         """
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:

@@ -52,8 +52,6 @@ class AccessStatuses:
         """Set a device's permission, which takes effect immediately.
 
         Args:
-            device: identity of the device.
-            name: name of the device, for messages.
             standing: new permission of the device.
             reason: reason for the new permission.
         """
@@ -74,8 +72,6 @@ class AccessStatuses:
         """Set whether the operator owns a device, which takes effect immediately.
 
         Args:
-            device: identity of the device.
-            name: name of the device, for messages.
             own: whether the operator owns the device.
         """
         with self._lock:
@@ -167,10 +163,6 @@ class AccessStatuses:
         A decision could be missed if it is written, and thus removed from memory, between the read
         of the store and the lookup in memory. So this method reads the store until two consecutive
         reads return the same record.
-
-        Args:
-            read: reads the record from the store.
-            now: updates a record with the decisions in memory.
         """
         record = read()
         while record is not None:

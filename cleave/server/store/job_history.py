@@ -89,7 +89,6 @@ class JobHistory:
         """Record that a new job was queued.
 
         Args:
-            number: number of the job.
             model: model that the job trains or uses.
             request: submitted request, with which the job can be started again.
             steps_in_all: total number of optimizer steps.

@@ -21,8 +21,7 @@ from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.store.schema import MIGRATIONS, Migration
 
-BUSY_S: Final = 5.0
-"""Seconds for which a write waits while another process writes to the database."""
+BUSY_S: Final = 5.0  # seconds for which a write waits while another process writes to the database
 
 CODES_KEPT_S: Final = 30 * 86400.0
 """Seconds for which the store keeps an expired join code, to tell a late device that it expired."""
@@ -54,7 +53,6 @@ class DeviceRecord:
     """What the store contains about a device, over all sessions of the device.
 
     Attributes:
-        id: identity of the device.
         name: unique name of the device, for users.
         standing: permission of the device to join.
         reason: why the device is quarantined or revoked; empty if not stated.
@@ -120,7 +118,6 @@ class StoredJob:
     """What the store contains about a training job.
 
     Attributes:
-        number: number of the job.
         model: model that the job trains or uses.
         state: a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`.
         reason: why the job failed or was interrupted, or what the job waits for; empty otherwise.
