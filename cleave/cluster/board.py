@@ -1,4 +1,4 @@
-"""A Ray actor that collects the servers' training records and tells the servers when to stop."""
+"""A Ray actor that collects training records, and the reasons why servers were lost."""
 
 from __future__ import annotations
 
@@ -33,22 +33,17 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The reason why a process ended, and advice for the user.
-
-    Attributes:
-        why: the reason, as a sentence without the final full stop.
-        advice: what the user can do, as a sentence without the final full stop; empty if unknown.
-    """
+    """Why a process ended, and advice for the user: sentences without the final full stop."""
 
     why: str
-    advice: str = ""
+    advice: str = ""  # empty if unknown
 
     def __str__(self) -> str:
         return f"{self.why}; {self.advice}" if self.advice else self.why
 
 
 def ending(text: str) -> Ending:
-    """Extract the reason why a process ended from Ray's error text."""
+    """Extract why a process ended from Ray's error text, which is pages long."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -69,13 +64,10 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return why server processes were lost, as a map from rank to reason.
+    """Return why server processes were lost, by rank, from Ray Train's errors.
 
-    The map omits servers that failed with an exception of their own code, because these servers
-    report the exception themselves.
-
-    Args:
-        errors: Ray Train's map from the rank of each failed server to its error.
+    Servers that failed with an exception of their own code are omitted, because they report it
+    themselves.
     """
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))
@@ -110,12 +102,7 @@ class Board:
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a training record.
-
-        Args:
-            record: record to add.
-            step: number of the finished step that the record reports; 0 for other records.
-        """
+        """Add a training record. `step` is the finished step that it reports, or 0."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -131,7 +118,7 @@ class Board:
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Return whether `stop` was called, so the servers must stop after their current step."""
+        """Return whether `stop` was called."""
         return self._stopping
 
     def end(self) -> None:
@@ -148,7 +135,7 @@ class Board:
         self._used[rank] = in_succession([*before, energy])
 
     def energy(self) -> list[RunEnergy]:
-        """Return the energy used by each server's devices, summed over all starts of the server."""
+        """Return the energy used by each server's devices, over all starts of the server."""
         return list(self._used.values())
 
     def lost(self, rank: int, why: Ending) -> None:
@@ -158,16 +145,12 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed, because servers started too often without a new step.
-
-        Args:
-            starts: number of starts without a new step.
-        """
+        """Mark the training as failed after `starts` starts of a server without a new step."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 
     def fail(self, text: str) -> None:
-        """Mark the training as failed. If it is called several times, the first reason counts."""
+        """Mark the training as failed. The first reason counts."""
         self._failure = self._failure or text
 
     def failure(self) -> str:

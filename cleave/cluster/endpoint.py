@@ -1,8 +1,8 @@
 """The endpoint of a server. Its process serves devices, while another process trains.
 
-When the worker is lost and restarts, the devices stay connected to the endpoint. The worker uses
-the endpoint through `cleave.cluster.endpoint_runtime`. When a new worker attaches, the endpoint
-cancels the GEMMs and the step of the previous worker.
+When the worker is lost and restarts, the devices stay connected. The worker uses the endpoint
+through `cleave.cluster.endpoint_runtime`. A new worker cancels the GEMMs and the step of the
+previous worker.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ from cleave.transport.join_url import parse_join_url
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A snapshot of the fleet's state, which a worker caches.
-
-    Attributes:
-        epoch, rates: result of `FleetRuntime.fleet_rates`.
-        stage_devices: result of `FleetRuntime.stage_devices`.
-        why_no_stages: result of `FleetRuntime.why_no_stages`.
-        device_count: result of `FleetRuntime.device_count`.
-    """
+    """A snapshot of what `FleetRuntime` tells about the devices, which a worker caches."""
 
     epoch: int
     rates: list[DeviceRates]
@@ -43,28 +36,18 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A GEMM that a worker requests.
-
-    Attributes:
-        number: number of the GEMM, which the worker uses to wait for the GEMM or withdraw it.
-        a, b: for each operand, its number and whether the GEMM transposes it.
-        rows, columns, dtype: shape and dtype of the output matrix.
-    """
+    """A GEMM that a worker requests, under a number by which it waits for the GEMM."""
 
     number: int
-    a: tuple[int, bool]
+    a: tuple[int, bool]  # operand's number, and whether to transpose it
     b: tuple[int, bool]
-    rows: int
+    rows: int  # of the output matrix
     columns: int
     dtype: DType
 
 
 class Endpoint:
-    """The endpoint of one rank. It runs the requests of the rank's worker on the server's devices.
-
-    Args:
-        server: server to which the devices connect.
-    """
+    """The endpoint of one rank, which runs the requests of the rank's worker on devices."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -94,7 +77,7 @@ class Endpoint:
         return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
-        """Return the join URL without its credential, as the target for devices that move here."""
+        """Return the join URL without its credential, for devices that move here."""
         return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
@@ -122,32 +105,23 @@ class Endpoint:
         )
 
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the fleet's counters."""
         return self._fleet.counters()
 
     # --- GEMMs ---
 
     def operand(self, number: int, array: Array, dtype: DType) -> None:
-        """Store an operand matrix until the worker releases or unbinds it.
-
-        Args:
-            array: elements of the matrix.
-            dtype: dtype of the matrix.
-        """
+        """Store an operand matrix until the worker releases or unbinds it."""
         if (known := self._operands.get(number)) is not None:
             known.bind(Buffer(array, dtype))
         else:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free an operand's memory until the worker sends the operand again.
-
-        Devices keep their copies of the operand.
-        """
+        """Free an operand's memory until the worker sends it again. Devices keep their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
-        """Discard operand number `number`. Later GEMMs do not use it."""
+        """Discard an operand, which later GEMMs do not use."""
         self._operands.pop(number, None)
 
     def start(self, product: Product) -> None:
@@ -157,14 +131,10 @@ class Endpoint:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Wait for a GEMM.
+        """Wait for a GEMM. Return None on timeout.
 
-        Args:
-            timeout_s: maximum time to wait, in seconds.
-
-        Returns:
-            The output matrix and an empty text, or None and the error of a failed GEMM. On timeout,
-            None instead of a pair.
+        Otherwise, return the output matrix and an empty text, or None and the error of a failed
+        GEMM.
         """
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
@@ -179,65 +149,43 @@ class Endpoint:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        Empty if some device can finish the GEMM, or if no device is connected.
-        """
+        """Return `FleetRuntime.stuck` of a GEMM."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Start a training step by stages.
+        """Start a step by stages, whose `StepWork` the worker has packed.
 
-        Args:
-            work: the step's `StepWork`, packed by the worker's `Packer`.
-            forgotten: numbers of the graphs and arrays that the worker will not reference again.
+        The worker will not reference the `forgotten` graphs and arrays again.
         """
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Continue a micro-batch with an array that the worker computed.
-
-        Args:
-            batch: number of the micro-batch.
-            made: the array, packed by the worker's `Packer`.
-            after: see `FleetRuntime.give`.
-        """
+        """Continue a micro-batch with an array that the worker computed and packed."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the fleet whether the numbers in the last `Suspect` outcome are correct, and why."""
         self._runtime.resolve(right, reason)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Wait for the next outcome of the step. Return None on timeout.
-
-        The outcome contains references instead of the arrays that came from the worker.
-        """
+        """Return the next outcome of the step, with references to arrays of the worker."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """Quarantine a device that returned wrong results."""
         self._runtime.quarantine(device, reason)
 
     def withdraw_step(self) -> None:
-        """End the current step. Devices keep the arrays that the next step can use."""
         self._runtime.withdraw_step()
 
     def end_steps(self) -> None:
-        """End the current step. Devices discard the step's arrays."""
         self._runtime.end_steps()
 
     def count_tasks(self, counts: bool) -> None:
-        """Start or stop counting the tasks of a training step; see `FleetRuntime.counting_tasks`.
-
-        Args:
-            counts: True to start a new count, False to stop counting.
-        """
+        """Start a new count of a step's tasks for `FleetRuntime.progress`, or stop counting."""
         self._counting.close()
         if counts:
             self._counting.enter_context(self._runtime.counting_tasks())

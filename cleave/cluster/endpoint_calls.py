@@ -47,31 +47,23 @@ class EndpointCalls(Protocol):
         """Call a method of the endpoint and return its result.
 
         Args:
-            name: name of the `Endpoint` method to call.
-            arguments: positional arguments for the method.
             timeout_s: seconds to wait for the result; None to wait indefinitely.
 
         Raises:
             CleaveError: when the method raised it.
             EndpointLostError: when the endpoint's process has ended or does not respond in time.
         """
-        ...
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method of the endpoint and discard its result."""
-        ...
 
 
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method of several endpoints in parallel.
+    """Call a method of several endpoints in parallel, within `timeout_s` seconds in all.
 
-    A silent endpoint does not delay the calls to other endpoints. It delays the caller by at most
-    `timeout_s` seconds.
-
-    Returns:
-        The result from each endpoint; None for an endpoint that is lost or silent.
+    Return the result from each endpoint; None for an endpoint that is lost or silent.
     """
 
     def answer(endpoint: EndpointCalls) -> Any:
@@ -93,7 +85,6 @@ class ActorCalls:
     actor: Any
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the actor and return the method's result."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -113,11 +104,9 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Calls an endpoint that a `ServedEndpoint` serves. Thread-safe.
+    """Calls an endpoint that a `ServedEndpoint` serves at this host and port. Thread-safe.
 
-    Args:
-        address: host and port on which the `ServedEndpoint` listens.
-        key: secret with which the caller proves that it belongs to the cluster.
+    The secret `key` proves that the caller belongs to the cluster.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
@@ -129,7 +118,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method over an idle or a new connection, and return the method's result."""
+        """Call a method over an idle or a new connection."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -157,11 +146,7 @@ class ServedEndpoint:
     """Lets the workers of a cluster call the endpoint of this process, until `close` is called.
 
     Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
-    first prove that they know the key.
-
-    Args:
-        endpoint: endpoint of this process.
-        host: IP address of this machine that other nodes can reach.
+    first prove that they know the key. Other nodes must reach this machine at `host`.
     """
 
     def __init__(self, endpoint: Endpoint, host: str) -> None:
@@ -203,8 +188,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that has not yet proved that it knows the key.
 
-        If there are too many such callers, close the connection that has waited longest. Workers
-        prove immediately that they know the key, so other clients cannot keep them out.
+        Of too many such callers, disconnect the one that has waited longest. Workers prove at once
+        that they know the key, so other clients cannot keep them out.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -214,10 +199,7 @@ class ServedEndpoint:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Authenticate both sides: the caller and this process prove that they know the key.
-
-        A caller that takes more than `_PROVES_S` seconds is disconnected.
-        """
+        """Let both sides prove within `_PROVES_S` seconds that they know the key."""
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()
@@ -228,10 +210,7 @@ class ServedEndpoint:
             late.cancel()
 
     def _serve(self, caller: Connection) -> None:
-        """Authenticate one caller, then execute its calls until it disconnects.
-
-        No data from the caller is unpickled before the authentication.
-        """
+        """Authenticate one caller before unpickling anything, then execute its calls."""
         with caller, suppress(OSError, EOFError, AuthenticationError):
             try:
                 self._have_proved(caller)

@@ -1,7 +1,4 @@
-"""Runtime of a fleet whose devices connect to an endpoint in another process.
-
-`cleave.cluster.endpoint` contains the endpoint.
-"""
+"""Runtime of a fleet whose devices connect to a `cleave.cluster.endpoint` in another process."""
 
 from __future__ import annotations
 
@@ -31,9 +28,8 @@ Call = Callable[..., Any]
 class EndpointRuntime(FleetRuntime):
     """A fleet runtime that delegates GEMMs and steps to an endpoint in another process.
 
-    Args:
-        call: calls a method of the endpoint and waits for the result.
-        tell: calls a method of the endpoint, and may return before the method ends.
+    `call` calls a method of the endpoint and waits for the result. `tell` may return before the
+    method ends.
     """
 
     clock = "wall"
@@ -89,7 +85,6 @@ class EndpointRuntime(FleetRuntime):
         return False
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds. Return False on timeout, True otherwise."""
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() >= until_s:
@@ -98,7 +93,7 @@ class EndpointRuntime(FleetRuntime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
+        """Withdraw a GEMM, and wait until it has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 
@@ -106,14 +101,12 @@ class EndpointRuntime(FleetRuntime):
         """Do nothing: the wall clock advances during local computation."""
 
     def release(self, operand: int) -> None:
-        """Release an operand that no later GEMM uses."""
         if operand in self._sent or operand in self._unbound:
             self._sent.discard(operand)
             self._unbound.discard(operand)
             self._tell("release", operand)
 
     def unbind(self, operand: int) -> None:
-        """Free an operand's memory at the endpoint, and wait until it is freed."""
         if operand in self._sent:
             self._sent.discard(operand)
             self._unbound.add(operand)
@@ -122,20 +115,16 @@ class EndpointRuntime(FleetRuntime):
     # --- steps by stages ---
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages at the endpoint."""
         forgotten = self._packer.forget_others(work)
         self._call("begin_step", self._packer.pack(work), forgotten)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue micro-batch `batch` of the current step with an array that the PS computed."""
         self._call("give", batch, self._packer.pack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the endpoint whether the numbers in the last `Suspect` are correct, and why."""
         self._call("resolve", right, reason)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step. Return None on timeout."""
         for wait_s in _within(timeout_s):
             outcome = self._call("next_outcome", wait_s)
             if outcome is not None:
@@ -149,11 +138,9 @@ class EndpointRuntime(FleetRuntime):
         self._seen_s = float("-inf")
 
     def withdraw_step(self) -> None:
-        """End the current step. Devices keep the arrays that the next step can use."""
         self._call("withdraw_step")
 
     def end_steps(self) -> None:
-        """End the current step. Devices discard the step's arrays."""
         self._call("end_steps")
 
     def close(self) -> None:
@@ -162,17 +149,14 @@ class EndpointRuntime(FleetRuntime):
     # --- state of the fleet ---
 
     def counters(self) -> FleetCounters:
-        """Return what the fleet's counters counted since this worker attached to the endpoint."""
+        """Return what the fleet's counters counted since this worker attached."""
         now: FleetCounters = self._call("counters")
         before: FleetCounters = self._before
         return now - before
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count a training step's tasks at the endpoint while the `with` block runs.
-
-        The endpoint's process reports the progress to operators.
-        """
+        """Count a training step's tasks at the endpoint, which reports them to operators."""
         self._call("count_tasks", True)
         try:
             yield
@@ -184,27 +168,19 @@ class EndpointRuntime(FleetRuntime):
         return None
 
     def device_count(self) -> int:
-        """Return the number of devices that can get tasks now."""
         return self._now().device_count
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        Empty if some device can finish the GEMM, or if no device is connected.
-        """
         text: str = self._call("stuck", future.job.id)
         return text
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of each device that can run stages now, by session number."""
         return self._now().stage_devices
 
     def why_no_stages(self) -> str:
-        """Return why no device can run stages now; empty if some device can."""
         return self._now().why_no_stages
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch, and the rates of the devices that can get tasks now."""
         view = self._now()
         return view.epoch, view.rates
 

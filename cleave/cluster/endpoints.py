@@ -21,7 +21,10 @@ _Opened = TypeVar("_Opened")
 
 
 class PortInUseError(UsageError):
-    """The port to listen on is in use."""
+    """The port to listen on is in use, perhaps by endpoints of a previous run.
+
+    After the first server is killed, Ray needs some seconds to stop the endpoints of that server.
+    """
 
 
 def opened_in_time(
@@ -30,19 +33,9 @@ def opened_in_time(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Opened:
-    """Open a listener. While its port is in use, retry for up to `FREED_S` seconds.
+    """Return what `opens` opens. While it raises PortInUseError, retry for `FREED_S` seconds.
 
-    Args:
-        opens: opens the listener, or raises PortInUseError.
-        say: called once with a message for the user if the port is in use.
-        clock: returns the current time in seconds.
-        sleep: sleeps for the given number of seconds.
-
-    Returns:
-        The result of `opens`.
-
-    Raises:
-        PortInUseError: when the port is still in use after `FREED_S` seconds.
+    `say` is called once with a message for the user if the port is in use.
     """
     until_s, told = clock() + FREED_S, False
     while True:
@@ -69,24 +62,14 @@ _Attached = TypeVar("_Attached")
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The endpoints of all servers.
+    """The endpoints of all servers."""
 
-    Attributes:
-        calls: for each endpoint, the object that calls its methods.
-        nodes: for each endpoint, the id of the Ray node on which it runs.
-        on_one_machine: whether all endpoints run on this machine, which may host several nodes.
-    """
-
-    calls: list[EndpointCalls]
-    nodes: list[str]
-    on_one_machine: bool
+    calls: list[EndpointCalls]  # call each endpoint's methods
+    nodes: list[str]  # id of the Ray node on which each endpoint runs
+    on_one_machine: bool  # this machine, which may host several nodes
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet that uses one server's endpoint. Call this in the server's worker process.
-
-        Args:
-            ranks: the servers that train together. `ranks.rank` identifies the calling server.
-        """
+        """Return a fleet that uses the endpoint of server `ranks.rank`, in its worker process."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
@@ -103,12 +86,8 @@ class Endpoints:
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
     """Assign an endpoint to each server, preferably an endpoint on the server's node.
 
-    Args:
-        endpoints: for each endpoint, the id of its node.
-        servers: for each server, the id of its node. There must be at least as many endpoints.
-
-    Returns:
-        For each server, the index of its endpoint in `endpoints`.
+    Both arguments are ids of nodes. There must be at least as many endpoints as servers. Return
+    indices of `endpoints`.
     """
     free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
@@ -126,18 +105,8 @@ def once_there(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Attached:
-    """Attach to an endpoint. If the endpoint is lost, retry until Ray has restarted it.
-
-    Args:
-        attach: attaches to the endpoint, or raises EndpointLostError.
-        clock: returns the current time in seconds.
-        sleep: sleeps for the given number of seconds.
-
-    Returns:
-        The result of `attach`.
-
-    Raises:
-        EndpointLostError: when the endpoint is still lost after `_OPENS_S` seconds.
+    """Attach to an endpoint. While it is lost, retry for `_OPENS_S` seconds until Ray has restarted
+    it.
     """
     until_s = clock() + _OPENS_S
     while True:
@@ -158,6 +127,7 @@ def open_endpoints(
     """Start endpoints in separate processes, spread evenly over the nodes of the cluster.
 
     Args:
+        ray: the `ray` module, connected to a cluster.
         setups: the setup of each endpoint. The first endpoint on a machine uses the port in its
             setup, and further endpoints on the machine use the next ports. Port 0 means any free
             port.
@@ -228,11 +198,7 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the IP addresses of the machines on which Ray nodes run.
-
-    Args:
-        nodes: ids of the nodes to consider; None for all nodes of the cluster.
-    """
+    """Return the IP addresses of the live nodes: of these nodes, or of all nodes of the cluster."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()
@@ -244,10 +210,6 @@ class EndpointLogs:
     """Counts the sessions' work at several endpoints for one job. Implements `Elsewhere`.
 
     The work at a lost endpoint is not counted.
-
-    Args:
-        endpoints: calls to the endpoints, each of which is an `OwnEndpoint`.
-        on_one_machine: whether all endpoints run on this machine.
     """
 
     def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
@@ -255,14 +217,11 @@ class EndpointLogs:
         self.on_one_machine = on_one_machine
 
     def begin(self) -> None:
-        """Start to count each session's work at all endpoints."""
         ask_all(self._endpoints, "begin_log", timeout_s=ANSWERS_S)
 
     def did(self) -> list[SessionWork]:
-        """Return each session's work since `begin`."""
         answers = ask_all(self._endpoints, "did", timeout_s=ANSWERS_S)
         return [work for answer in answers if answer is not None for work in answer]
 
     def end(self) -> None:
-        """Stop counting the sessions' work at all endpoints."""
         ask_all(self._endpoints, "end_log", timeout_s=ANSWERS_S)

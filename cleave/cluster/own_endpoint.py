@@ -27,11 +27,7 @@ from profiles.library import load_profiles
 class EndpointSetup:
     """Settings of an endpoint in its own process.
 
-    Attributes:
-        config: settings of the endpoint's server.
-        first: id of the first server, which sends this endpoint the list of admitted devices. Empty
-            to admit every device that shows `config.credential`.
-        grid: electricity grid that powers the devices; None if unknown.
+    With `first`, the id of the first server, only devices in that server's list are admitted.
     """
 
     config: ServerConfig
@@ -41,37 +37,21 @@ class EndpointSetup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of one server, which the first server polls.
+    """The state of one server, which the first server polls."""
 
-    Attributes:
-        start: random id of the server's process. It changes when Ray restarts the server.
-        answer: overview of the server.
-        energy: energy that the server's devices used.
-        devices: result of `Server.describe_devices`.
-        progress: progress of the current training step; None if no step is running.
-        reports: reports about devices that the first server has not received yet.
-        number: number of reports, including the last report in `reports`, since the process
-            started.
-    """
-
-    start: str
+    start: str  # random id of the process, new when Ray restarts the server
     answer: Answer
     energy: EnergySums
-    devices: list[dict[str, object]]
+    devices: list[dict[str, object]]  # of `Server.describe_devices`
     progress: StepProgress | None
-    reports: list[Report]
-    number: int
+    reports: list[Report]  # about devices, not yet received by the first server
+    number: int  # of all reports since the process started
 
 
 class OwnEndpoint(Endpoint):
-    """An endpoint in its own process. It listens for devices.
+    """An endpoint in its own process, which a training worker and the first server call.
 
-    A training worker and the first server call the endpoint.
-
-    Args:
-        setup: settings of the endpoint.
-        again: whether this process replaces a lost process. If so, it may run on another machine,
-            and it uses any free port if the port in `setup` is in use.
+    If the process replaces a lost process (`again`), it uses any free port when its own is in use.
 
     Raises:
         UsageError: when the endpoint cannot listen on its port.
@@ -104,7 +84,6 @@ class OwnEndpoint(Endpoint):
         """Return the server's state and its pending reports about devices.
 
         Args:
-            question: selects the parts of the overview to return.
             start: the `Seen.start` that the first server received last.
             taken: the `Seen.number` that the first server received last.
             roll: new list of admitted devices; None if the list has not changed.
@@ -152,7 +131,7 @@ class OwnEndpoint(Endpoint):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return the `ServerFacts` with the bandwidths of a network card; None for an unknown card."""
+    """Return the bandwidths of a network card, if known."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

@@ -59,25 +59,15 @@ MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A training job and its options, which each server receives when it starts.
-
-    Attributes:
-        job: specification of the training job.
-        folder: run folder, at the same path on all servers.
-        at: working folder of the servers, against which relative paths in `job` are resolved.
-        resume, restart, accept_changes: see `cleave.training.loop.trainer.train`.
-        fleet_of: returns the server's fleet.
-        meter_of: starts an energy meter for the server's fleet; None if other code measures the
-            energy.
-    """
+    """A training job and its options, which each server receives when it starts."""
 
     job: JobSpec
-    folder: Path
-    at: Path
+    folder: Path  # run folder, the same path on all servers
+    at: Path  # working folder of the servers, for relative paths in `job`
     resume: bool
     restart: bool
     fleet_of: FleetOf
-    meter_of: MeterOf | None = None
+    meter_of: MeterOf | None = None  # None if other code measures the energy
     accept_changes: bool = False
 
 
@@ -92,8 +82,7 @@ def train_together(
     """Train a model on several servers. Return once the training has finished or was stopped.
 
     Args:
-        shared: job to train, and its options.
-        servers: number of servers.
+        ray: the `ray` module, connected to a cluster.
         report: called with every training record.
         stop: returns whether to stop the training early, with a checkpoint.
         meanwhile: called every `LOOK_S` seconds during training.
@@ -130,7 +119,6 @@ class _Training:
         self._failed: BaseException | None = None
 
     def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
-        """Run the training; see `train_together`."""
         bound_tries()
         running = threading.Thread(target=self._fit_in_time, name="cleave-ray-train", daemon=True)
         running.start()
@@ -218,7 +206,7 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a `Board` actor on this node and return the actor."""
+    """Start a `Board` actor on this node, or raise CleaveError."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -251,7 +239,7 @@ def _telling_losses(board: Any) -> Any:
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
-    """Run one server's part of the training. Ray Train calls this in each worker process."""
+    """Run one server's part of the training, in a worker process of Ray Train."""
     import ray
 
     from cleave.training.loop.trainer import TrainContext, train
@@ -315,10 +303,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Report an unexpected error in the `with` block to the board, and raise it again.
-
-    Ray restarts all servers because of the error. A CleaveError is not reported here.
-    """
+    """Report an unexpected error in the `with` block to the board. Ray restarts all servers."""
     import ray
 
     try:
@@ -332,7 +317,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait up to `_FAILED_S` seconds until all servers have finished."""
+    """Wait up to `_FAILED_S` seconds until all servers have finished. Return whether they have."""
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -348,7 +333,6 @@ class _Stop:
         self._stops = False
 
     def __call__(self) -> bool:
-        """Return whether to stop the training; the result may be `LOOK_S` seconds old."""
         now_s = time.monotonic()
         if not self._stops and now_s - self._asked_s >= LOOK_S:
             self._stops, self._asked_s = self._ask(), now_s
@@ -359,10 +343,8 @@ class _Stop:
 class SharedRunner(JobRunner):
     """A job runner that trains each job on several servers.
 
-    Jobs that only use a trained model run on the first server's devices.
-
-    Attributes:
-        fleet_of: returns a server's fleet; called in the server's worker process.
+    Jobs that only use a trained model run on the first server's devices. `ray` is connected to a
+    cluster.
     """
 
     ray: Any

@@ -1,10 +1,9 @@
-"""Present the servers of a cluster to operators as one server.
+"""Start the servers of a cluster, and present them to operators as one server.
 
-Operators query the first server, which has the store and admits devices. For each other server, a
-thread of the first server polls the other server every second. A poll sends the list of admitted
-devices, and receives the server's state, reports and events. With a thread per server, a silent
-server does not delay the polls of other servers. One more thread balances the number of devices per
-server.
+The first server has the store and admits devices. For each other server, one of its threads polls
+that server every second, so a silent server delays no other. A poll sends the list of admitted
+devices, and receives the server's state, reports and events. One more thread balances the number of
+devices per server.
 """
 
 from __future__ import annotations
@@ -54,34 +53,18 @@ Requests for neither, for example from another operator, do not end the reports 
 
 @dataclass(slots=True)
 class _Other:
-    """What the first server knows about one other server.
-
-    Attributes:
-        calls: calls methods of the server's endpoint.
-        start: the `Seen.start` of the server's current process; empty before the first poll.
-        seen: the server's state at the last poll; None before the first poll, and while the server
-            is lost.
-        before: maps the `start` of each lost process of the server to the final overview and
-            energy of the process.
-        knows: version of the device list that the server has; -1 if the server has no list.
-        taken: number of reports that the first server has taken from the server's current process.
-        after_event: id of the server's last event that the first server has received.
-        told_s: time on the first server's clock. The server knows all devices that were admitted
-            before this time.
-        is_new: whether the server's process was replaced since the last balancing of devices.
-        wake: set this event to poll the server immediately.
-    """
+    """What the first server knows about one other server."""
 
     calls: EndpointCalls
-    start: str = ""
-    seen: Seen | None = None
-    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)
-    knows: int = -1
-    taken: int = 0
-    after_event: int = 0
-    told_s: float = -math.inf
-    is_new: bool = False
-    wake: threading.Event = field(default_factory=threading.Event)
+    start: str = ""  # the `Seen.start` of the current process; empty before the first poll
+    seen: Seen | None = None  # at the last poll; None while the server is lost
+    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # of lost processes
+    knows: int = -1  # version of its device list; -1 for none
+    taken: int = 0  # number of reports taken from its current process
+    after_event: int = 0  # id of its last event that was received
+    told_s: float = -math.inf  # it knows all devices admitted before
+    is_new: bool = False  # process was replaced since the last balancing
+    wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
         """Return an (overview, energy) pair for each current or lost process of the server."""
@@ -89,7 +72,7 @@ class _Other:
         return [*self.before.values(), *now]
 
     def gone(self) -> None:
-        """Store the last overview and energy of the server's process, because it was lost."""
+        """Store the last overview and energy of the server's lost process."""
         if self.seen is not None:
             left = ended(self.seen.answer), self.seen.energy.when_ended()
             self.before[self.start] = left
@@ -98,16 +81,8 @@ class _Other:
 class Servers:
     """All servers of a cluster, with the operator interface of a single `Server`.
 
-    Call the public methods in the first server's loop, unless stated otherwise.
-
-    Args:
-        first: server that operators connect to and devices join.
-        members: authenticator of the first server.
-        overview: overview of the first server.
-        endpoints: endpoints of all servers. The first entry belongs to the first server.
-
-    Attributes:
-        dashboard_url: dashboard URL of the first server.
+    Call the public methods in the first server's loop, unless stated otherwise. `members` and
+    `overview` are the first server's, and so is the first of `endpoints`.
     """
 
     def __init__(
@@ -129,25 +104,17 @@ class Servers:
     # --- operators' requests, see `Server` ---
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each device connected to any server."""
         elsewhere = [device for seen in self._seen() for device in seen.devices]
         return self._first.describe_devices() + elsewhere
 
     def join_url(self, credential: str) -> str:
-        """Return the first server's join URL, with this credential or join code."""
         return self._first.join_url(credential)
 
     def join_page_url(self, credential: str) -> str:
-        """Return the URL of the first server's join page, with this credential or join code."""
         return self._first.join_page_url(credential)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions on all servers, send it the reason, and stop admitting it.
-
-        Args:
-            code: error code to send.
-            reason: text to send.
-        """
+        """End a device's sessions on all servers, send it the reason, and stop admitting it."""
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
         self._wake()
@@ -159,10 +126,7 @@ class Servers:
         self._wake()
 
     def credit(self) -> None:
-        """Record the contributions of the first server's devices since the last call.
-
-        Other servers report the contributions of their devices at each poll.
-        """
+        """Record the contributions of the first server's devices; polls record those of others."""
         self._first.credit()
 
     def progress(self) -> StepProgress | None:
@@ -175,12 +139,7 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Merge the overviews of the other servers into the first server's overview.
-
-        Args:
-            answer: overview of the first server.
-            question: the operator's question, to which `answer` is the response.
-        """
+        """Merge the overviews of the other servers into the first server's answer to a question."""
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -274,7 +233,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return what the next poll of another server sends."""
+        """Return the question, the device list (None if known) and the time of the next poll."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -287,7 +246,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process the result of a poll."""
+        """Process the result of a poll at `told_s`; `seen` is None for a lost server."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -318,13 +277,7 @@ def _of(timeline: Answer | None, device: int) -> Answer | None:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The running servers of a cluster.
-
-    Attributes:
-        servers: the operator interface to all servers.
-        endpoints: the endpoints of all servers. A training worker calls `endpoints` to get its
-            fleet.
-    """
+    """The running servers of a cluster: their operator interface and their endpoints."""
 
     servers: Servers
     endpoints: Endpoints
@@ -343,10 +296,10 @@ def serving_together(
     """Start all servers except the first, and stop them when the `with` block ends.
 
     Args:
+        ray: the `ray` module, connected to a cluster.
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
-        members: authenticator of the first server.
-        overview: overview of the first server.
+        members, overview: of the first server.
         count: total number of servers, including the first server.
         grid: electricity grid that powers the devices; None if unknown.
 

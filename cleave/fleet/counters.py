@@ -70,12 +70,9 @@ class FleetCounters:
 class StepProgress:
     """Progress of a training step.
 
-    By tiles, a task is a GEMM, and `done` counts the GEMMs that have started. By stages, a task is
-    a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
-
-    Attributes:
-        done: number of completed tasks; by tiles, number of started tasks.
-        of: number of all tasks in the step; 0 if unknown.
+    By tiles, `done` counts started GEMMs. By stages, `done` counts completed tasks: a task is a
+    pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS. `of` is
+    0 if unknown.
     """
 
     done: int

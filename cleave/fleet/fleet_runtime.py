@@ -1,8 +1,8 @@
 """The interface between a fleet and the runtime, which provides the clock and the connections.
 
-There are two kinds of runtimes. `cleave.fleet.runtime.Runtime` runs in this process.
-`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
-are connected. So the devices stay connected when this process ends.
+`cleave.fleet.runtime.Runtime` runs in this process.
+`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to the process to which the devices are
+connected. So the devices stay connected when this process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from cleave.scheduler.stages.work import StepWork
 
 
 class FleetRuntime(ABC):
-    """Runs the GEMMs and the steps by stages of one fleet."""
+    """Runs the GEMMs and the steps by stages of one fleet.
+
+    Timeouts are seconds on the runtime's clock; None for no limit.
+    """
 
     clock: ClassVar[str]  # kind of clock with which the runtime measures time: `virtual` or `wall`
 
@@ -31,42 +34,22 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait until a GEMM is done.
-
-        Args:
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            Whether the GEMM is done.
-        """
+        """Wait until a GEMM is done. Return False after a timeout."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition is true.
+        """Wait until a condition is true. Return False after a timeout.
 
         In virtual time, the wait also ends when no future event can make the condition true.
-
-        Args:
-            condition: returns whether to stop waiting.
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            Whether the condition is true.
         """
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM, and set its future to done.
-
-        A GEMM that has already finished or failed stays as it is.
-        """
+        """Withdraw a GEMM, and set its future to done, unless it has already finished or failed."""
 
     @abstractmethod
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs.
-
-        With a wall clock, the call has no effect.
-        """
+        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs."""
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
@@ -83,36 +66,20 @@ class FleetRuntime(ABC):
     def resolve(self, right: bool, reason: str) -> None:
         """Report whether the device's result in the last `Suspect` outcome is right.
 
-        Args:
-            right: whether to use the result. If not, another device recomputes it.
-            reason: description of the error; empty if the result is right.
+        If not, another device recomputes it, and `reason` describes the error.
         """
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step by stages.
-
-        Args:
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            The outcome; None after a timeout.
-        """
+        """Wait for the next outcome of the current step by stages. Return None after a timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End all sessions of a device that returned a wrong result, and reject new sessions.
-
-        Args:
-            reason: description of the wrong result.
-        """
+        """End all sessions of a device that returned a wrong result, and reject new sessions."""
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any.
-
-        Devices retain the arrays that the next step can use.
-        """
+        """End the current step by stages, if any. Devices retain arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
@@ -120,10 +87,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """Let devices drop the arrays of a deleted operand.
-
-        Any thread may call this method, in any state of the runtime.
-        """
+        """Let devices drop the arrays of a deleted operand. Any thread may call this."""
 
     @abstractmethod
     def unbind(self, operand: int) -> None:

@@ -1,7 +1,7 @@
 """Behavior when no device is available: training waits, or the PS computes the GEMMs.
 
-When a run must stop, this module also decides how long training still waits for the current step.
-All functions run in the training thread.
+When a run must stop, this module also decides how long training waits for the current step. All
+functions run in the training thread.
 """
 
 from __future__ import annotations
@@ -45,31 +45,24 @@ class FleetPresence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Settings for the PS as a substitute for the fleet.
-
-    Attributes:
-        backend: computes GEMMs on the PS.
-        after_s: seconds without available devices before the PS computes GEMMs, on the fleet's
-            clock.
-    """
+    """Settings for the PS as a substitute for the fleet."""
 
     backend: MatmulBackend
-    after_s: float
+    after_s: float  # seconds without available devices, on the fleet's clock
 
 
 class Leaving:
     """Decides how long training waits for the current step after a stop request.
 
     Without available devices, the wait ends at once. With available devices, the step gets
-    `patience_s` seconds to finish.
+    `patience_s` seconds.
 
     Args:
         asked: returns whether training must stop.
-        applied: returns whether the optimizer has already changed part of the model. In this case,
-            the step must be finished.
+        applied: returns whether the optimizer has already changed part of the model. Then the step
+            must be finished.
         backend: computes the remaining GEMMs of such a step on the PS.
         clock: returns the wall time in seconds.
-        patience_s: maximum seconds that the step continues while devices are available.
     """
 
     def __init__(
@@ -88,11 +81,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Return whether training must stop waiting for the fleet now.
-
-        Args:
-            devices: number of available devices.
-        """
+        """Return whether to stop waiting for the fleet, of which `devices` devices are available."""
         if not self._asked():
             self._since_s = None
             return False
@@ -101,11 +90,7 @@ class Leaving:
         return not devices or self._clock() - self._since_s >= self._patience_s
 
     def give_up(self) -> None:
-        """Abandon the current step, unless part of it has been applied to the model.
-
-        Raises:
-            AbandonedError: the step was abandoned.
-        """
+        """Raise AbandonedError, unless part of the current step has been applied to the model."""
         if not self._applied():
             raise AbandonedError("the step under way was given up, for training is to stop")
 
@@ -119,9 +104,6 @@ class FallbackFleet:
         fallback: computes GEMMs while no device is available; None to wait for devices.
         leaving: decides how long training waits after a stop request; None to wait without limit.
         say: called in the training thread with each new reason why no device can run a GEMM.
-
-    Attributes:
-        presence: where GEMMs run now, as last reported to `tell`.
     """
 
     def __init__(
@@ -144,13 +126,10 @@ class FallbackFleet:
         self._local_gemms = 0
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand; see `Fleet.operand`."""
         return self._fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
         """Start a GEMM on the fleet, or compute it on the PS before returning.
-
-        `Fleet.submit` describes the arguments.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
@@ -254,11 +233,9 @@ class _WithFallback:
 
     @property
     def done(self) -> bool:
-        """Return whether the GEMM is done."""
         return self.future.done
 
     def result(self) -> Buffer:
-        """Wait until the GEMM is done, and return the result matrix."""
         if not self.future.done:
             self.fleet.wait(self.future)
         return self.future.result()

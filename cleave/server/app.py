@@ -40,7 +40,7 @@ class HttpRoutes:
     metrics: Metrics
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the response for the request's path; None for an unknown path."""
+        """Return the response of the metrics or the web pages; None for an unknown path."""
         if request.path == metrics.PATH:
             return self.metrics.answer(request)
         return self.pages.answer(request)
@@ -68,15 +68,12 @@ class App:
 
     @property
     def url_file(self) -> Path | None:
-        """Return the path of the file that holds the operator URL; None without a data folder."""
+        """Return the path of the file with the operator URL; None without a data folder."""
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now.
-
-        Args:
-            server: the server whose devices train the job.
-            elsewhere: counts the tasks of devices at other servers; None if this server is alone.
+        """Return an energy meter for a job that starts now on `server` and, if any, at servers
+        elsewhere.
         """
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
@@ -86,9 +83,7 @@ class App:
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
         """Connect the app to a listening server, and write the operator URL to the data folder.
 
-        Args:
-            server: the listening server.
-            sessions: the sessions of all servers in a cluster; None for the sessions of `server`.
+        In a cluster, `sessions` are those of all servers.
         """
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live

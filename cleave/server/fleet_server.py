@@ -89,18 +89,17 @@ class ServerConfig:
         viewer_credential: secret in `Server.dashboard_url`. `auth` decides what viewers may do.
         planner: divides each GEMM into tiles.
         operator: handles the sessions of operators and viewers; if None, the server refuses both.
-        pages: handles plain HTTP requests for paths other than `/healthz`; if None, such requests
-            get status 404.
+        pages: handles HTTP requests for paths other than `/healthz`; if None, they get status 404.
         events: called in the server's thread with every event of the fleet.
-        verify: which results the PS checks before it uses them (see `cleave.verify`), as for
-            `cleave serve --verify`: True or `auto`, `all`, `sample:P`, False or `off`. The PS
-            reissues a task with a wrong result to another device. It quarantines a device that
-            sends several wrong results, or one result that is wrong as a whole.
+        verify: which results the PS checks before it uses them, as for `cleave serve --verify`:
+            True or `auto`, `all`, `sample:P`, False or `off`. The PS reissues a task with a wrong
+            result to another device. It quarantines a device that sends several wrong results, or
+            one result that is wrong as a whole.
         auth: decides which devices and operators are admitted. By default, clients must show the
             credentials above. With `auth`, the credentials above only appear in the URLs.
         security: TLS settings, and which web pages may connect from browsers. By default, a server
-            on loopback uses no TLS. Other servers create a certificate and put its fingerprint
-            into `Server.url`.
+            on loopback uses no TLS. Other servers create a certificate and put its fingerprint into
+            `Server.url`.
         allowed: limits on the number of connections and on the duration of a handshake.
         stages_on: which devices may train whole layers, as for `cleave serve --stages-on`: `own` or
             `any`. Without `auth`, every device that shows `credential` counts as `own`.
@@ -308,10 +307,7 @@ class Server:
                 self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Return the response to a plain HTTP request.
-
-        Return None for a WebSocket request, so that the WebSocket handshake continues.
-        """
+        """Return the response to a plain HTTP request; None to continue a WebSocket handshake."""
         assert isinstance(socket, GuardedConnection)
         secure = self._exposure.context is not None
         asked = read_request(request.path, request.headers, _address(socket), secure=secure)
@@ -343,52 +339,32 @@ class Server:
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
-        """Return the URL of the join page, with this credential or join code.
-
-        Browsers open the page. `cleave join` also accepts the URL.
-        """
+        """Return the URL of the join page for browsers, which `cleave join` also accepts."""
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        """Return the parsed join URL that contains a credential or join code."""
+        """Return the join URL that contains a credential or join code."""
         server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send the device the reason. Call this in the server's loop.
-
-        Args:
-            code: error code to send.
-            reason: text to send.
-        """
+        """End a device's sessions and send it the reason. Call this in the server's loop."""
         self.live.end_identity(identity, code, reason)
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device. By default, only such devices train whole layers.
-
-        Call this in the server's loop.
-        """
+        """Set whether the operator owns a device. Call this in the server's loop."""
         self.live.mark_own(identity, own)
 
     def credit(self) -> None:
-        """Report each device's contribution since the last call to the authenticator.
-
-        Call this in the server's loop.
-        """
+        """Report each device's contribution since the last call. Call this in the server's loop."""
         self.live.credit()
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running.
-
-        Call this in the server's loop.
-        """
+        """Return the progress of the current training step. Call this in the server's loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each connected device.
-
-        Call this in the server's loop.
-        """
+        """Describe each connected device as a JSON object. Call this in the server's loop."""
         manager = self.live.manager
         return [
             {
@@ -433,10 +409,7 @@ def _address(socket: ServerConnection) -> str:
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an `HttpAnswer` to a response of the WebSocket library.
-
-    The response closes the connection. With `head`, the response has no body.
-    """
+    """Convert an answer to a response that closes the connection, without a body for `head`."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -444,7 +417,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Tell a connection whether its hello was accepted, or why its session ended."""
+    """Log why a device's hello or session was refused; lift the limits of an accepted device."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:

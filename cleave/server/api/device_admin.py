@@ -31,45 +31,31 @@ class Sessions(Protocol):
 
     def describe_devices(self) -> list[dict[str, object]]:
         """Return one JSON-compatible dictionary for each connected device."""
-        ...
 
     def join_url(self, credential: str) -> str:
         """Return the join URL that contains this credential or join code."""
-        ...
 
     def join_page_url(self, credential: str) -> str:
         """Return the URL of the join page for browsers, with this credential or join code."""
-        ...
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End a device's sessions, and send the device an error with this code and reason."""
-        ...
 
     def mark_own(self, identity: int, own: bool) -> None:
         """Set whether the operator owns a device."""
-        ...
 
     def credit(self) -> None:
         """Report each device's contribution since the last call to the authenticator."""
-        ...
 
     def progress(self) -> StepProgress | None:
         """Return the progress of the current training step; None if no step is running."""
-        ...
 
 
 class DeviceAdmin:
     """Handles operators' requests about devices, join codes and past jobs.
 
-    Call the methods in the server's loop. Commands use this class without a running server.
-
-    Args:
-        access: admits devices, and provides access to the stored devices.
-        jobs: returns all stored jobs.
-        clock: returns Unix time, in seconds.
-
-    Attributes:
-        sessions: sessions of the running server; None if no server is running.
+    Call the methods in the server's loop. Commands use this class without a running server, and so
+    without `sessions`.
     """
 
     def __init__(
@@ -89,14 +75,7 @@ class DeviceAdmin:
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Carry out an operator's action.
-
-        Args:
-            action: name of the action.
-            arguments: arguments of the action, as defined by the protocol.
-
-        Returns:
-            The data for the reply to the operator.
+        """Carry out an operator's action, and return the data for the reply.
 
         Raises:
             CleaveError: when the action fails.
@@ -165,7 +144,10 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions to the store."""
+        """Write pending decisions to the store. Return why that failed; empty if it succeeded.
+
+        Raise CleaveError if it failed and no running server can retry it.
+        """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
@@ -189,7 +171,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return a map from the identity of each connected device to its session."""
+        """Return the session of each connected device by identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()

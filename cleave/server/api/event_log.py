@@ -16,29 +16,17 @@ MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 
 class Event(NamedTuple):
-    """An event of the server, such as a device that joined.
+    """An event of the server, such as a device that joined."""
 
-    Attributes:
-        id: number of the event, counted from 1.
-        time_s: Unix time of the event, in seconds.
-        device: session number of the device that the event concerns; 0 if no device is concerned.
-        text: description of the event for users.
-    """
-
-    id: int
-    time_s: float
+    id: int  # counted from 1
+    time_s: float  # Unix time
     kind: EventKind
-    device: int
-    text: str
+    device: int  # session number; 0 if no device is concerned
+    text: str  # for users
 
 
 class EventLog:
-    """Retains the latest events of a server. Thread-safe.
-
-    Args:
-        clock: returns Unix time, in seconds.
-        kept: maximum number of events to retain.
-    """
+    """Retains the latest events of a server. Thread-safe. `clock` returns Unix time, in seconds."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
@@ -54,15 +42,9 @@ class EventLog:
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return the latest events after the event with this id.
+        """Return up to `most` events after this id, oldest first, and the id of the latest event.
 
-        Args:
-            id: only events with a greater id are returned.
-            most: maximum number of events to return.
-
-        Returns:
-            The events, oldest first, and the id of the latest event. The id is 0 if there was no
-            event yet.
+        The id is 0 if there was no event yet.
         """
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))

@@ -12,10 +12,8 @@ from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, r
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Merge the overviews of several servers into one overview.
 
-    Args:
-        own: overview of the queried server. The result contains its job, events, server facts and
-            latest GEMMs. The energy in `own` must already cover all servers.
-        others: overviews of the other servers. No two servers use the same session number.
+    The job, events, server facts and latest GEMMs are those of `own`, whose energy must already
+    cover all servers. No two servers use the same session number.
     """
     every = [own, *others]
     return {

@@ -32,13 +32,8 @@ _ALL_MAY: Final = ("overview", "status")
 class OperatorSessions:
     """Serves the connections of operators and viewers in the server's loop.
 
-    Args:
-        device_admin: handles requests about devices; None for a server that stores no devices.
-        overview: handles `overview` requests; None to refuse such requests.
-
-    Attributes:
-        jobs: jobs of the server; None until the fleet that trains the jobs exists.
-        server: sessions of the server; None until the server listens.
+    Without `device_admin` or `overview`, requests for these are refused. `jobs` and `server` are
+    None until the server listens.
     """
 
     def __init__(
@@ -52,13 +47,7 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """Serve one operator or viewer until the client disconnects.
-
-        Args:
-            connection: connection to the client.
-            hello: the client's hello, which the server has accepted.
-            access_level: whether the client is an operator or a viewer.
-        """
+        """Serve an operator or viewer, whose hello was accepted, until the client disconnects."""
         await connection.send(encode(messages.Welcome(device=0)))
         try:
             async with asyncio.TaskGroup() as streams:
@@ -75,7 +64,11 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Reply to a client's requests, and start tasks that stream the records of followed jobs."""
+        """Reply to a client's requests. Start tasks that stream the records of followed jobs.
+
+        Ends with ConnectionLostError when the client disconnects, and with ProtocolError when it
+        sends anything else.
+        """
         while True:
             message = decode(await connection.receive())
             if isinstance(message, messages.Bye):
@@ -92,7 +85,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Carry out a request."""
+        """Return the reply to a request, and the job to stream to the client, if any."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -185,7 +178,6 @@ class OperatorSessions:
             self.jobs.unfollow(job, wake)
 
     async def _wait(self, connection: Connection, job: TrainingJob, news: asyncio.Event) -> None:
-        """Wait until a job has new records. Meanwhile, send the progress of the current step."""
         told: StepProgress | None = None
         while True:
             try:
@@ -201,7 +193,7 @@ class OperatorSessions:
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:
-    """Encode a reply. If the reply cannot be encoded, encode a reply that states the error."""
+    """Encode a reply or, if it cannot be encoded, a reply that states the error."""
     try:
         return encode(reply)
     except ProtocolError as error:

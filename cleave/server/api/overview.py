@@ -1,8 +1,7 @@
 """Create overviews of the server's activity for the dashboard, `cleave status` and `/metrics`.
 
-An overview is created for each request, in the server's loop, from the fleet's counters. Unknown
-values are None and never estimated. The size of an overview stays below the protocol's limit for
-headers, regardless of the number of devices and records.
+Unknown values are None and never estimated. The size of an overview stays below the protocol's
+limit for headers, regardless of the number of devices and records.
 """
 
 from __future__ import annotations
@@ -41,26 +40,15 @@ _APART_S: Final = 0.5  # minimum seconds between two retained snapshots
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of all counters.
-
-    Attributes:
-        at_s: time in seconds, on a monotonic clock.
-        fleet: summed counters of all sessions, including ended sessions.
-        devices: maps the number of each session to the counters of the session.
-    """
+    """A snapshot of all counters. The time is on a monotonic clock."""
 
     at_s: float
-    fleet: DeviceCounters = field(default_factory=DeviceCounters)
-    devices: Mapping[int, DeviceCounters] = field(default_factory=dict)
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)  # all sessions, also ended ones
+    devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
 
 
 class Rates:
-    """Retains the snapshots of the last `window_s` seconds.
-
-    Args:
-        began_s: time at which all counters were 0.
-        window_s: age in seconds after which a snapshot is discarded.
-    """
+    """Retains the snapshots of the last `window_s` seconds. All counters were 0 at `began_s`."""
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -69,8 +57,7 @@ class Rates:
     def since(self, now: Look) -> Look:
         """Return the snapshot from which to compute rates up to `now`, and retain `now`.
 
-        The method returns the oldest snapshot within the window or, if the window contains no
-        snapshot, the latest snapshot before the window.
+        That is the oldest snapshot within the window or, without one, the latest before the window.
         """
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
@@ -115,61 +102,38 @@ class Live(Protocol):
 
     def counters(self) -> FleetCounters:
         """Return a snapshot of the fleet's counters."""
-        ...
 
     def progress(self) -> StepProgress | None:
         """Return the progress of the current training step; None if no step is running."""
-        ...
 
     def timeline(self, session: int) -> list[TimeSpan]:
         """Return a device's latest time spans, in seconds on a monotonic clock."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server that stay constant while the server runs.
-
-    Attributes:
-        version: version of Cleave.
-        name: name of the server's machine.
-        verify: which results are checked, in the format of `cleave serve --verify`.
-        egress_bytes_per_s, ingress_bytes_per_s: bandwidths of the network card; None if unknown.
-    """
+    """Facts about a server that stay constant while the server runs."""
 
     version: str = ""
-    name: str = ""
-    verify: str = ""
-    egress_bytes_per_s: float | None = None
+    name: str = ""  # of the machine
+    verify: str = ""  # in the format of `cleave serve --verify`
+    egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Selects which parts of an overview a client requests.
+    """Selects which parts of an overview a client requests."""
 
-    Attributes:
-        after_event: id of the last event that the client already has.
-        job: id of the job whose records to include; empty for the running job or, if no job is
-            running, the latest job.
-        after_record: number of the job's records that the client already has.
-        device: session number of the device whose timeline to include; 0 for no timeline.
-        stream: whether to include the activity of all devices in the last `STREAM_S` seconds.
-    """
-
-    after_event: int = 0
-    job: str = ""
-    after_record: int = 0
-    device: int = 0
-    stream: bool = False
+    after_event: int = 0  # last event that the client already has
+    job: str = ""  # whose records to include; empty for the running or else the latest job
+    after_record: int = 0  # number of the job's records that the client already has
+    device: int = 0  # session number of the device whose timeline to include; 0 for none
+    stream: bool = False  # whether to include what all devices did in the last `STREAM_S` seconds
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Create a question from the arguments of an `overview` request.
-
-        Raises:
-            UsageError: when an argument has the wrong type or is negative.
-        """
+        """Create a question from a request's arguments. Raise UsageError if one is wrong."""
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
@@ -180,22 +144,17 @@ class Question:
 
 
 class Overview:
-    """Creates overviews of a running server.
+    """Creates overviews of a running server, in its loop.
 
     Args:
-        facts: constant facts about the server.
-        events: log to which `happened`, `job_happened` and `happened_elsewhere` add events.
         profiles: maps the profile names that devices state to profiles.
-        energy: adds up the energy that devices use.
-        clocks: wall clock and steady clock. The fleet must use the same steady clock.
+        clocks: the fleet must use the same steady clock.
         power: returns the energy that the server's machine has used; None if unknown.
         trouble: returns the store's current error; empty if the store works.
 
     Attributes:
-        live: the server's fleet; None until the server listens.
-        jobs: the server's jobs; None until the server listens.
-        combine: if several servers train together, adds the data of the other servers to this
-            server's overview.
+        live, jobs: None until the server listens.
+        combine: adds the data of other servers to this server's overview.
         energy_elsewhere: returns the energy that the devices of other servers have used.
     """
 
@@ -259,8 +218,8 @@ class Overview:
         """Create an overview with the requested parts, in the format that the protocol defines.
 
         Raises:
-            CleaveError: when the server has not finished starting.
-            UsageError: when the requested job does not exist.
+            CleaveError: when the server has not finished starting, or the requested job does not
+                exist.
         """
         live = self.live
         if live is None:
@@ -359,10 +318,7 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id.
-
-        For an empty id, return the running job or, if no job is running, the latest job.
-        """
+        """Return the job with this id; for an empty id, the running or else the latest job."""
         if self.jobs is None:
             return None
         if id:
@@ -477,10 +433,7 @@ def row_bytes(row: Sequence[object]) -> int:
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return the activity of devices in the last `STREAM_S` seconds.
-
-    Times are integers in milliseconds, to keep the overview short.
-    """
+    """Return what devices did in the last `STREAM_S` seconds, in milliseconds to be short."""
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -552,7 +505,7 @@ MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview li
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the state of a step by stages in the protocol's format; None if `view` is None."""
+    """Return the state of a step by stages in the protocol's format; None without a step."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS

@@ -60,12 +60,7 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The wall clock and the monotonic clock that a server uses.
-
-    Attributes:
-        wall: returns Unix time, in seconds.
-        steady: returns the time of a monotonic clock, in seconds.
-    """
+    """The wall clock (Unix time) and the monotonic clock that a server uses, in seconds."""
 
     wall: Callable[[], float] = time.time
     steady: Callable[[], float] = time.monotonic
@@ -73,19 +68,14 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code and its record. The store only contains a hash of the code.
-
-    Attributes:
-        text: the join code itself.
-        record: the stored data about the join code.
-    """
+    """A new join code and its record. The store only contains a hash of the code."""
 
     text: str
     record: CodeRecord
 
 
 class Redeemed(Protocol):
-    """Callback that is called after a device has joined with a join code."""
+    """Called after a device has joined with a join code."""
 
     def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
 
@@ -95,25 +85,20 @@ class Access:
 
     A device shows its own credential, or a join code that the server exchanges for a credential. A
     correct credential is accepted even after many failed attempts from the device's address: other
-    clients may share the address, and a credential cannot be guessed. Attempts with wrong
-    credentials or with join codes are rate-limited per address.
+    clients may share the address, and a credential cannot be guessed. Other attempts are
+    rate-limited per address.
 
     Args:
-        store: database of devices and join codes.
-        operator_token: token that admits operators.
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        clocks: clocks to use.
         random_bytes: returns a text that encodes this number of random bytes, for credentials.
         choose: picks a random character of a string, for join codes.
         retry_s: seconds after which a failed write to the store is retried.
 
     Attributes:
         server: id of the server.
-        writer: writes to the store in its own thread.
-        statuses: current permissions of devices, and void join codes, even if not yet written to
-            the store.
+        statuses: permissions of devices, and void join codes, even if not yet written to the store.
         on_redeemed: called in the server's loop after a device has joined with a join code.
     """
 
@@ -176,7 +161,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential."""
+        """Exchange a join code for a credential. `device` has a revoked credential, if any."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -224,40 +209,29 @@ class Access:
         )
 
     def failed(self, address: str) -> bool:
-        """Count a failed attempt from `address`. Return whether the address had an attempt left."""
         had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a stored device began a session, here or on another server of the cluster."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended, with the reason.
-
-        Args:
-            reason: why the session ended.
-            lost: whether the connection to the device was lost, rather than closed.
-        """
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Record what a device contributed since the last call."""
         self.writer.add(identity, done)
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Store a device's behavior, such as its speed and failures, for its next session."""
         self.writer.soon(lambda: self.store.record_behavior(identity, behavior))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device. The quarantine takes effect before it is written to the store."""
+        """Quarantine a device, which takes effect before it is written to the store."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
@@ -266,12 +240,9 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void the join codes that a device used or may have used.
+        """Void and return the open join codes that a device used or may have used.
 
         Otherwise the device could rejoin as another device.
-
-        Returns:
-            The join codes that were still usable and are now void.
         """
         now_s = self._clocks.wall()
         # For a device that joined with an older version of Cleave, the join code is unknown. It may
@@ -289,7 +260,7 @@ class Access:
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Check a token, and return the client's access level (operator or viewer) or a refusal."""
+        """Return the access level of a token: operator or viewer. Refuse any other token."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
@@ -309,12 +280,8 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Create and store a join code.
-
-        Args:
-            uses: number of devices that may join with the code.
-            life_s: seconds until the code expires.
-            own: whether the operator owns the devices that join with the code.
+        """Create and store a join code with which up to `uses` devices may join for `life_s`
+        seconds.
 
         Raises:
             UsageError: when `uses` or `life_s` is out of range.

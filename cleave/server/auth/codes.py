@@ -21,11 +21,7 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """Create a join code in groups of four characters, such as `7KQ4-MWX2-PDH9`.
-
-    Args:
-        choose: picks a random character of a string, like `secrets.choice`.
-    """
+    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a character of a string."""
     code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
     return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
 
@@ -43,6 +39,6 @@ def hash_secret(secret: str) -> bytes:
 
     Credentials and join codes are random, so they need neither salt nor key stretching. A join code
     expires before a search could find it. The timing of a lookup only reveals information about the
-    hash, which a client cannot choose.
+    hash.
     """
     return hashlib.sha256(secret.encode()).digest()

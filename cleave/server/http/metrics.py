@@ -122,11 +122,8 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 class Metrics:
     """Handles requests for `/metrics`.
 
-    Programs on this machine need no token. Other clients must show a viewer or operator token.
-
-    Args:
-        overview: creates the overviews whose values are exported.
-        admit: checks a token, like `Authenticator.admit_operator`.
+    Programs on this machine need no token. Other clients must show a viewer or operator token,
+    which `admit` checks.
     """
 
     def __init__(self, overview: Overview, admit: Admit) -> None:
@@ -160,8 +157,8 @@ class Metrics:
 def _is_local(request: HttpRequest) -> bool:
     """Return whether a request comes directly from a program on this machine.
 
-    Requests that a proxy forwards do not count. Requests with a `Host` other than loopback do not
-    count either, because the domain of a malicious web page may resolve to this machine.
+    Requests that a proxy forwards do not count. A `Host` other than loopback does not count either,
+    because the domain of a malicious web page may resolve to this machine.
     """
     if request.forwarded:
         return False

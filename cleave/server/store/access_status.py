@@ -1,8 +1,7 @@
 """Decisions about devices and join codes, which take effect before they are stored.
 
 A revoked or quarantined device must not be admitted even while the store is unwritable, as with a
-full disk or a locked file. So a decision takes effect in memory first. The writer retries to write
-it to the store until the write succeeds.
+full disk. So a decision takes effect in memory first. The writer retries until it is written.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ class _Decision:
 class AccessStatuses:
     """The current permissions and faults of devices, and the void join codes. Thread-safe.
 
-    Args:
-        store: database to which decisions are written.
-        writer: writes decisions to the store in its own thread.
-        clock: returns Unix time, in seconds.
+    `clock` returns Unix time, in seconds.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
@@ -49,12 +45,7 @@ class AccessStatuses:
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission, which takes effect immediately.
-
-        Args:
-            standing: new permission of the device.
-            reason: reason for the new permission.
-        """
+        """Set a device's permission, which takes effect immediately. `name` is for messages."""
         with self._lock:
             decision = _Decision(standing, reason, self._now())
             self._decisions[device] = decision
@@ -69,11 +60,7 @@ class AccessStatuses:
         self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
-        """Set whether the operator owns a device, which takes effect immediately.
-
-        Args:
-            own: whether the operator owns the device.
-        """
+        """Set whether the operator owns a device, which takes effect immediately."""
         with self._lock:
             mark = self._own[device] = own, self._now()
 
@@ -87,7 +74,7 @@ class AccessStatuses:
         self._writer.owe(("own", device), write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code. From now on, no device can join with the code."""
+        """Void a join code. From now on, no device can join with it."""
         with self._lock:
             self._void[code] = reason
 
@@ -114,9 +101,9 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Return the number of a device's recent wrong results, and the sum of the penalty points.
+        """Return the number of a device's recent wrong results, and their penalty points.
 
-        Only wrong results after `since_s` and after the device's last release from quarantine
+        Only wrong results since `since_s` and after the device's last release from quarantine
         count.
         """
         with self._lock:  # read before the store, to miss no fault; a fault in both counts once
@@ -129,10 +116,7 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the current Unix time, slightly increased if necessary to be unique.
-
-        The unique times identify faults and order decisions.
-        """
+        """Return the current Unix time, slightly increased if necessary to be unique."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
@@ -160,9 +144,9 @@ class AccessStatuses:
     ) -> _Record | None:
         """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be missed if it is written, and thus removed from memory, between the read
-        of the store and the lookup in memory. So this method reads the store until two consecutive
-        reads return the same record.
+        A decision could be missed if it is written, and removed from memory, between reading the
+        store and the lookup in memory. So this method reads the store until two consecutive reads
+        return the same record.
         """
         record = read()
         while record is not None:

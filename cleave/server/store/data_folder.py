@@ -26,8 +26,7 @@ class FolderInUseError(CleaveError):
 class DataFolder:
     """A server's data folder, which stays locked until the `with` block ends.
 
-    Args:
-        path: path of the folder. A missing folder is created, and only its owner can access it.
+    A missing folder is created, and only its owner can access it.
 
     Raises:
         FolderInUseError: when another server uses the folder.
@@ -60,7 +59,7 @@ class DataFolder:
 
     @property
     def store_path(self) -> Path:
-        """Return the path of the SQLite database in the folder."""
+        """Return the path of the SQLite database."""
         return self.path / _STORE
 
     @property
@@ -69,19 +68,14 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token from its file in the folder. Create a missing token.
+        """Return the operator token from its file, after creating a missing file.
 
-        Raises:
-            CleaveError: when the file cannot be read, or when other users can read it.
+        Raise CleaveError when the file cannot be read, or when other users can read it.
         """
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token from its file in the folder. Create a missing token.
-
-        Raises:
-            CleaveError: when the file cannot be read, or when other users can read it.
-        """
+        """Return the viewer token, like `operator_token`."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:
@@ -104,7 +98,7 @@ class DataFolder:
         return token
 
     def write_url(self, url: str) -> None:
-        """Write the operator URL to a file in the folder, for commands on this machine."""
+        """Write the operator URL to a file, for commands on this machine."""
         try:
             write_atomically(self.url_path, _line(url), 0o600)
         except OSError as error:
@@ -116,14 +110,7 @@ class DataFolder:
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator URL of the server that uses a data folder; empty if no server uses it.
-
-    Args:
-        folder: path of the data folder.
-
-    Raises:
-        CleaveError: when the file that contains the URL cannot be read.
-    """
+    """Return the operator URL of the server that uses a data folder; empty without a server."""
     path = folder / _URL
     try:
         return path.read_text(encoding="utf-8").strip()

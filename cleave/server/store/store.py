@@ -30,7 +30,7 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """Permission of a device to join. Users see the values of this enum."""
+    """Permission of a device to join. Users see the values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -38,7 +38,7 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """How a device's last session ended. Users see the values of this enum."""
+    """How a device's last session ended. Users see the values."""
 
     AWAY = "away"
     LOST = "lost"
@@ -50,63 +50,36 @@ class StoreError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """What the store contains about a device, over all sessions of the device.
-
-    Attributes:
-        name: unique name of the device, for users.
-        standing: permission of the device to join.
-        reason: why the device is quarantined or revoked; empty if not stated.
-        paired_s: Unix time at which the device first joined, in seconds.
-        seen_s: Unix time at which the server last heard of the device, in seconds.
-        absence: how the device's last session ended.
-        absence_reason: why the device's last session ended.
-        sessions: number of sessions that the device began.
-        losses: number of sessions in which the connection to the device was lost.
-        faults: number of wrong results in all sessions.
-        code: id of the join code with which the device joined; None if unknown.
-        done: total contribution of the device.
-        behavior: behavior of the device in its last session.
-        own: whether the operator owns the device. Own devices may train whole layers.
-    """
+    """What the store contains about a device, over all its sessions. Times are Unix times."""
 
     id: int
-    name: str
+    name: str  # unique
     standing: AccessStatus
-    reason: str
-    paired_s: float
-    seen_s: float
+    reason: str  # why the device is quarantined or revoked; empty if not stated
+    paired_s: float  # when it first joined
+    seen_s: float  # when the server last heard of it
     absence: Departure
     absence_reason: str
     sessions: int
-    losses: int
-    faults: int
-    code: int | None
+    losses: int  # sessions in which the connection was lost
+    faults: int  # wrong results
+    code: int | None  # id of its join code; None if unknown
     done: DeviceCounters
-    behavior: Behavior = field(default_factory=Behavior)
-    own: bool = False
+    behavior: Behavior = field(default_factory=Behavior)  # in its last session
+    own: bool = False  # by the operator; may train whole layers
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """What the store contains about a join code. The store does not contain the code itself.
-
-    Attributes:
-        id: number of the join code.
-        expires_s: Unix time at which the code expires, in seconds.
-        uses: number of devices that may join with the code.
-        used: number of devices that have joined with the code.
-        made_s: Unix time at which the code was created, in seconds; 0 if unknown.
-        void: reason why the code was voided; empty if the code is not void.
-        own: whether the operator owns the devices that join with the code.
-    """
+    """What the store contains about a join code, except the code itself. Times are Unix times."""
 
     id: int
     expires_s: float
-    uses: int
-    used: int
-    made_s: float = 0.0
-    void: str = ""
-    own: bool = False
+    uses: int  # number of devices that may join
+    used: int  # number of devices that have joined
+    made_s: float = 0.0  # 0 if unknown
+    void: str = ""  # why the code was voided; empty if it is not void
+    own: bool = False  # whether the operator owns the devices that join
 
     def is_open(self, now_s: float) -> bool:
         """Return whether a device may join with the code at Unix time `now_s`."""
@@ -115,34 +88,20 @@ class CodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What the store contains about a training job.
-
-    Attributes:
-        model: model that the job trains or uses.
-        state: a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`.
-        reason: why the job failed or was interrupted, or what the job waits for; empty otherwise.
-        submitted_s: Unix time at which the job was submitted, in seconds.
-        started_s: Unix time at which the job last started to run, in seconds; None before.
-        ended_s: Unix time at which the job ended or paused, in seconds; None before.
-        steps: number of completed optimizer steps, including steps before a resumption.
-        loss: loss of the last completed step; None if unknown or not finite.
-        run_folder: run folder of the job; empty if unknown.
-        request: submitted request, as JSON; empty if unknown.
-        steps_in_all: total number of optimizer steps; 0 if unknown, or if the job does not train.
-    """
+    """What the store contains about a training job. Times are Unix times."""
 
     number: int
     model: str
-    state: str
-    reason: str
+    state: str  # a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`
+    reason: str  # why it failed or was interrupted, or what it waits for; empty otherwise
     submitted_s: float
-    started_s: float | None
-    ended_s: float | None
-    steps: int
-    loss: float | None
-    run_folder: str
-    request: str = ""
-    steps_in_all: int = 0
+    started_s: float | None  # last start
+    ended_s: float | None  # end or pause
+    steps: int  # completed optimizer steps, including those before a resumption
+    loss: float | None  # of the last completed step; None if unknown or not finite
+    run_folder: str  # empty if unknown
+    request: str = ""  # as JSON; empty if unknown
+    steps_in_all: int = 0  # 0 if unknown, or if the job does not train
 
 
 class Store:
@@ -254,21 +213,21 @@ class Store:
     # --- devices ---
 
     def devices(self) -> list[DeviceRecord]:
-        """Return all stored devices, in the order in which the devices first joined."""
+        """Return all stored devices, in the order in which they first joined."""
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
-        """Return the device with this identity; None if no device has this identity."""
+        """Return the device with this identity, if any."""
         found = self._rows(f"{_DEVICE} WHERE id = ?", id)
         return _device(found[0]) if found else None
 
     def find_device(self, name: str) -> DeviceRecord | None:
-        """Return the device whose name or identity (as text) is `name`; None for no such device."""
+        """Return the device whose name or identity (as text) is `name`, if any."""
         found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
         return _device(found[0]) if found else None
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash; None for an unknown credential."""
+        """Return the device whose credential has this hash, if any."""
         found = self._rows(
             f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
         )
@@ -283,7 +242,7 @@ class Store:
             )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record that a device's session ended, with the way and the reason it ended."""
+        """Record that a device's session ended, and how and why."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
@@ -310,12 +269,7 @@ class Store:
             db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add contributions to the totals of several devices, in one transaction.
-
-        Args:
-            done: maps the identity of each device to the contribution to add.
-            now_s: Unix time, in seconds.
-        """
+        """Add contributions to the totals of several devices, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -327,7 +281,7 @@ class Store:
             )
 
     def record_behavior(self, device: int, behavior: Behavior) -> None:
-        """Record a device's behavior, such as its speed and failures."""
+        """Record a device's behavior in its session."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
@@ -346,7 +300,7 @@ class Store:
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
         """Return a (Unix time, penalty points) pair for each recent wrong result of a device.
 
-        Only wrong results after `since_s` and after the device's last release from quarantine
+        Only wrong results since `since_s` and after the device's last release from quarantine
         count.
         """
         found = self._rows(
@@ -361,15 +315,7 @@ class Store:
     def add_code(
         self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
     ) -> CodeRecord:
-        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago.
-
-        Args:
-            hash: hash of the join code.
-            uses: number of devices that may join with the code.
-            expires_s: Unix time at which the code expires, in seconds.
-            now_s: current Unix time, in seconds.
-            own: whether the operator owns the devices that join with the code.
-        """
+        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
@@ -379,7 +325,7 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Return the record of the join code with this hash; None for an unknown code."""
+        """Return the record of the join code with this hash, if any."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 
@@ -397,14 +343,8 @@ class Store:
     ) -> DeviceRecord | None:
         """Add a device that joins with a join code, and count the use of the code.
 
-        Args:
-            code: id of the join code.
-            name: wanted name of the device. A number is appended if another device has the name.
-            credential_hash: hash of the device's new credential.
-            now_s: current Unix time, in seconds.
-
-        Returns:
-            The new device; None if the code is expired, void or used up.
+        A number is appended to `name` if another device has it. Return None if the code is expired,
+        void or used up.
         """
         with self._writing() as db:
             taken = db.execute(
@@ -431,7 +371,7 @@ class Store:
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Store a job's current data. Replace the data of a job with the same number."""
+        """Store a job, or replace the data of the job with the same number."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
         with self._writing() as db:
