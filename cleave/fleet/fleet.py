@@ -6,7 +6,6 @@ import logging
 import weakref
 from dataclasses import dataclass, field
 from itertools import count
-from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -81,7 +80,7 @@ class Fleet:
             out.dtype.value,
             self.planner,
         )
-        future = GemmFuture(job, a, b, out, self._await)
+        future = GemmFuture(job, a, b, out, self.runtime.wait)
         if gemm.volume:
             self.runtime.start(future)
             self._under_way[job.id] = future
@@ -89,10 +88,6 @@ class Fleet:
             out.array[...] = 0
             future.done = True
         return future
-
-    def _await(self, future: GemmFuture) -> None:
-        self.runtime.wait(future)
-        self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
         """Withdraw all GEMMs that are still running."""
@@ -137,10 +132,5 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

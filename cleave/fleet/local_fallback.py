@@ -81,7 +81,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Return whether to stop waiting for the fleet, of which `devices` devices are available."""
+        """Return whether to stop waiting for the fleet, given its number of available devices."""
         if not self._asked():
             self._since_s = None
             return False

@@ -197,9 +197,3 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
             f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
         )
     return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype
-
-
-def floor_bytes(future: GemmFuture) -> tuple[int, int]:
-    """Return the minimum bytes from and to the PS: operands and result travel once."""
-    down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
-    return down, future.out.nbytes

@@ -19,7 +19,7 @@ import numpy as np
 from cleave.arrays import Buffer, DType, unpack
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
-from cleave.fleet.product import GemmFuture, Output, floor_bytes
+from cleave.fleet.product import GemmFuture, Output
 from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
@@ -259,14 +259,14 @@ class Runtime(FleetRuntime):
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:
-        """Count a new GEMM and its minimum traffic in the fleet's counters."""
-        self._count_floor(*floor_bytes(future))
+        """Count a new GEMM and its minimum traffic: each operand and the result travel once."""
         self._counters.gemms += 1
+        operands = future.a.operand, future.b.operand
+        self._counters.floor_down_bytes += sum(operand.buffer.nbytes for operand in operands)
+        self._counters.floor_up_bytes += future.out.nbytes
 
     def count_step(self, work: StepWork) -> None:
         """Count the minimum traffic of a new step by stages in the fleet's counters."""
-        self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
-
-    def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
+        down_bytes, up_bytes = work.floor_bytes(DType(work.gradients).itemsize)
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from websockets.asyncio.server import ServerConnection
@@ -165,17 +164,12 @@ class Server:
         self._allowed = allowed
         self._origins = frozenset(parse_origin(o) for o in config.security.allow_origins)
         self._present = dict.fromkeys(AccessLevel, 0)
-        self._operator = config.operator
-        self._pages = config.pages
-        self._credential = config.credential
-        self._operator_credential = config.operator_credential
-        self._viewer_credential = config.viewer_credential
-        host, port = config.host, config.port
+        self._config = config
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main(host, port, started)),
+            target=lambda: asyncio.run(self._main(started)),
             name="cleave-server",
             daemon=True,
         )
@@ -183,11 +177,11 @@ class Server:
         started.wait()
         if self._failure is not None:
             raise UsageError(
-                f"cannot listen on {host}:{port} ({plain_reason(self._failure)}); "
+                f"cannot listen on {config.host}:{config.port} ({plain_reason(self._failure)}); "
                 f"choose another --port, or stop what uses it"
             )
 
-    async def _main(self, host: str, port: int, started: threading.Event) -> None:
+    async def _main(self, started: threading.Event) -> None:
         """Listen for connections and serve sessions until the server is closed."""
         loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -196,7 +190,7 @@ class Server:
         context = self._exposure.context
         secured: dict[str, Any] = {} if context is None else {"ssl": context}
         try:
-            sockets = listener.listen(host, port, gate)
+            sockets = listener.listen(self._config.host, self._config.port, gate)
             servers = [
                 await serve_websockets(
                     self._accept,
@@ -240,12 +234,12 @@ class Server:
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
-        self.url = self.join_url(self._credential)
-        self.page_url = self.join_page_url(self._credential)
+        self.url = self.join_url(self._config.credential)
+        self.page_url = self.join_page_url(self._config.credential)
         self.operator_url = JoinUrl(
-            self.address, self._operator_credential, fingerprint=shown.fingerprint
+            self.address, self._config.operator_credential, fingerprint=shown.fingerprint
         ).text
-        viewer = JoinUrl(self.address, self._viewer_credential)
+        viewer = JoinUrl(self.address, self._config.viewer_credential)
         self.dashboard_url = viewer.page("/") if viewer.credential else ""
         self._origins |= origins(shown.names, port, secure=secure)
 
@@ -281,30 +275,27 @@ class Server:
     ) -> None:
         """Admit or refuse an operator or viewer, and serve the session of an admitted client."""
         auth = self.live.manager.auth
-        if hello.version != limits.VERSION:
-            error = messages.Error(
-                ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
-            )
-            await _refuse(socket, connection, error)
-            return
+        version, operator = limits.VERSION, self._config.operator
+        if hello.version != version:
+            error = messages.Error(ErrorCode.VERSION, other_version(hello), versions=(version,))
+            return await _refuse(socket, connection, error)
         verdict = auth.admit_operator(hello.credential, _address(socket))
         if isinstance(verdict, Refusal):
             error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
-            await _refuse(socket, connection, error)
-        elif self._present[verdict] >= self._allowed.operators:
+            return await _refuse(socket, connection, error)
+        if self._present[verdict] >= self._allowed.operators:
             reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
             error = messages.Error(ErrorCode.LIMIT, reason, FULL_RETRY_S)
-            await _refuse(socket, connection, error)
-        elif self._operator is None:
+            return await _refuse(socket, connection, error)
+        if operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
-            await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
-        else:
-            socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
-            self._present[verdict] += 1
-            try:
-                await self._operator(connection, hello, verdict)
-            finally:
-                self._present[verdict] -= 1
+            return await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
+        socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
+        self._present[verdict] += 1
+        try:
+            return await operator(connection, hello, verdict)
+        finally:
+            self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
         """Return the response to a plain HTTP request; None to continue a WebSocket handshake."""
@@ -326,8 +317,8 @@ class Server:
             answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
             return _response(answer.having(("Allow", "GET, HEAD")))
         found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
-        if found is None and self._pages is not None:
-            found = self._pages(asked)
+        if found is None and self._config.pages is not None:
+            found = self._config.pages(asked)
         if found is None:
             socket.refused("it asked for a path that does not exist")
             return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
@@ -349,15 +340,16 @@ class Server:
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End a device's sessions and send it the reason. Call this in the server's loop."""
-        self.live.end_identity(identity, code, reason)
+        live = self.live
+        live.execute(live.manager.refuse_identity(identity, code, reason, live.now()))
 
     def mark_own(self, identity: int, own: bool) -> None:
         """Set whether the operator owns a device. Call this in the server's loop."""
-        self.live.mark_own(identity, own)
+        self.live.execute(self.live.manager.mark_own(identity, own, self.live.now()))
 
     def credit(self) -> None:
         """Report each device's contribution since the last call. Call this in the server's loop."""
-        self.live.credit()
+        self.live.manager.credit(self.live.now())
 
     def progress(self) -> StepProgress | None:
         """Return the progress of the current training step. Call this in the server's loop."""
@@ -393,12 +385,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

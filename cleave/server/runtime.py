@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
@@ -96,6 +97,11 @@ class _Peer:
     refusal: messages.Error | None = None  # error with which the PS ended the session, if any
     farewell: str = ""  # reason in the `bye` that the PS sent to the device
 
+    def close(self) -> None:
+        """End the session once the queued messages are sent."""
+        self.closing = True
+        self.wake.set()
+
 
 class LiveRuntime(Runtime):
     """A runtime that serves device sessions in an asyncio loop, in real time.
@@ -112,7 +118,7 @@ class LiveRuntime(Runtime):
         numbering: Numbering = Numbering(),
     ) -> None:
         super().__init__(manager, np.random.default_rng(secrets.randbits(128)))
-        self._tell_listener = events or _nobody
+        self._tell_listener = events or (lambda kind, session, text: None)
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._peers: dict[int, _Peer] = {}
@@ -227,9 +233,7 @@ class LiveRuntime(Runtime):
             kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
             self._tell_listener(kind, peer.record, reason)
         del self._peers[session]
-        if not peer.closing:
-            peer.closing = True
-            peer.wake.set()
+        peer.close()
         return reason
 
     async def _send_all(self, peer: _Peer) -> None:
@@ -273,7 +277,9 @@ class LiveRuntime(Runtime):
                 saved_bytes = payload_bytes(message.payload) - payload_bytes(coded.payload)
                 self._counters.saved.down.count(outgoing.kind, saved_bytes)
                 return encode(coded)
-        if _wants_thread(message):
+        payload = message.payload
+        strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
+        if strided and payload_bytes(payload) > PACK_IN_THREAD_BYTES:
             return await asyncio.to_thread(encode, message)
         return encode(message)
 
@@ -325,10 +331,8 @@ class LiveRuntime(Runtime):
         peer.wake.set()
 
     def end(self, session: int) -> None:
-        peer = self._peers.get(session)
-        if peer is not None:
-            peer.closing = True
-            peer.wake.set()
+        if (peer := self._peers.get(session)) is not None:
+            peer.close()
 
     def tell(self, information: Information) -> None:
         """Report information from the session manager to the event listener or the log."""
@@ -374,39 +378,31 @@ class LiveRuntime(Runtime):
         future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
             return super().check(check)
-        if check.task.flops <= CHECK_INLINE_FLOPS and not self._checking:
-            try:
-                found = self.judge(check, future)
-            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                return self._check_broke(check, error)
-            return self.checked(check, *found)
         loop = self.loop
-        self._checking += 1
 
-        def finished(judgement: Judgement, took_s: float) -> None:
-            self._checking -= 1
-            self.execute(self.checked(check, judgement, took_s))
-
-        def failed(error: Exception) -> None:
-            self._checking -= 1
-            self.execute(self._check_broke(check, error))
-
-        def in_thread() -> None:
+        def judged() -> Callable[[], list[ForRuntime]]:
+            """Check the result. Return a function that acts on the check in the loop."""
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                loop.call_soon_threadsafe(failed, error)
-            else:
-                loop.call_soon_threadsafe(finished, *found)
+                reason = f"unexpected {type(error).__name__} in checking: {error}"
+                return partial(self._check_broke, check.task.job, reason)
+            return partial(self.checked, check, *found)
 
-        self._checker.submit(in_thread)
+        def conclude(act: Callable[[], list[ForRuntime]]) -> None:
+            self._checking -= 1
+            self.execute(act())
+
+        if check.task.flops <= CHECK_INLINE_FLOPS and not self._checking:
+            return judged()()
+        self._checking += 1
+        self._checker.submit(lambda: loop.call_soon_threadsafe(conclude, judged()))
         return []
 
-    def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
+    def _check_broke(self, job: int, reason: str) -> list[ForRuntime]:
         """End a GEMM whose check raised an error, and withdraw it to release its operands."""
-        reason = f"unexpected {type(error).__name__} in checking: {error}"
-        self.conclude(check.task.job, reason)
-        return self.manager.withdraw(check.task.job, self.now())
+        self.conclude(job, reason)
+        return self.manager.withdraw(job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
         """Report a wrong result to the event listener, then pass the judgement to the core."""
@@ -440,16 +436,11 @@ class LiveRuntime(Runtime):
         self._ending = True
         for peer in self._peers.values():
             peer.outbox.append(_Outgoing(messages.Bye(_CLOSING, ByeCode.CLOSING)))
-            peer.closing = True
-            peer.wake.set()
+            peer.close()
         # A thread that waits for a GEMM must not block forever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
-
-    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send the device the reason. Call this in the loop."""
-        self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
         """Tell up to `count` idle devices to move to another server. Any thread may call this.
@@ -468,14 +459,6 @@ class LiveRuntime(Runtime):
             return before - len(self.manager.sessions)
 
         return self.in_loop(moved)
-
-    def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device. Call this in the loop."""
-        self.execute(self.manager.mark_own(identity, own, self.now()))
-
-    def credit(self) -> None:
-        """Report each device's contribution since the last call. Call this in the loop."""
-        self.manager.credit(self.now())
 
     def timeline(self, session: int) -> list[TimeSpan]:
         """Return a device's latest time spans, in seconds on `time.monotonic`; empty if it left.
@@ -550,14 +533,16 @@ class LiveRuntime(Runtime):
     def withdraw(self, future: GemmFuture) -> None:
         """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
+            job = future.job.id
+            self._post(lambda: self.execute(self.manager.withdraw(job, self.now())))
             self.wait(future)
         elif not self.wait(future, 0.0):  # no loop remains to finish the GEMM
             future.error, future.done = _CLOSING, True
 
-    def _withdraw(self, job: int) -> None:
-        """Tell the session manager, in the loop, to withdraw a GEMM."""
-        self.execute(self.manager.withdraw(job, self.now()))
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop, unless the fleet is closed."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(call, *arguments)
 
     def advance_for_local_work(self, flops: float) -> None:
         """Do nothing: the wall clock advances during local computation."""
@@ -571,12 +556,10 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
+        self._post(self._step_call, self.manager.give, batch, made, after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
+        self._post(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
         """Call the session manager in the loop. An unexpected error fails the step."""
@@ -606,8 +589,7 @@ class LiveRuntime(Runtime):
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._quarantine, device, reason)
+        self._post(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
         """Report a wrong result, and quarantine the device that sent it. Runs in the loop."""
@@ -617,34 +599,22 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 
     def withdraw_step(self) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.withdraw_step)
+        self._post(self._step_call, self.manager.withdraw_step)
 
     def end_steps(self) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.end_steps)
+        self._post(self._step_call, self.manager.end_steps)
 
     def release(self, operand: int) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._release, operand)
-
-    def _release(self, operand: int) -> None:
-        """Tell the session manager, in the loop, to release an operand."""
-        self.execute(self.manager.release(operand, self.now()))
+        self._post(lambda: self.execute(self.manager.release(operand, self.now())))
 
     def unbind(self, operand: int) -> None:
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self.manager.unbind, operand)
+        self._post(self.manager.unbind, operand)
 
     def close(self) -> None:
         """Stop the checker and compression threads. The `Server` stops the loop."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
         self._coder.close()
-
-
-def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
-    """Ignore an event: the event listener of a runtime without one."""
 
 
 def _name(record: Session) -> str:
@@ -664,10 +634,3 @@ def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)
-
-
-def _wants_thread(message: messages.Put) -> bool:
-    """Return whether to pack a message's array in a thread, because it is strided and large."""
-    payload = message.payload
-    strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
-    return strided and payload.nbytes > PACK_IN_THREAD_BYTES

@@ -6,7 +6,6 @@ import secrets
 import stat
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from cleave.errors import CleaveError
@@ -49,12 +48,7 @@ class DataFolder:
     def __enter__(self) -> DataFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
 
     @property
