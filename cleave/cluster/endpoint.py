@@ -16,7 +16,6 @@ from typing import Any
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.cluster.message_packing import Unpacker, sent_back
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates
 from cleave.server.fleet_server import Server
@@ -104,8 +103,9 @@ class Endpoint:
             runtime.device_count(),
         )
 
-    def counters(self) -> FleetCounters:
-        return self._fleet.counters()
+    def of_runtime(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the fleet's runtime whose arguments and result need no conversion."""
+        return getattr(self._runtime, name)(*arguments)
 
     # --- GEMMs ---
 
@@ -167,22 +167,10 @@ class Endpoint:
         """Continue a micro-batch with an array that the worker computed and packed."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
-    def resolve(self, right: bool, reason: str) -> None:
-        self._runtime.resolve(right, reason)
-
     def next_outcome(self, timeout_s: float) -> Any:
         """Return the next outcome of the step, with references to arrays of the worker."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
-
-    def quarantine(self, device: int, reason: str) -> None:
-        self._runtime.quarantine(device, reason)
-
-    def withdraw_step(self) -> None:
-        self._runtime.withdraw_step()
-
-    def end_steps(self) -> None:
-        self._runtime.end_steps()
 
     def count_tasks(self, counts: bool) -> None:
         """Start a new count of a step's tasks for `FleetRuntime.progress`, or stop counting."""

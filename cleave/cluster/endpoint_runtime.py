@@ -38,7 +38,7 @@ class EndpointRuntime(FleetRuntime):
         self._call = call
         self._tell = tell
         call("attach")
-        self._before = call("counters")
+        self._before = call("of_runtime", "counters")
         self._sent: set[int] = set()
         self._unbound: set[int] = set()  # operands without elements at the endpoint
         self._packer = Packer()
@@ -122,7 +122,7 @@ class EndpointRuntime(FleetRuntime):
         self._call("give", batch, self._packer.pack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        self._call("resolve", right, reason)
+        self._call("of_runtime", "resolve", right, reason)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         for wait_s in _within(timeout_s):
@@ -134,14 +134,14 @@ class EndpointRuntime(FleetRuntime):
 
     def quarantine(self, device: int, reason: str) -> None:
         """Quarantine a device, and invalidate the cached `FleetView`."""
-        self._call("quarantine", device, reason)
+        self._call("of_runtime", "quarantine", device, reason)
         self._seen_s = float("-inf")
 
     def withdraw_step(self) -> None:
-        self._call("withdraw_step")
+        self._call("of_runtime", "withdraw_step")
 
     def end_steps(self) -> None:
-        self._call("end_steps")
+        self._call("of_runtime", "end_steps")
 
     def close(self) -> None:
         """Do nothing: the devices stay connected for the next worker."""
@@ -150,7 +150,7 @@ class EndpointRuntime(FleetRuntime):
 
     def counters(self) -> FleetCounters:
         """Return what the fleet's counters counted since this worker attached."""
-        now: FleetCounters = self._call("counters")
+        now: FleetCounters = self._call("of_runtime", "counters")
         before: FleetCounters = self._before
         return now - before
 

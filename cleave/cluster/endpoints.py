@@ -15,9 +15,13 @@ from cleave.fleet.fleet import Fleet
 from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
+ANSWERS_S: Final = 30.0  # timeout for calls that do not wait for devices
 FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
+_OPENS_S: Final = 120.0
+_PAUSE_S: Final = 1.0
+_THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
 
-_Opened = TypeVar("_Opened")
+_Result = TypeVar("_Result")
 
 
 class PortInUseError(UsageError):
@@ -27,37 +31,29 @@ class PortInUseError(UsageError):
     """
 
 
-def opened_in_time(
-    opens: Callable[[], _Opened],
-    say: Callable[[str], object],
+def retried(
+    action: Callable[[], _Result],
+    error: type[Exception],
+    for_s: float,
+    say: Callable[[str], object] = lambda why: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> _Opened:
-    """Return what `opens` opens. While it raises PortInUseError, retry for `FREED_S` seconds.
+) -> _Result:
+    """Return the result of `action`. While it raises `error`, retry it for `for_s` seconds.
 
-    `say` is called once with a message for the user if the port is in use.
+    `say` is called with the first error.
     """
-    until_s, told = clock() + FREED_S, False
+    until_s, said = clock() + for_s, False
     while True:
         try:
-            return opens()
-        except PortInUseError as error:
+            return action()
+        except error as failed:
             if clock() >= until_s:
                 raise
-            if not told:
-                told = True
-                say(f"waiting {FREED_S:.0f} s at most for servers that may end just now: {error}")
+            if not said:
+                said = True
+                say(str(failed))
             sleep(_PAUSE_S)
-
-
-_THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
-_OPENS_S: Final = 120.0
-_PAUSE_S: Final = 1.0
-ANSWERS_S: Final = 30.0
-"""Timeout in seconds for calls that do not wait for devices. A silent endpoint counts as lost."""
-
-
-_Attached = TypeVar("_Attached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,11 @@ class Endpoints:
 
         here = ray.get_runtime_context().get_node_id()
         endpoint = self.calls[chosen_endpoints(self.nodes, ranks.agree(here))[ranks.rank]]
-        return Fleet(once_there(lambda: EndpointRuntime(endpoint.call, endpoint.tell)))
+        return Fleet(
+            retried(  # Ray may be starting the endpoint again
+                lambda: EndpointRuntime(endpoint.call, endpoint.tell), EndpointLostError, _OPENS_S
+            )
+        )
 
     def close(self) -> None:
         """Close all endpoints, which ends the sessions of all devices."""
@@ -98,24 +98,6 @@ def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[i
                 chosen[server] = found[0]
                 free.remove(found[0])
     return [chosen[server] for server in range(len(servers))]
-
-
-def once_there(
-    attach: Callable[[], _Attached],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> _Attached:
-    """Attach to an endpoint. While it is lost, retry for `_OPENS_S` seconds until Ray has restarted
-    it.
-    """
-    until_s = clock() + _OPENS_S
-    while True:
-        try:
-            return attach()
-        except EndpointLostError:
-            if clock() >= until_s:
-                raise
-            sleep(_PAUSE_S)
 
 
 def open_endpoints(
@@ -169,7 +151,13 @@ def open_endpoints(
         at.append(node)
         hosts.append(alive[node])
     started = [_Starting(ray, start) for start in starts]  # endpoints start in parallel
-    calls: list[EndpointCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
+
+    def say_waiting(why: str) -> None:
+        say(f"waiting {FREED_S:.0f} s at most for servers that may end just now: {why}")
+
+    calls: list[EndpointCalls] = [
+        ActorCalls(retried(each.opened, PortInUseError, FREED_S, say_waiting)) for each in started
+    ]
     machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
     return Endpoints(calls, at, len(machines) == 1)
 

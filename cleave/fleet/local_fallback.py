@@ -138,7 +138,9 @@ class FallbackFleet:
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)
             return Finished(out)
-        return _WithFallback(self, self._fleet.submit(a, b, out))
+        future = self._fleet.submit(a, b, out)
+        future.wait = self.wait
+        return future
 
     def counters(self) -> FleetCounters:
         """Return the fleet's counters, with the number of GEMMs that the PS computed."""
@@ -222,20 +224,3 @@ class FallbackFleet:
             self.presence = presence
             self._absent_s = 0.0
             self._tell(presence)
-
-
-@dataclass(frozen=True, slots=True)
-class _WithFallback:
-    """A GEMM on the fleet, for whose result a `FallbackFleet` waits."""
-
-    fleet: FallbackFleet
-    future: GemmFuture
-
-    @property
-    def done(self) -> bool:
-        return self.future.done
-
-    def result(self) -> Buffer:
-        if not self.future.done:
-            self.fleet.wait(self.future)
-        return self.future.result()

@@ -127,7 +127,7 @@ class GemmFuture:
     a: Side
     b: Side
     out: Buffer
-    _wait: Callable[[GemmFuture], object]
+    wait: Callable[[GemmFuture], object]  # called by `result` unless the GEMM is done
     done: bool = False  # whether the GEMM has ended, with or without an error
     error: str = ""  # why the GEMM failed; empty without a failure
 
@@ -138,7 +138,7 @@ class GemmFuture:
             FleetError: the fleet cannot finish the GEMM.
         """
         if not self.done:
-            self._wait(self)
+            self.wait(self)
         if self.error:
             raise FleetError(self.error)
         return self.out

@@ -1,59 +1,51 @@
-"""A port that servers of a moment ago still have is waited for, and not for ever."""
+"""A port that is in use, and an endpoint that starts again, are waited for, and not for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from cleave.cluster.endpoints import FREED_S, PortInUseError, opened_in_time
+from cleave.cluster.endpoints import PortInUseError, chosen_endpoints, retried
 from cleave.errors import UsageError
 from tests.server.clocks import Clock
 
 
-def opens_after(tries: int) -> Callable[[], int]:
-    """What finds its port in use so often."""
-    left = [tries]
+class Starting:
+    """A start that fails a number of times, with the time that passes meanwhile."""
 
-    def opens() -> int:
-        if left[0]:
-            left[0] -= 1
-            raise PortInUseError("port 8766 is in use")
-        return 8766
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.failures, self.error, self.clock, self.said = failures, error, Clock(0.0), list[str]()
 
-    return opens
+    def start(self) -> str:
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+        return "started"
 
+    def sleep(self, seconds: float) -> None:
+        self.clock.now_s += seconds
 
-def slept(clock: Clock) -> Callable[[float], None]:
-    def sleep(seconds: float) -> None:
-        clock.now_s += seconds
-
-    return sleep
-
-
-def test_a_port_that_is_free_again_is_taken_and_the_user_is_told_once_why_it_took_so_long() -> None:
-    clock, said = Clock(0.0), list[str]()
-    assert opened_in_time(opens_after(3), said.append, clock, slept(clock)) == 8766
-    assert len(said) == 1
-    assert "port 8766 is in use" in said[0]
+    def tried(self) -> str:
+        return retried(self.start, PortInUseError, 20.0, self.said.append, self.clock, self.sleep)
 
 
-def test_nothing_is_said_of_a_port_that_is_free() -> None:
-    said = list[str]()
-    assert opened_in_time(opens_after(0), said.append) == 8766
-    assert not said
+@pytest.mark.parametrize("failures", [0, 3])
+def test_what_fails_for_a_while_is_tried_again_and_the_user_is_told_once(failures: int) -> None:
+    starting = Starting(failures, PortInUseError("port 8766 is in use"))
+    assert starting.tried() == "started"
+    assert starting.said == ["port 8766 is in use"][:failures]
 
 
-def test_a_port_that_somebody_keeps_is_given_up() -> None:
-    clock = Clock(0.0)
-    with pytest.raises(UsageError, match="in use"):
-        opened_in_time(opens_after(1000), print, clock, slept(clock))
-    assert FREED_S <= clock() < FREED_S + 5
+@pytest.mark.parametrize(
+    ("error", "waits_s"), [(PortInUseError("in use"), 20.0), (UsageError("no such address"), 0.0)]
+)
+def test_what_goes_on_failing_or_fails_otherwise_is_told(error: Exception, waits_s: float) -> None:
+    starting = Starting(1000, error)
+    with pytest.raises(UsageError, match=str(error)):
+        starting.tried()
+    assert starting.clock() == waits_s
 
 
-def test_another_failure_is_told_at_once() -> None:
-    def opens() -> None:
-        raise UsageError("no such address")
-
-    with pytest.raises(UsageError, match="no such address"):
-        opened_in_time(opens, print)
+def test_servers_take_endpoints_on_their_nodes_and_never_the_same() -> None:
+    assert chosen_endpoints(["a", "b"], ["b", "a"]) == [1, 0]
+    assert chosen_endpoints(["a", "b"], ["b", "b"]) == [1, 0]
+    assert chosen_endpoints(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]

@@ -34,10 +34,6 @@ def submit(fleet: Multiplier) -> Pending:
     return fleet.submit(left, right, empty(40, 20, DType.FP32))
 
 
-def come(runtime: VirtualRuntime) -> None:
-    runtime.join(DEVICE)
-
-
 def is_right(future: Pending) -> bool:
     return bool((future.result().array == A @ B).all())
 
@@ -59,7 +55,7 @@ def test_nothing_is_said_while_devices_are_there() -> None:
     assert fleet.counters().local_gemms == 0
 
 
-@pytest.mark.parametrize("lost_s", [0.0, 0.004, 0.02, 0.05])
+@pytest.mark.parametrize("lost_s", [0.0, 0.02])
 def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
     """Whenever the devices vanish, pending products are finished, and later ones, until one is."""
     fleet, runtime, told = virtual(2, 5.0)
@@ -86,7 +82,7 @@ def test_a_device_that_comes_in_time_keeps_the_work() -> None:
     fleet, runtime, told = virtual(1, 5.0)
     future = submit(fleet)
     runtime.lose(1, in_s=0.01)
-    runtime._at(3.0, come, runtime)
+    runtime._at(3.0, runtime.join, DEVICE)
     assert is_right(future)
     assert told == [FleetPresence.ABSENT, FleetPresence.PRESENT]
     assert fleet.counters().local_gemms == 0
@@ -96,7 +92,7 @@ def test_while_the_ps_works_devices_that_are_due_come(monkeypatch: pytest.Monkey
     monkeypatch.setattr("emulator.virtual.ASSUMED_FLOPS_PER_S", 1e7)  # some ms for each product
     fleet, runtime, told = virtual(1, 0.0)
     runtime.lose(1)
-    runtime._at(1.0, come, runtime)
+    runtime._at(1.0, runtime.join, DEVICE)
     futures = 0
     while told[-1:] != [FleetPresence.PRESENT]:
         assert is_right(submit(fleet))

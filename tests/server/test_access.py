@@ -28,7 +28,6 @@ from cleave.server.auth.codes import ALPHABET, CODE_LENGTH, hash_secret, new_cod
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from cleave.transport.rate_limit import BURST, REFILL_S
-from tests.disks import small_disk
 from tests.server.clocks import Clock
 
 HELLO = Hello(Role.DEVICE, name="phone")
@@ -84,12 +83,6 @@ def test_anything_may_be_typed(text: str) -> None:
     assert read == "" or (len(read) == CODE_LENGTH and set(read) <= set(ALPHABET))
 
 
-def test_codes_use_the_whole_alphabet_and_nothing_twice() -> None:
-    codes = {new_code(random.Random(seed).choice) for seed in range(500)}
-    assert len(codes) == 500
-    assert set("".join(codes)) == {*ALPHABET, "-"}
-
-
 # --- devices ---
 
 
@@ -113,20 +106,6 @@ def test_secrets_are_not_stored(access: Access) -> None:
     assert code.text not in dump
     assert read_code(code.text) not in dump
     assert hash_secret(admission.credential).hex() in dump.lower()
-
-
-def test_a_code_typed_by_hand_is_good(access: Access) -> None:
-    code = access.pair()
-    assert come(access, code.text.lower().replace("-", " ")).identity is not None
-
-
-def test_a_used_code_is_refused_to_another_device(access: Access) -> None:
-    code = access.pair()
-    come(access, code.text)
-    refusal = refused(access, code.text)
-    assert refusal.code is ErrorCode.CREDENTIAL
-    assert "used already" in refusal.reason
-    assert "cleave pair" in refusal.reason
 
 
 def test_an_expired_code_is_refused(access: Access, clock: Clock) -> None:
@@ -441,24 +420,6 @@ def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Troubl
     assert come(access, device.credential).faults == 2
     trouble.end()
     assert come(access, device.credential).faults == 2
-
-
-def test_a_disk_that_is_full(tmp_path: Path, clock: Clock) -> None:
-    with small_disk(tmp_path) as disk:
-        trouble = Trouble(disk.path / "store.db", clock)
-        device = come(trouble.access, trouble.access.pair().text)
-        assert device.identity
-        trouble.access.writer.flush()
-        disk.fill(0)
-        trouble.access.quarantined(device.identity, LONG)
-        while not trouble.access.writer.trouble:
-            trouble.access.writer.flush()
-        assert refused(trouble.access, device.credential).code is ErrorCode.QUARANTINED
-        disk.free()
-        trouble.end()
-        assert refused(trouble.again(), device.credential).code is ErrorCode.QUARANTINED
-        trouble.access.close()
-        trouble.store.close()
 
 
 # --- revoked devices and the codes they came by ---

@@ -220,8 +220,8 @@ class DeviceAdmin:
             text = f"the operator revoked this device's credential{why}; it needs a new join code"
             self.sessions.end_identity(device.id, ErrorCode.CREDENTIAL, text)
         void = [code.id for code in self._access.void_codes_of(device)]
-        unwritten, known = self._written(), self._codes_by_id()
-        return {**self._now(device), "codes": [known[id] for id in void], "unwritten": unwritten}
+        now, known = self._now(device), self._codes_by_id()
+        return {**now, "codes": [known[id] for id in void]}
 
     def _release(self, device: DeviceRecord) -> Answer:
         if device.standing is AccessStatus.REVOKED:
@@ -232,8 +232,7 @@ class DeviceAdmin:
         if device.standing is not AccessStatus.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
         self._access.statuses.decide(device.id, device.name, AccessStatus.ADMITTED, "")
-        unwritten = self._written()
-        return {**self._now(device), "unwritten": unwritten}
+        return self._now(device)
 
     def _mark_own(self, device: DeviceRecord, own: object) -> Answer:
         if type(own) is not bool:
@@ -246,13 +245,13 @@ class DeviceAdmin:
         self._access.statuses.mark_own(device.id, device.name, own)
         if self.sessions is not None:
             self.sessions.mark_own(device.id, own)
-        unwritten = self._written()
-        return {**self._now(device), "unwritten": unwritten}
+        return self._now(device)
 
     def _now(self, device: DeviceRecord) -> Answer:
-        found = self._store.device(device.id)
+        """Write pending decisions, and describe a device."""
+        unwritten, found = self._written(), self._store.device(device.id)
         assert found is not None
-        return {"device": self._describe(found, self._here())}
+        return {"device": self._describe(found, self._here()), "unwritten": unwritten}
 
 
 def _state(code: CodeRecord, now_s: float) -> str:

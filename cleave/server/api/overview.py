@@ -19,14 +19,14 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.view import StageView, StepView
+from cleave.scheduler.stages.view import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
-from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
+from cleave.server.jobs.jobs import Jobs, TrainingJob
 from profiles.device_profile import DeviceProfile
 
 WINDOW_S: Final = 10.0
@@ -323,10 +323,10 @@ class Overview:
             return None
         if id:
             return self.jobs.find(id)
-        every = self.jobs.all()
-        running = (job for job in every if job.state is JobState.RUNNING)
-        latest = max(every, key=lambda job: (job.started_s or 0.0, job.number), default=None)
-        return next(running, latest)
+        latest = max(
+            self.jobs.all(), key=lambda job: (job.started_s or 0.0, job.number), default=None
+        )
+        return self.jobs.running or latest
 
     def _devices(
         self,
@@ -510,28 +510,25 @@ def stages_answer(view: StepView | None) -> dict[str, Any] | None:
         return None
     stages, room = [], MAX_HOLDERS
     for stage in view.stages:
-        stages.append(_stage(stage, room))
+        answer = {
+            "first": stage.first,
+            "stop": stage.stop,
+            "loss": stage.loss,
+            "slice": None if stage.slice is None else [stage.slice.number, stage.slice.of],
+            "forward": stage.forward,
+            "backward": stage.backward,
+            "landed": stage.landed,
+            "devices": len(stage.holders),
+            "holders": [
+                [holder.device, holder.forward, holder.backward, holder.summed, holder.coming]
+                for holder in stage.holders[:room]
+            ],
+        }
+        stages.append(answer)
         room = max(0, room - len(stage.holders))
     return {
         "batches": view.batches,
         "ended": view.ended,
         "repeated": view.repeated,
         "stages": stages,
-    }
-
-
-def _stage(stage: StageView, room: int) -> dict[str, Any]:
-    return {
-        "first": stage.first,
-        "stop": stage.stop,
-        "loss": stage.loss,
-        "slice": None if stage.slice is None else [stage.slice.number, stage.slice.of],
-        "forward": stage.forward,
-        "backward": stage.backward,
-        "landed": stage.landed,
-        "devices": len(stage.holders),
-        "holders": [
-            [holder.device, holder.forward, holder.backward, holder.summed, holder.coming]
-            for holder in stage.holders[:room]
-        ],
     }

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from cleave.errors import UsageError
 from cleave.protocol.device_counters import DeviceCounters
@@ -74,12 +74,6 @@ class JoinCode:
     record: CodeRecord
 
 
-class Redeemed(Protocol):
-    """Called after a device has joined with a join code."""
-
-    def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
-
-
 class Access:
     """The `Authenticator` of a server that stores its devices.
 
@@ -115,7 +109,7 @@ class Access:
         retry_s: float = RETRY_S,
     ) -> None:
         self.store = store
-        self.on_redeemed: Redeemed | None = None
+        self.on_redeemed: Callable[[CodeRecord, DeviceRecord, Access], None] | None = None
         self._operator_token = operator_token
         self._viewer_token = viewer_token
         self._fleet_credential = fleet_credential
@@ -151,10 +145,8 @@ class Access:
             return self._welcome(device)
         if device is not None and device.standing is AccessStatus.QUARANTINED:
             return Refusal(ErrorCode.QUARANTINED, _quarantined(device))
-        wait_s = self._attempts.wait_s(address)
-        if wait_s > 0:
-            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        if limited := self._limited(address):
+            return limited
         verdict = self._redeem(hello, read_code(keys[-1]) if keys else "", device)
         if isinstance(verdict, Refusal):
             self._attempts.failed(address)
@@ -207,6 +199,13 @@ class Access:
         return Admission(
             device.id, device.name, credential, *counted, device.behavior, own=device.own
         )
+
+    def _limited(self, address: str) -> Refusal | None:
+        """Return the refusal of an address with too many failed attempts."""
+        if (wait_s := self._attempts.wait_s(address)) <= 0:
+            return None
+        reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
+        return Refusal(ErrorCode.LIMIT, reason, wait_s)
 
     def failed(self, address: str) -> bool:
         had_one = self._attempts.wait_s(address) <= 0
@@ -267,10 +266,8 @@ class Access:
             return AccessLevel.OPERATOR
         if views and self._viewer_token:
             return AccessLevel.VIEWER
-        wait_s = self._attempts.wait_s(address)
-        if wait_s > 0:
-            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        if limited := self._limited(address):
+            return limited
         self._attempts.failed(address)
         reason = (
             "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "

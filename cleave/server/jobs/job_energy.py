@@ -143,12 +143,6 @@ class JobLog:
         ]
         return [*self._past, *here]
 
-    def usages(
-        self, sessions: Mapping[int, Session], now_s: float
-    ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """Return `usages_of` the work since the log was created."""
-        return usages_of(self.did(sessions, now_s))
-
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
     """Add up the work for each group of devices with the same profile, kind and energy source.

@@ -11,11 +11,13 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, Store
 from cleave.server.store.writer import StoreWriter
 
+_Pending = TypeVar("_Pending")
 _Record = TypeVar("_Record", CodeRecord, DeviceRecord)
 
 
@@ -47,43 +49,48 @@ class AccessStatuses:
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
         """Set a device's permission, which takes effect immediately. `name` is for messages."""
         with self._lock:
-            decision = _Decision(standing, reason, self._now())
-            self._decisions[device] = decision
+            decision = self._decisions[device] = _Decision(standing, reason, self._now())
 
         def write() -> None:
-            self._store.stand(device, decision.standing, decision.reason, decision.at_s)
-            with self._lock:
-                if self._decisions.get(device) is decision:
-                    del self._decisions[device]
+            self._store.stand(device, standing, reason, decision.at_s)
 
         why = f" ({reason})" if reason else ""
-        self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
+        text = f"{name} is {standing.value}{why}"
+        self._owe("standing", self._decisions, device, decision, write, text)
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
         """Set whether the operator owns a device, which takes effect immediately."""
         with self._lock:
             mark = self._own[device] = own, self._now()
-
-        def write() -> None:
-            self._store.mark_own(device, own)
-            with self._lock:
-                if self._own.get(device) is mark:
-                    del self._own[device]
-
         text = f"{name} is {'' if own else 'not '}the operator's own"
-        self._writer.owe(("own", device), write, text)
+        write = partial(self._store.mark_own, device, own)
+        self._owe("own", self._own, device, mark, write, text)
 
     def void(self, code: int, reason: str) -> None:
         """Void a join code. From now on, no device can join with it."""
         with self._lock:
             self._void[code] = reason
+        text = f"join code {code} is void ({reason})"
+        self._owe("code", self._void, code, reason, partial(self._store.void, code, reason), text)
 
-        def write() -> None:
-            self._store.void(code, reason)
+    def _owe(
+        self,
+        kind: str,
+        pending: dict[int, _Pending],
+        id: int,
+        value: _Pending,
+        write: Callable[[], None],
+        text: str,
+    ) -> None:
+        """Write a decision, and then remove it from memory unless another one has replaced it."""
+
+        def write_and_forget() -> None:
+            write()
             with self._lock:
-                self._void.pop(code, None)
+                if pending.get(id) is value:
+                    del pending[id]
 
-        self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
+        self._writer.owe((kind, id), write_and_forget, text)
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
         """Record a device's wrong result and the penalty points for it."""

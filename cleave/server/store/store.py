@@ -194,6 +194,10 @@ class Store:
             except sqlite3.Error as error:
                 raise self._failed(error) from None
 
+    def _write(self, sql: str, values: Sequence[Any]) -> None:
+        with self._writing() as db:
+            db.execute(sql, values)
+
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._reading:
             try:
@@ -218,55 +222,51 @@ class Store:
 
     def device(self, id: int) -> DeviceRecord | None:
         """Return the device with this identity, if any."""
-        found = self._rows(f"{_DEVICE} WHERE id = ?", id)
-        return _device(found[0]) if found else None
+        return self._device_where("id = ?", id)
 
     def find_device(self, name: str) -> DeviceRecord | None:
         """Return the device whose name or identity (as text) is `name`, if any."""
-        found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
-        return _device(found[0]) if found else None
+        return self._device_where("name = ?1 OR id = ?1 ORDER BY name != ?1", name)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
         """Return the device whose credential has this hash, if any."""
-        found = self._rows(
-            f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
-        )
+        with_credential = "id = (SELECT device FROM credentials WHERE hash = ?)"
+        return self._device_where(with_credential, credential_hash)
+
+    def _device_where(self, condition: str, value: object) -> DeviceRecord | None:
+        found = self._rows(f"{_DEVICE} WHERE {condition}", value)
         return _device(found[0]) if found else None
 
     def arrived(self, device: int, now_s: float) -> None:
         """Record that a device began a session."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
-                (now_s, device),
-            )
+        self._write(
+            "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
+            (now_s, device),
+        )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
         """Record that a device's session ended, and how and why."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
-                "losses = losses + ? WHERE id = ?",
-                (absence.value, reason, now_s, absence is Departure.LOST, device),
-            )
+        self._write(
+            "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
+            "losses = losses + ? WHERE id = ?",
+            (absence.value, reason, now_s, absence is Departure.LOST, device),
+        )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
         """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
-                (
-                    standing.value,
-                    reason,
-                    now_s if standing is AccessStatus.ADMITTED else 0.0,
-                    device,
-                ),
-            )
+        self._write(
+            "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
+            (
+                standing.value,
+                reason,
+                now_s if standing is AccessStatus.ADMITTED else 0.0,
+                device,
+            ),
+        )
 
     def mark_own(self, device: int, own: bool) -> None:
         """Record whether the operator owns a device."""
-        with self._writing() as db:
-            db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
+        self._write("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
         """Add contributions to the totals of several devices, in one transaction."""
@@ -282,20 +282,17 @@ class Store:
 
     def record_behavior(self, device: int, behavior: Behavior) -> None:
         """Record a device's behavior in its session."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
-                "WHERE id = ?",
-                (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
-            )
+        self._write(
+            "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? WHERE id = ?",
+            (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
+        )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
         """Record a device's wrong result and the penalty points for it."""
-        with self._writing() as db:
-            db.execute(
-                "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
-                (device, now_s, fault, penalty),
-            )
+        self._write(
+            "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
+            (device, now_s, fault, penalty),
+        )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
         """Return a (Unix time, penalty points) pair for each recent wrong result of a device.
@@ -335,8 +332,7 @@ class Store:
 
     def void(self, code: int, reason: str) -> None:
         """Void a join code, with which no device can then join."""
-        with self._writing() as db:
-            db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
+        self._write("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
@@ -374,8 +370,7 @@ class Store:
         """Store a job, or replace the data of the job with the same number."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
-        with self._writing() as db:
-            db.execute(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
+        self._write(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
 
 
 _DEVICE: Final = (
