@@ -121,7 +121,9 @@ def test_a_code_for_many(access: Access) -> None:
     code = access.pair(uses=3)
     found = {come(access, code.text).identity for _ in range(3)}
     assert len(found) == 3
-    assert "used already" in refused(access, code.text).reason
+    refusal = refused(access, code.text)
+    assert refusal.code is ErrorCode.CREDENTIAL
+    assert "used already" in refusal.reason
 
 
 def test_who_comes_by_a_code_for_own_devices_is_the_operators_own(access: Access) -> None:
