@@ -96,11 +96,7 @@ class Endpoint:
         runtime = self._runtime
         epoch, rates = runtime.fleet_rates()
         return FleetView(
-            epoch,
-            rates,
-            runtime.stage_devices(),
-            runtime.why_no_stages(),
-            runtime.device_count(),
+            epoch, rates, runtime.stage_devices(), runtime.why_no_stages(), runtime.device_count()
         )
 
     def of_runtime(self, name: str, *arguments: Any) -> Any:

@@ -169,9 +169,7 @@ class Server:
         self._failure: BaseException | None = None
         started = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main(started)),
-            name="cleave-server",
-            daemon=True,
+            target=lambda: asyncio.run(self._main(started)), name="cleave-server", daemon=True
         )
         self._thread.start()
         started.wait()

@@ -59,10 +59,7 @@ class DeviceAdmin:
     """
 
     def __init__(
-        self,
-        access: Access,
-        jobs: Callable[[], list[StoredJob]],
-        clock: Callable[[], float],
+        self, access: Access, jobs: Callable[[], list[StoredJob]], clock: Callable[[], float]
     ) -> None:
         self.sessions: Sessions | None = None
         self._access = access

@@ -22,10 +22,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
         "totals": _sum([each["totals"] for each in every]),
         "traffic": _sum_deep([each["traffic"] for each in every]),
         "saved": _sum_deep([each["saved"] for each in every]),
-        "rates": {
-            **_sum([each["rates"] for each in every]),
-            "window_s": own["rates"]["window_s"],
-        },
+        "rates": {**_sum([each["rates"] for each in every]), "window_s": own["rates"]["window_s"]},
         "devices": _devices([each["devices"] for each in every]),
         "plan": _first(each["plan"] for each in every),
         "stages": _first(each["stages"] for each in every),

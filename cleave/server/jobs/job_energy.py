@@ -207,10 +207,7 @@ class ServerLog:
     """
 
     def __init__(
-        self,
-        live: LiveRuntime,
-        energy: EnergyMeter,
-        steady: Callable[[], float] = time.monotonic,
+        self, live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic
     ) -> None:
         self._live, self._energy, self._steady = live, energy, steady
         self._log: JobLog | None = None

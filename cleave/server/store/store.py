@@ -240,8 +240,7 @@ class Store:
     def arrived(self, device: int, now_s: float) -> None:
         """Record that a device began a session."""
         self._write(
-            "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
-            (now_s, device),
+            "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?", (now_s, device)
         )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
@@ -256,12 +255,7 @@ class Store:
         """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
-            (
-                standing.value,
-                reason,
-                now_s if standing is AccessStatus.ADMITTED else 0.0,
-                device,
-            ),
+            (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
         )
 
     def mark_own(self, device: int, own: bool) -> None:

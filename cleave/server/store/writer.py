@@ -36,12 +36,7 @@ class StoreWriter:
     and written every `WRITE_S` seconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Callable[[], float],
-        retry_s: float = RETRY_S,
-    ) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], retry_s: float = RETRY_S) -> None:
         self._store = store
         self._clock = clock
         self._retry_s = retry_s
