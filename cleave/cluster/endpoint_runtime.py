@@ -19,7 +19,6 @@ from cleave.scheduler.stages.work import StepWork
 
 _FRESH_S: Final = 0.1  # lifetime of the cached `FleetView`, in seconds
 _CALL_S: Final = 60.0  # maximum seconds that one remote call waits
-_LOOK_S: Final = 0.05
 
 Call = Callable[..., Any]
 """Calls a method of the endpoint. Takes the method's name and arguments, returns its result."""
@@ -83,14 +82,6 @@ class EndpointRuntime(FleetRuntime):
                 future.done = True
                 return True
         return False
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(_LOOK_S)
-        return True
 
     def withdraw(self, future: GemmFuture) -> None:
         """Withdraw a GEMM, and wait until it has ended."""

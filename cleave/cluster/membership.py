@@ -51,8 +51,7 @@ class Roll:
 class Keeper(Authenticator, Protocol):
     """What `Members` needs from an authenticator. `Access` implements it."""
 
-    def arrived(self, identity: int) -> None:
-        """Record that the session of an admitted device began on another server."""
+    def arrived(self, identity: int) -> None: ...
 
 
 Report = Callable[[Keeper], object]

@@ -7,10 +7,12 @@ connected. So the devices stay connected when this process ends.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.product import GemmFuture
@@ -18,6 +20,8 @@ from cleave.planner.plan import DeviceRates
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
+
+_LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 
 
 class FleetRuntime(ABC):
@@ -36,12 +40,17 @@ class FleetRuntime(ABC):
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """Wait until a GEMM is done. Return False after a timeout."""
 
-    @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition is true. Return False after a timeout.
+        """Poll a condition until it is true. Return False after a timeout.
 
         In virtual time, the wait also ends when no future event can make the condition true.
         """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:

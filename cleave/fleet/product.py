@@ -145,24 +145,18 @@ class GemmFuture:
 
 
 class Pending(Protocol):
-    """A GEMM whose result may not be available yet."""
+    """A GEMM whose result may not be available yet, such as a `GemmFuture`."""
 
     @property
-    def done(self) -> bool:
-        """Return whether the GEMM is done. Then `result` returns without waiting."""
-
-    def result(self) -> Buffer:
-        """Wait until the GEMM is done, and return the result matrix."""
+    def done(self) -> bool: ...
+    def result(self) -> Buffer: ...
 
 
 class Multiplier(Protocol):
-    """The interface through which a model uses `Fleet` or one of the wrappers of `Fleet`."""
+    """What a model uses to multiply: `Fleet` or one of its wrappers."""
 
-    def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand; see `Fleet.operand`."""
-
-    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM; see `Fleet.submit`."""
+    def operand(self, buffer: Buffer) -> Operand: ...
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending: ...
 
 
 @dataclass(frozen=True, slots=True)

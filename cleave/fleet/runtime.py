@@ -82,11 +82,8 @@ class BlockChecks:
 class Placing(Protocol):
     """The output matrix of one GEMM: `cleave.fleet.product.Output` or a substitute."""
 
-    def place(self, task: GemmTask, payload: object) -> None:
-        """Write one result block into the output matrix."""
-
-    def finish(self) -> None:
-        """Complete the output matrix after all blocks have been written."""
+    def place(self, task: GemmTask, payload: object) -> None: ...
+    def finish(self) -> None: ...
 
 
 Information = Joined | Overdue | Aside | Note

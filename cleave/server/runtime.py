@@ -58,7 +58,6 @@ TICK_S = 0.25
 """Seconds between ticks of the session manager. A tick detects silent devices and overdue tasks."""
 
 _CLOSING: Final = "the server is closing"
-_LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MAX_REASON: Final = 200  # maximum length of the reason why a connection ended, in characters
 
@@ -521,14 +520,14 @@ class LiveRuntime(Runtime):
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Poll a condition until it holds. Raise FleetError when the fleet is closed."""
-        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not condition():
-            if self._closed:
+
+        def met() -> bool:
+            holds = condition()
+            if self._closed and not holds:
                 raise FleetError(_CLOSING)
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(_LOOK_S)
-        return True
+            return holds
+
+        return super().wait_until(met, timeout_s)
 
     def withdraw(self, future: GemmFuture) -> None:
         """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""

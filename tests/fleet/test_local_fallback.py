@@ -34,6 +34,10 @@ def submit(fleet: Multiplier) -> Pending:
     return fleet.submit(left, right, empty(40, 20, DType.FP32))
 
 
+def come(runtime: VirtualRuntime) -> None:
+    runtime.join(DEVICE)
+
+
 def is_right(future: Pending) -> bool:
     return bool((future.result().array == A @ B).all())
 
@@ -82,7 +86,7 @@ def test_a_device_that_comes_in_time_keeps_the_work() -> None:
     fleet, runtime, told = virtual(1, 5.0)
     future = submit(fleet)
     runtime.lose(1, in_s=0.01)
-    runtime._at(3.0, runtime.join, DEVICE)
+    runtime._at(3.0, come, runtime)
     assert is_right(future)
     assert told == [FleetPresence.ABSENT, FleetPresence.PRESENT]
     assert fleet.counters().local_gemms == 0
@@ -92,7 +96,7 @@ def test_while_the_ps_works_devices_that_are_due_come(monkeypatch: pytest.Monkey
     monkeypatch.setattr("emulator.virtual.ASSUMED_FLOPS_PER_S", 1e7)  # some ms for each product
     fleet, runtime, told = virtual(1, 0.0)
     runtime.lose(1)
-    runtime._at(1.0, runtime.join, DEVICE)
+    runtime._at(1.0, come, runtime)
     futures = 0
     while told[-1:] != [FleetPresence.PRESENT]:
         assert is_right(submit(fleet))

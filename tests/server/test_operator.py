@@ -163,7 +163,7 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
         loop = asyncio.get_running_loop()
 
         async def looks_again() -> None:
-            for wake in [wake for job in jobs.all() for wake in job.followers]:
+            for wake in [wake for job in served.all() for wake in job.followers]:
                 wake()
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -172,12 +172,12 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
             if "done" in text:  # its state is final, and its last record is not there yet
                 asyncio.run_coroutine_threadsafe(looks_again(), loop).result(PATIENCE_S)
 
-        jobs = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
-        link, _ = await followed(jobs)
+        served = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
+        link, _ = await followed(served)
         records = [await heard(link) for _ in range(2)]
         assert [record.record["event"] for record in records] == ["note", "end"]  # type: ignore[union-attr]
         await link.close()
-        await asyncio.to_thread(jobs.close, PATIENCE_S)
+        await asyncio.to_thread(served.close, PATIENCE_S)
 
     in_time(scenario())
 

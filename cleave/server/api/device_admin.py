@@ -25,30 +25,17 @@ _ACTIONS: Final = (
 
 
 class Sessions(Protocol):
-    """The sessions of one server or of all servers. `Server` and `Servers` implement it."""
+    """The sessions of one server or of all servers, as `Server` and `Servers` implement it."""
 
     dashboard_url: str
 
-    def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each connected device."""
-
-    def join_url(self, credential: str) -> str:
-        """Return the join URL that contains this credential or join code."""
-
-    def join_page_url(self, credential: str) -> str:
-        """Return the URL of the join page for browsers, with this credential or join code."""
-
-    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions, and send the device an error with this code and reason."""
-
-    def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device."""
-
-    def credit(self) -> None:
-        """Report each device's contribution since the last call to the authenticator."""
-
-    def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running."""
+    def describe_devices(self) -> list[dict[str, object]]: ...
+    def join_url(self, credential: str) -> str: ...
+    def join_page_url(self, credential: str) -> str: ...
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None: ...
+    def mark_own(self, identity: int, own: bool) -> None: ...
+    def credit(self) -> None: ...
+    def progress(self) -> StepProgress | None: ...
 
 
 class DeviceAdmin:

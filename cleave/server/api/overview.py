@@ -96,18 +96,13 @@ _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The interface that an overview needs from a fleet. `LiveRuntime` implements it."""
+    """What an overview needs from a fleet. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
-    def counters(self) -> FleetCounters:
-        """Return a snapshot of the fleet's counters."""
-
-    def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running."""
-
-    def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, in seconds on a monotonic clock."""
+    def counters(self) -> FleetCounters: ...
+    def progress(self) -> StepProgress | None: ...
+    def timeline(self, session: int) -> list[TimeSpan]: ...
 
 
 @dataclass(frozen=True, slots=True)
