@@ -64,11 +64,7 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return why server processes were lost, by rank, from Ray Train's errors.
-
-    Servers that failed with an exception of their own code are omitted, because they report it
-    themselves.
-    """
+    """Return by rank why server processes were lost. Other servers report their own errors."""
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))
         for rank, error in errors.items()
@@ -81,10 +77,7 @@ def _short(text: str) -> str:
 
 
 class Board:
-    """Collects training records, and counts how often servers started without finishing a step.
-
-    The process that started the training polls the board. The servers call it during training.
-    """
+    """Collects training records and servers' starts, for the process that started the training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []

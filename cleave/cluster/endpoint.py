@@ -66,12 +66,10 @@ class Endpoint:
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell idle devices to move to another endpoint. Return how many devices were told to move.
+        """Tell up to `devices` idle devices to move to another endpoint. Return their number.
 
-        Args:
-            devices: maximum number of devices to move.
-            address: result of the other endpoint's `address` method.
-            admitted_before_s: move only devices that this server admitted before this time.
+        `address` is the other endpoint's. Only devices admitted before `admitted_before_s` are
+        moved.
         """
         return self._server.live.move(devices, address, admitted_before_s)
 
@@ -127,11 +125,7 @@ class Endpoint:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Wait for a GEMM. Return None on timeout.
-
-        Otherwise, return the output matrix and an empty text, or None and the error of a failed
-        GEMM.
-        """
+        """Return a GEMM's output matrix and "", or None and its error. Return None on timeout."""
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
@@ -152,10 +146,7 @@ class Endpoint:
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Start a step by stages, whose `StepWork` the worker has packed.
-
-        The worker will not reference the `forgotten` graphs and arrays again.
-        """
+        """Start a packed step by stages. The worker has forgotten these graphs and arrays."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 

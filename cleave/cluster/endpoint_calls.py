@@ -1,7 +1,4 @@
-"""Remote calls to endpoints in other processes.
-
-An endpoint is a Ray actor, or it runs in the process of `cleave serve`.
-"""
+"""Remote calls to endpoints: Ray actors, or the endpoint in the process of `cleave serve`."""
 
 from __future__ import annotations
 
@@ -34,24 +31,18 @@ _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenti
 
 
 class EndpointLostError(Exception):
-    """An endpoint's process does not respond. Ray then restarts all training workers.
-
-    This exception is no `CleaveError`, because a `CleaveError` ends the training.
-    """
+    """An endpoint's process does not respond. Unlike a CleaveError, this restarts the training."""
 
 
 class EndpointCalls(Protocol):
     """Calls methods of one endpoint. Instances can be sent to other processes of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the endpoint and return its result.
-
-        Args:
-            timeout_s: seconds to wait for the result; None to wait indefinitely.
+        """Call a method of the endpoint and return its result; raise its CleaveError.
 
         Raises:
-            CleaveError: when the method raised it.
-            EndpointLostError: when the endpoint's process has ended or does not respond in time.
+            EndpointLostError: when the process has ended, or does not respond within `timeout_s`
+                seconds.
         """
 
     def tell(self, name: str, *arguments: Any) -> None:
@@ -61,10 +52,7 @@ class EndpointCalls(Protocol):
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method of several endpoints in parallel, within `timeout_s` seconds in all.
-
-    Return the result from each endpoint; None for an endpoint that is lost or silent.
-    """
+    """Call a method of several endpoints in parallel. Return None for a lost or silent endpoint."""
 
     def answer(endpoint: EndpointCalls) -> Any:
         try:
@@ -104,10 +92,7 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Calls an endpoint that a `ServedEndpoint` serves at this host and port. Thread-safe.
-
-    The secret `key` proves that the caller belongs to the cluster.
-    """
+    """Calls a `ServedEndpoint`, after proving with `key` to belong to the cluster. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -188,8 +173,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that has not yet proved that it knows the key.
 
-        Of too many such callers, disconnect the one that has waited longest. Workers prove at once
-        that they know the key, so other clients cannot keep them out.
+        Of too many such callers, the one that waited longest is disconnected: workers prove it at
+        once.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:

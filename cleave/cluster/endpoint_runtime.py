@@ -25,11 +25,7 @@ Call = Callable[..., Any]
 
 
 class EndpointRuntime(FleetRuntime):
-    """A fleet runtime that delegates GEMMs and steps to an endpoint in another process.
-
-    `call` calls a method of the endpoint and waits for the result. `tell` may return before the
-    method ends.
-    """
+    """A fleet runtime that delegates to an endpoint. `tell` may return before a call ends."""
 
     clock = "wall"
 

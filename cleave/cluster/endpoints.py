@@ -25,10 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class PortInUseError(UsageError):
-    """The port to listen on is in use, perhaps by endpoints of a previous run.
-
-    After the first server is killed, Ray needs some seconds to stop the endpoints of that server.
-    """
+    """The port to listen on is in use, perhaps for some seconds by a previous run."""
 
 
 def retried(
@@ -39,10 +36,7 @@ def retried(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Result:
-    """Return the result of `action`. While it raises `error`, retry it for `for_s` seconds.
-
-    `say` is called with the first error.
-    """
+    """Return the result of `action`. While it raises `error`, say so once and retry for `for_s`."""
     until_s, said = clock() + for_s, False
     while True:
         try:
@@ -84,11 +78,7 @@ class Endpoints:
 
 
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Assign an endpoint to each server, preferably an endpoint on the server's node.
-
-    Both arguments are ids of nodes. There must be at least as many endpoints as servers. Return
-    indices of `endpoints`.
-    """
+    """Assign one of the endpoints to each server, preferably on its node. Return indices."""
     free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
     for near in (True, False):
@@ -110,9 +100,8 @@ def open_endpoints(
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        setups: the setup of each endpoint. The first endpoint on a machine uses the port in its
-            setup, and further endpoints on the machine use the next ports. Port 0 means any free
-            port.
+        setups: the setup of each endpoint. Endpoints on the same machine use successive ports from
+            the port in the setup. Port 0 means any free port.
         say: called with a message for the user when this function waits for a port in use.
         taken: for each endpoint that already exists, the id of its node.
 
@@ -195,10 +184,7 @@ def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
 
 
 class EndpointLogs:
-    """Counts the sessions' work at several endpoints for one job. Implements `Elsewhere`.
-
-    The work at a lost endpoint is not counted.
-    """
+    """Counts the sessions' work at several endpoints, except lost ones. An `Elsewhere`."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
         self._endpoints = endpoints

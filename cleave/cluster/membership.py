@@ -39,9 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The list of admitted devices that the first server sends to the others, and the expelled
-    devices.
-    """
+    """The admitted and the expelled devices, which the first server sends to the others."""
 
     version: int  # grows with every change
     members: tuple[Member, ...] = ()
@@ -59,12 +57,9 @@ Report = Callable[[Keeper], object]
 
 
 class Membership:
-    """The authenticator of every server except the first.
+    """The authenticator of every server except the first, whose id is `server`.
 
-    Args:
-        server: id of the first server. A device stores its credential under this id.
-        fleet_credential: credential that admits any number of devices, which the first server does
-            not store; empty to disable.
+    Devices that show the `fleet_credential`, unless it is empty, are not stored.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
@@ -86,8 +81,7 @@ class Membership:
     def reports(self, taken: int) -> tuple[list[Report], int]:
         """Return the pending reports, and the number of all reports since this process started.
 
-        The first server has taken `taken` reports. They are discarded, because the latest `replace`
-        reflects them.
+        The first `taken` reports are discarded, because the latest `replace` reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -143,10 +137,7 @@ class Membership:
 
 
 class Members:
-    """The first server's authenticator, which also maintains the list of admitted devices.
-
-    `keeper` decides about admissions and stores facts about devices.
-    """
+    """The first server's authenticator: asks `keeper`, and maintains the list of devices."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server

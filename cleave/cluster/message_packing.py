@@ -96,10 +96,7 @@ class Unpacker:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that replaces the worker's arrays with references.
-
-        The function converts other arrays and long byte strings for sending.
-        """
+        """Return a function that prepares values for sending, with references to known arrays."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -170,7 +167,7 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a copy of `value` with `swap` applied to it and its nested values.
+    """Return a copy of `value` after `swap`, which is applied to nested values as well.
 
     The function does not descend into graphs, arrays and values that `swap` has replaced.
     """

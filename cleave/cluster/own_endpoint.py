@@ -25,13 +25,10 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class EndpointSetup:
-    """Settings of an endpoint in its own process.
-
-    With `first`, the id of the first server, only devices in that server's list are admitted.
-    """
+    """Settings of an endpoint in its own process."""
 
     config: ServerConfig
-    first: str = ""
+    first: str = ""  # id of the first server, whose list admits devices; empty to admit all
     grid: Grid | None = None
 
 
@@ -52,9 +49,6 @@ class OwnEndpoint(Endpoint):
     """An endpoint in its own process, which a training worker and the first server call.
 
     If the process replaces a lost process (`again`), it uses any free port when its own is in use.
-
-    Raises:
-        UsageError: when the endpoint cannot listen on its port.
     """
 
     def __init__(self, setup: EndpointSetup, *, again: bool = False) -> None:
@@ -83,10 +77,8 @@ class OwnEndpoint(Endpoint):
     def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
         """Return the server's state and its pending reports about devices.
 
-        Args:
-            start: the `Seen.start` that the first server received last.
-            taken: the `Seen.number` that the first server received last.
-            roll: new list of admitted devices; None if the list has not changed.
+        The first server has `start` and `taken` from the last `Seen`. A `roll` is sent if it has
+        changed.
         """
 
         def seen() -> Seen:

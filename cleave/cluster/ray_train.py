@@ -341,11 +341,7 @@ class _Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRunner(JobRunner):
-    """A job runner that trains each job on several servers.
-
-    Jobs that only use a trained model run on the first server's devices. `ray` is connected to a
-    cluster.
-    """
+    """A job runner that trains on several servers. Inference runs on the first one's devices."""
 
     ray: Any
     fleet_of: FleetOf

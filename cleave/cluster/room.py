@@ -1,7 +1,6 @@
 """Wait until the Ray cluster has enough free cores for the servers. The user can stop the wait.
 
-Ray Train itself would try to place its workers forever. Therefore each attempt is a separate run
-with a time limit.
+Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
 
 from __future__ import annotations
@@ -32,18 +31,11 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Run the training. Retry as long as the cluster has too few free cores for the workers.
+    """Run the training with `fit`. Retry as long as the cluster has too few free cores.
 
     Also retry a few times if a worker ends before it trains, for example because its node is lost.
-
-    Args:
-        fit: runs the training with Ray Train, without retries of Ray Train.
-        stops: returns whether to stop retrying.
-        waits: called before each retry that is due to too few free cores.
-        failed: called with the error before each retry that is due to a failed start.
-
-    Returns:
-        True if the training ran; False if `stops` returned True before the workers started.
+    `waits` and `failed` are called before a retry. Return False if `stops` returned True before the
+    workers started.
 
     Raises:
         Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if it is
@@ -93,10 +85,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the largest number of cores per server with which all servers fit on the nodes.
-
-    Return 1 if the nodes have too few cores, as after a node's loss.
-    """
+    """Return the most cores per server with which all servers fit on the nodes; at least 1."""
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:
             return cores

@@ -54,10 +54,9 @@ class Balance:
         self.shunned_until_s.pop(endpoint, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
-        """Return the moves to start now. The list is empty while a previous move is pending.
+        """Return the moves to start now; none while a previous move is pending.
 
-        `loads` has the number of devices at each endpoint; None for an endpoint that does not
-        respond.
+        The load of an endpoint that does not respond is None.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -102,10 +101,7 @@ endpoint, and pending moves to it are forgotten.
 
 
 class Spreading:
-    """Balances the number of devices per endpoint in a thread, until `close` is called.
-
-    The first endpoint belongs to the first server.
-    """
+    """Balances the number of devices per endpoint in a thread. The first server's is first."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], knowing: Knowing) -> None:
         self._endpoints, self._knowing = endpoints, knowing

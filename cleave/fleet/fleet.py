@@ -48,18 +48,13 @@ class Fleet:
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand for GEMMs.
-
-        The values of the matrix must not change during the lifetime of the operand.
-        """
+        """Register a matrix, whose values must not change, as an operand for GEMMs."""
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
-        """Start the GEMM ``out = a @ b`` without waiting for the result.
-
-        Several GEMMs run concurrently if all are submitted before the first call of `result`.
+        """Start the GEMM ``out = a @ b``. Several GEMMs run concurrently until `result` is called.
 
         Args:
             a: left operand, shape (m, k).
@@ -109,7 +104,6 @@ class Fleet:
         """Wait until `devices` devices are connected and may receive tasks.
 
         Args:
-            devices: required number of devices.
             timeout: maximum wait in seconds on the fleet's clock; None for no limit.
 
         Raises:

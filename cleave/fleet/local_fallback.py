@@ -129,11 +129,7 @@ class FallbackFleet:
         return self._fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS before returning.
-
-        Raises:
-            AbandonedError: training must stop, and the step was abandoned.
-        """
+        """Start a GEMM on the fleet, or compute it on the PS; see `wait`."""
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)
@@ -147,11 +143,7 @@ class FallbackFleet:
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait until a GEMM is done on the fleet, or compute it on the PS.
-
-        Raises:
-            AbandonedError: training must stop, and the step was abandoned. The GEMM still runs.
-        """
+        """Wait for a GEMM, or compute it on the PS. Raise AbandonedError if training stops."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S

@@ -98,10 +98,7 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region of C. If C is fp32, it is the region itself.
-
-        `first` says whether the region's first block is about to be accumulated.
-        """
+        """Return the fp32 accumulator of a region of C, noting its `first` block."""
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
@@ -132,11 +129,7 @@ class GemmFuture:
     error: str = ""  # why the GEMM failed; empty without a failure
 
     def result(self) -> Buffer:
-        """Wait until all blocks have been written to `out`, and return `out`.
-
-        Raises:
-            FleetError: the fleet cannot finish the GEMM.
-        """
+        """Wait until all blocks are in `out`, and return it. Raise FleetError on failure."""
         if not self.done:
             self.wait(self)
         if self.error:
@@ -174,7 +167,7 @@ class Finished:
 
 
 def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
-    """Return the dimensions, bytes per element, and operands' dtype of the GEMM ``out = a @ b``.
+    """Return the dimensions, bytes per element, and operands' dtype of ``out = a @ b``.
 
     Raises:
         ValueError: the shapes or dtypes do not match.

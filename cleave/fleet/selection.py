@@ -41,10 +41,9 @@ class PsSpeed:
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Measure the speed of GEMMs on this machine, which takes about 0.2 s.
+    """Measure the speed of GEMMs on this machine, which takes about 0.2 s, with a clock in seconds.
 
-    The fastest of several GEMMs counts, because other processes affect it least. `clock` returns
-    seconds.
+    The fastest of several GEMMs counts, because other processes affect it least.
     """
 
     def best_s(side: int) -> float:
@@ -90,8 +89,8 @@ class Decision:
 class Selector:
     """Decides whether a GEMM is faster on the fleet or on the PS, and caches each decision.
 
-    The backend's speed in a dtype is measured with `clock`, in seconds, before the first decision
-    with that dtype.
+    Before the first decision with a dtype, the backend's speed is measured with `clock`, in
+    seconds.
     """
 
     def __init__(

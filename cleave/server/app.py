@@ -72,19 +72,14 @@ class App:
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now on `server` and, if any, at servers
-        elsewhere.
-        """
+        """Return an energy meter for a job that starts now, at `server` and perhaps elsewhere."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a listening server, and write the operator URL to the data folder.
-
-        In a cluster, `sessions` are those of all servers.
-        """
+        """Connect the app to a server, or the `sessions` of a cluster. Write the operator URL."""
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:
@@ -105,14 +100,14 @@ def open_app(
     Args:
         data: path of the data folder; empty for the default folder, `none` to store nothing on
             disk.
-        operator_token: token that operators must show. If empty, the app uses the token stored in
-            the data folder, or a random token without a data folder.
+        operator_token: token that operators must show; empty for the data folder's, or a random
+            one.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
-            to disable.
+            for none.
         facts: facts about the server that overviews show; None for default facts.
         grid: electricity grid that powers the devices; None if unknown.
-        ps_watts: power that this machine draws from the wall socket, in watts; None to measure the
-            power with the machine's sensors, if it has any.
+        ps_watts: power that this machine draws from the wall socket; None to use its sensors, if
+            any.
 
     Raises:
         CleaveError: when the data folder cannot be used.

@@ -18,9 +18,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array that is sent to devices in `put` messages. The first call of `coded` compresses the
-    array.
-    """
+    """An array that is sent in `put` messages. The first call of `coded` compresses it."""
 
     def __init__(self, put: Put, pool: ThreadPoolExecutor) -> None:
         self.payload = put.payload
@@ -37,9 +35,7 @@ class SharedArray:
 
 
 class Coder:
-    """Compresses and decompresses payloads for all sessions of a server, in the server's event
-    loop.
-    """
+    """Compresses and decompresses payloads for all sessions, in the server's event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "cleave-coding")

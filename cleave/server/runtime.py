@@ -442,14 +442,10 @@ class LiveRuntime(Runtime):
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell up to `count` idle devices to move to another server. Any thread may call this.
+        """Tell up to `count` idle devices to move to another server. Return how many were told.
 
-        Args:
-            address: join URL of the other server, without a credential.
-            admitted_before_s: move only devices admitted before this time.
-
-        Returns:
-            The number of devices that were told to move.
+        `address` is a join URL without a credential. Only devices admitted before
+        `admitted_before_s` are moved.
         """
 
         def moved() -> int:
@@ -460,10 +456,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, in seconds on `time.monotonic`; empty if it left.
-
-        Call this in the loop.
-        """
+        """Return a device's latest time spans, in seconds on `now`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 

@@ -39,10 +39,9 @@ class Sessions(Protocol):
 
 
 class DeviceAdmin:
-    """Handles operators' requests about devices, join codes and past jobs.
+    """Handles operators' requests about devices, join codes and past jobs, in the server's loop.
 
-    Call the methods in the server's loop. Commands use this class without a running server, and so
-    without `sessions`.
+    Commands use this class without a running server. Then `sessions` is None.
     """
 
     def __init__(
@@ -59,11 +58,7 @@ class DeviceAdmin:
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Carry out an operator's action, and return the data for the reply.
-
-        Raises:
-            CleaveError: when the action fails.
-        """
+        """Carry out an operator's action, and return the data for the reply."""
         match action:
             case "pair":
                 return self._pair(arguments)
@@ -128,10 +123,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions to the store. Return why that failed; empty if it succeeded.
-
-        Raise CleaveError if it failed and no running server can retry it.
-        """
+        """Write pending decisions. Return why that failed; raise if nobody retries it."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:

@@ -55,10 +55,7 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the snapshot from which to compute rates up to `now`, and retain `now`.
-
-        That is the oldest snapshot within the window or, without one, the latest before the window.
-        """
+        """Retain `now`. Return the oldest snapshot in the window or else the latest before it."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -210,12 +207,7 @@ class Overview:
         self._events.add(kind, device, text)
 
     def answer(self, question: Question) -> Answer:
-        """Create an overview with the requested parts, in the format that the protocol defines.
-
-        Raises:
-            CleaveError: when the server has not finished starting, or the requested job does not
-                exist.
-        """
+        """Create an overview with the requested parts, in the format that the protocol defines."""
         live = self.live
         if live is None:
             raise CleaveError("the server is still starting; try again")

@@ -240,10 +240,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void and return the open join codes that a device used or may have used.
-
-        Otherwise the device could rejoin as another device.
-        """
+        """Void and return the open codes by which a revoked device could rejoin."""
         now_s = self._clocks.wall()
         # For a device that joined with an older version of Cleave, the join code is unknown. It may
         # be any used code of that time.
@@ -278,8 +275,7 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Create and store a join code with which up to `uses` devices may join for `life_s`
-        seconds.
+        """Create a join code for up to `uses` devices, which expires after `life_s` seconds.
 
         Raises:
             UsageError: when `uses` or `life_s` is out of range.

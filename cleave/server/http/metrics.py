@@ -132,10 +132,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics in Prometheus's text format.
-
-        The response has status 401 for a missing or wrong token, and 503 while the server starts.
-        """
+        """Return the metrics as text; status 401 for a bad token, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):

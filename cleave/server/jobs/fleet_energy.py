@@ -123,10 +123,7 @@ class EnergyMeter:
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview, in the format that the protocol defines.
-
-        `ps` is the energy that the server's own machine used; None if unknown.
-        """
+        """Return the energy part of an overview. `ps` is what the server's machine used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
         devices_j = None

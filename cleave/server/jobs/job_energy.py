@@ -123,10 +123,7 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """Counts each session's work since the log was created. Use it only in the server's loop.
-
-    The time `now_s` is on the fleet's clock.
-    """
+    """Counts each session's work since its creation, on the fleet's clock, in the server's loop."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
@@ -201,10 +198,7 @@ class Elsewhere(WorkLog, Protocol):
 
 
 class ServerLog:
-    """A `WorkLog` for the sessions of one server, for use outside the server's loop.
-
-    `steady` returns the time on the fleet's clock, in seconds.
-    """
+    """A `WorkLog` of one server, for use outside its loop. `steady` is the fleet's clock."""
 
     def __init__(
         self, live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic

@@ -133,11 +133,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Create a job, queue it and return it.
-
-        Raises:
-            CleaveError: when the arguments are invalid, or a queued job has the same name.
-        """
+        """Create a job, queue it and return it, unless a queued job has the same name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -172,11 +168,7 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return the job. Raise UsageError for an unknown id.
-
-        A running job completes its current step and writes a checkpoint. A queued or paused job
-        stops immediately.
-        """
+        """Ask a job to stop, and return it. A running job writes a checkpoint after its step."""
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -190,11 +182,7 @@ class Jobs:
     def pause(self, id: str) -> TrainingJob:
         """Ask a job to pause until `resume` is called, and return the job.
 
-        A running job completes its current step and writes a checkpoint. Then the next queued job
-        starts.
-
-        Raises:
-            CleaveError: when no job has this id, or the job cannot pause.
+        A running job writes a checkpoint after its step. Then the next queued job starts.
         """
         job = self.find(id)
         with self._turn:
@@ -211,13 +199,7 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, and return the job.
-
-        The job may stem from before the server was restarted.
-
-        Raises:
-            CleaveError: when no job has this id, or the job cannot continue.
-        """
+        """Queue a paused, stopped or failed job again, also one of a previous server process."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -242,10 +224,7 @@ class Jobs:
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Recreate an unfinished job of a previous server process, or raise UsageError.
-
-        The job continues in its run folder or, if it never started, starts from its request.
-        """
+        """Recreate an unfinished job of a previous server process from its folder or request."""
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
                 continue

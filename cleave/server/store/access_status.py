@@ -29,10 +29,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """The current permissions and faults of devices, and the void join codes. Thread-safe.
-
-    `clock` returns Unix time, in seconds.
-    """
+    """Current permissions and faults of devices, and void join codes. Thread-safe, in Unix time."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store

@@ -29,7 +29,6 @@ class DataFolder:
 
     Raises:
         FolderInUseError: when another server uses the folder.
-        CleaveError: when the folder cannot be created or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,10 +61,7 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token from its file, after creating a missing file.
-
-        Raise CleaveError when the file cannot be read, or when other users can read it.
-        """
+        """Return the operator token, which is created if missing and must be private."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:

@@ -24,10 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for, according to one of its records.
-
-    Return an empty text if the job continues, and None if the record does not concern waiting.
-    """
+    """Return what a job waits for by a record; empty if it continues, None if neither."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -47,10 +44,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """The history of a server's jobs. Thread-safe.
-
-    `interrupted` are the jobs that had not ended when the previous server process ended.
-    """
+    """The history of a server's jobs, with those that a previous process left `interrupted`."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store

@@ -289,10 +289,9 @@ class Store:
         )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
-        """Return a (Unix time, penalty points) pair for each recent wrong result of a device.
+        """Return a (Unix time, penalty points) pair for each wrong result since `since_s`.
 
-        Only wrong results since `since_s` and after the device's last release from quarantine
-        count.
+        Wrong results before the device's last release from quarantine do not count.
         """
         found = self._rows(
             "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
@@ -331,11 +330,7 @@ class Store:
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Add a device that joins with a join code, and count the use of the code.
-
-        A number is appended to `name` if another device has it. Return None if the code is expired,
-        void or used up.
-        """
+        """Add a device with a unique name by a join code. Return None if the code is unusable."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "

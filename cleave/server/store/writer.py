@@ -71,8 +71,8 @@ class StoreWriter:
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
         """Run `write` in the writer's thread, and retry it while it raises StoreError.
 
-        A new write replaces a pending write with the same key. `what` describes the write in
-        messages; empty for none.
+        It replaces a pending write with the same key. `what` describes it in messages; empty for
+        none.
         """
         with self._lock:
             self._owed.pop(key, None)
