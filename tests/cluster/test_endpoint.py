@@ -203,29 +203,6 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
     assert bytes(back.payload[2]) == b"abc"
 
 
-def ready(*endpoints: Endpoint) -> tuple[int, ...]:
-    return tuple(endpoint.view().device_count for endpoint in endpoints)
-
-
-@pytest.mark.slow
-def test_idle_devices_go_to_the_endpoint_that_they_are_sent_to(endpoint: Endpoint) -> None:
-    other = Endpoint(serve(credential="secret"))
-    try:
-        with ExitStack() as stack:
-            joined(stack, endpoint, 3)
-            endpoint.send(2, other.address())
-            until(lambda: ready(endpoint, other) == (1, 2))
-            fleet = attached(other)
-            a = np.arange(12.0).reshape(3, 4)
-            np.testing.assert_array_equal(
-                submit(fleet, a, a.T).result().array, (a @ a.T).astype(np.float32)
-            )
-            other.send(5, endpoint.address())
-            until(lambda: ready(endpoint, other) == (3, 0))
-    finally:
-        other.close()
-
-
 @pytest.mark.slow
 def test_a_device_at_work_is_not_sent_away(endpoint: Endpoint) -> None:
     fleet = attached(endpoint)
