@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from cleave.cluster.endpoint import EndpointSetup
 from cleave.cluster.endpoint_calls import ActorCalls, EndpointCalls, EndpointLostError, ask_all
-from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.server.jobs.job_energy import SessionWork
@@ -110,7 +110,7 @@ def open_endpoints(
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from cleave.cluster.own_endpoint import OwnEndpoint
+    from cleave.cluster.endpoint import OwnEndpoint
 
     class ActorEndpoint(OwnEndpoint):
         """An endpoint in a Ray actor. Ray restarts the actor after a loss."""

@@ -23,7 +23,7 @@ from cleave.scheduler.sessions.admission import (
     one_is,
 )
 from cleave.scheduler.sessions.behavior import Behavior
-from cleave.server.auth.codes import hash_secret
+from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0
 """Seconds after which a device that this server does not know should retry at the first server."""

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint import Endpoint, EndpointSetup, Seen
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
 from cleave.cluster.endpoints import ANSWERS_S, Endpoints, open_endpoints
 from cleave.cluster.membership import Members, Roll
-from cleave.cluster.own_endpoint import EndpointSetup, Seen
 from cleave.cluster.room import check_cores, cores_of_nodes
 from cleave.cluster.spreading import Spreading
 from cleave.energy.grid import Grid

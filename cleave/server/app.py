@@ -17,8 +17,7 @@ from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
-from cleave.server.auth.access import Access, Clocks
-from cleave.server.auth.codes import CREDENTIAL_BYTES
+from cleave.server.auth.access import CREDENTIAL_BYTES, Access, Clocks
 from cleave.server.fleet_server import Server
 from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics

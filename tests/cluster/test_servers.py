@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint import Endpoint, EndpointSetup
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.cluster.endpoints import EndpointLogs, Endpoints
 from cleave.cluster.membership import Members
-from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.servers import Servers
 from cleave.fleet.fleet import Fleet
 from cleave.server.api.overview import Question

@@ -23,8 +23,15 @@ from cleave.scheduler.sessions.admission import (
     Refusal,
     clean_name,
 )
-from cleave.server.auth.access import MAX_USES, Access
-from cleave.server.auth.codes import ALPHABET, CODE_LENGTH, hash_secret, new_code, read_code
+from cleave.server.auth.access import (
+    ALPHABET,
+    CODE_LENGTH,
+    MAX_USES,
+    Access,
+    hash_secret,
+    new_code,
+    read_code,
+)
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from cleave.transport.rate_limit import BURST, REFILL_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
@@ -22,14 +23,6 @@ from cleave.scheduler.sessions.admission import (
     same_secret,
 )
 from cleave.scheduler.sessions.behavior import Behavior
-from cleave.server.auth.codes import (
-    ALPHABET,
-    CODE_LIFE_S,
-    CREDENTIAL_BYTES,
-    hash_secret,
-    new_code,
-    read_code,
-)
 from cleave.server.store.access_status import AccessStatuses
 from cleave.server.store.store import (
     AccessStatus,
@@ -44,11 +37,22 @@ from cleave.transport.rate_limit import RateLimit
 
 _logger = logging.getLogger(__name__)
 
+ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Alphabet of Crockford's base 32. It omits I, L, O and U, which are easily confused."""
+
+CODE_LENGTH: Final = 12
+"""Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
+
+CODE_LIFE_S: Final = 600.0  # default lifetime of a join code, in seconds
+
+CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
+
+_GROUP: Final = 4
+_READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
-STORE_RETRY_S: Final = 10.0
-"""Seconds after which a device should retry to join if the store is unusable."""
+STORE_RETRY_S: Final = 10.0  # after which a device should retry to join if the store is unusable
 
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
@@ -56,6 +60,30 @@ MAX_LIFE_S: Final = 30 * 86400.0
 
 _SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
+
+
+def new_code(choose: Callable[[str], str]) -> str:
+    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a character of a string."""
+    code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
+    return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
+
+
+def read_code(text: str) -> str:
+    """Normalize a join code that a user typed. Return an empty string if it is malformed."""
+    if len(text) > 4 * CODE_LENGTH:
+        return ""
+    code = text.upper().translate(_READ_AS)
+    return code if len(code) == CODE_LENGTH and set(code) <= set(ALPHABET) else ""
+
+
+def hash_secret(secret: str) -> bytes:
+    """Return the SHA-256 hash of a credential or join code, under which the store finds it.
+
+    Credentials and join codes are random, so they need neither salt nor key stretching. A join code
+    expires before a search could find it. The timing of a lookup only reveals information about the
+    hash.
+    """
+    return hashlib.sha256(secret.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)

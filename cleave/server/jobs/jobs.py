@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -296,11 +297,8 @@ class Jobs:
 
     def _train(self, job: TrainingJob) -> None:
         """Run a job until it ends, and report its last record."""
-
-        def report(record: Record) -> None:
-            self._report(job, record)
-
         try:
+            report = partial(self._report, job)
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
             if job.pauses and not job.finished:
                 self._rest(job)

@@ -10,7 +10,7 @@ from typing import Final
 
 from cleave.errors import CleaveError
 from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
-from cleave.server.auth.codes import CREDENTIAL_BYTES
+from cleave.server.auth.access import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
 _OPERATOR_TOKEN: Final = "operator.token"
