@@ -46,6 +46,10 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
     Args:
         address: host:port of the cluster's head node, or "auto" on a machine of the cluster.
+
+    Raises:
+        UsageError: when no cluster responds, or the cluster rejects this machine's Ray version or
+            authentication token.
     """
     _knock(address)
     with _session(address) as ray:

@@ -402,7 +402,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Log why a device's hello or session was refused; lift the limits of an accepted device."""
+    """Tell a connection whether its hello was accepted, or why its session ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:

@@ -456,7 +456,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, in seconds on `now`. Call this in the loop."""
+        """Return a device's latest time spans, on the clock of `now`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 

@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Create a job, queue it and return it, unless a queued job has the same name."""
+        """Queue a new job and return it. Raise if it cannot run, or a queued job has its name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():

@@ -29,7 +29,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """Current permissions and faults of devices, and void join codes. Thread-safe, in Unix time."""
+    """The current permissions and faults of devices, and the void join codes. Thread-safe."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store

@@ -24,7 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for by a record; empty if it continues, None if neither."""
+    """Return what a job waits for; empty if it continues, None if the record says neither."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
