@@ -20,7 +20,6 @@ from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5  # seconds between two checks for available devices during the wait for a GEMM
-
 _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
 

@@ -11,7 +11,6 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
 KEPT: Final = 2000  # number of latest events that the log retains
-
 MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 

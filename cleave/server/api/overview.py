@@ -82,13 +82,10 @@ MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
-
 STEP_BYTES: Final = 900  # maximum size of a training step's record, in bytes
-
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
-
 _MAX_REASON: Final = 120
 
 

@@ -44,16 +44,13 @@ CODE_LENGTH: Final = 12
 """Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
 
 CODE_LIFE_S: Final = 600.0  # default lifetime of a join code, in seconds
-
 CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
-
 _GROUP: Final = 4
 _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
 STORE_RETRY_S: Final = 10.0  # after which a device should retry to join if the store is unusable
-
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Maximum number of uses, and maximum lifetime in seconds, of a join code."""

@@ -80,8 +80,10 @@ class _OverviewCollector(Collector):
             yield from _job(seen["job"])
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), value)
+    return family
 
 
 def _traffic(ways: dict[str, dict[str, int]]) -> Metric:
@@ -104,19 +106,13 @@ def _devices(table: dict[str, Any]) -> Metric:
 
 
 def _job(job: dict[str, Any]) -> Iterator[Metric]:
-    labels = ("job", "model")
-    values = (job["job"], job["model"])
-    steps = GaugeMetricFamily("cleave_job_steps", "Steps to be done in all.", labels=labels)
-    steps.add_metric(values, job["steps"])
-    yield steps
-    running = GaugeMetricFamily("cleave_job_running", "Whether it runs.", labels=labels)
-    running.add_metric(values, job["state"] == "running")
-    yield running
-    last = job["last_step"]
-    for key, (name, text) in _STEP.items() if last is not None else ():
-        family = GaugeMetricFamily(name, text, labels=labels)
-        family.add_metric(values, last[key])
-        yield family
+    labels = {"job": job["job"], "model": job["model"]}
+    running = job["state"] == "running"
+    yield _gauge("cleave_job_steps", "Steps to be done in all.", job["steps"], **labels)
+    yield _gauge("cleave_job_running", "Whether it runs.", running, **labels)
+    if (last := job["last_step"]) is not None:
+        for key, (name, text) in _STEP.items():
+            yield _gauge(name, text, last[key], **labels)
 
 
 class Metrics:

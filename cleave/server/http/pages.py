@@ -38,7 +38,6 @@ _ZIPPED: Final = ".gz"
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new file name
 _ASK_AGAIN: Final = "no-cache"
-
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 # The opener and embedder policies isolate a page cross-origin, so its workers can share memory.

@@ -126,18 +126,12 @@ class EnergyMeter:
         """Return the energy part of an overview. `ps` is what the server's machine used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
-        devices_j = None
-        if everyone.total() > everyone[Basis.UNKNOWN]:
-            devices_j = sums.energy_j
-        gco2e = None
-        if self._grid is not None and devices_j is not None:
-            gco2e = self._grid.gco2e(devices_j)
-        unknown = sums.here[Basis.UNKNOWN]
+        known, unknown = everyone.total() > everyone[Basis.UNKNOWN], sums.here[Basis.UNKNOWN]
         return {
-            "devices_j": devices_j,
+            "devices_j": sums.energy_j if known else None,
             "ps_j": ps.energy_j,
             "ps_basis": ps.basis.value,
-            "gco2e": gco2e,
+            "gco2e": self._grid.gco2e(sums.energy_j) if self._grid and known else None,
             "devices_known": sums.here.total() - unknown,
             "devices_unknown": unknown,
             "devices_measured": sums.here[Basis.MEASURED],

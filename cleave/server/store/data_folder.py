@@ -73,7 +73,9 @@ class DataFolder:
         try:
             refuse_link(path)
             if not path.exists():
-                write_atomically(path, _line(secrets.token_urlsafe(CREDENTIAL_BYTES)), 0o600)
+                write_atomically(
+                    path, f"{secrets.token_urlsafe(CREDENTIAL_BYTES)}\n".encode(), 0o600
+                )
             mode = stat.S_IMODE(path.stat().st_mode)
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
@@ -90,7 +92,7 @@ class DataFolder:
     def write_url(self, url: str) -> None:
         """Write the operator URL to a file, for commands on this machine."""
         try:
-            write_atomically(self.url_path, _line(url), 0o600)
+            write_atomically(self.url_path, f"{url}\n".encode(), 0o600)
         except OSError as error:
             raise _unusable(self.url_path, error) from None
 
@@ -115,10 +117,6 @@ def default_folder() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"
-
-
-def _line(text: str) -> bytes:
-    return f"{text}\n".encode()
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:

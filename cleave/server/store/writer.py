@@ -17,7 +17,6 @@ from cleave.server.store.store import Store, StoreError
 _logger = logging.getLogger(__name__)
 
 WRITE_S: Final = 15.0  # seconds between two writes of the devices' contributions
-
 RETRY_S: Final = 2.0  # seconds between retries of failed writes
 
 
