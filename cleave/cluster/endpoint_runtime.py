@@ -84,9 +84,6 @@ class EndpointRuntime(FleetRuntime):
         self._call("withdraw", future.job.id)
         self.wait(future)
 
-    def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: the wall clock advances during local computation."""
-
     def release(self, operand: int) -> None:
         if operand in self._sent or operand in self._unbound:
             self._sent.discard(operand)

@@ -142,6 +142,9 @@ class Members:
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server
         self._keeper = keeper
+        self.admit_operator, self.failed = keeper.admit_operator, keeper.failed
+        self.arrived, self.departed = keeper.arrived, keeper.departed
+        self.contributed = keeper.contributed
         self._members: dict[int, Member] = {}
         self._expelled: dict[int, tuple[ErrorCode, str]] = {}
         self._version = 0
@@ -167,9 +170,6 @@ class Members:
         """Set, in the list of admitted devices, whether the operator owns a device."""
         self._changed(identity, lambda known: replace(known, own=own))
 
-    def arrived(self, identity: int) -> None:
-        self._keeper.arrived(identity)
-
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Ask the keeper whether to admit a device. Add an admitted device to the list."""
         result = self._keeper.admit(hello, address)
@@ -179,18 +179,6 @@ class Members:
             self._expelled.pop(result.identity, None)
             self._version += 1
         return result
-
-    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        return self._keeper.admit_operator(credential, address)
-
-    def failed(self, address: str) -> bool:
-        return self._keeper.failed(address)
-
-    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        self._keeper.departed(identity, reason, lost=lost)
-
-    def contributed(self, identity: int, done: DeviceCounters) -> None:
-        self._keeper.contributed(identity, done)
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         self._keeper.record_behavior(identity, behavior)

@@ -88,6 +88,8 @@ class Servers:
         self, first: Server, members: Members, overview: Overview, endpoints: Endpoints
     ) -> None:
         self.dashboard_url = first.dashboard_url
+        self.join_url, self.join_page_url = first.join_url, first.join_page_url
+        self.credit = first.credit  # the polls record the contributions of other servers' devices
         self._first, self._members, self._overview = first, members, overview
         self._others = [_Other(calls) for calls in endpoints.calls[1:]]
         self._question, self._asked_s = Question(), 0.0
@@ -106,12 +108,6 @@ class Servers:
         elsewhere = [device for seen in self._seen() for device in seen.devices]
         return self._first.describe_devices() + elsewhere
 
-    def join_url(self, credential: str) -> str:
-        return self._first.join_url(credential)
-
-    def join_page_url(self, credential: str) -> str:
-        return self._first.join_page_url(credential)
-
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End a device's sessions on all servers, send it the reason, and stop admitting it."""
         self._members.expel(identity, code, reason)
@@ -123,10 +119,6 @@ class Servers:
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
         self._wake()
-
-    def credit(self) -> None:
-        """Record the contributions of the first server's devices; polls record those of others."""
-        self._first.credit()
 
     def progress(self) -> StepProgress | None:
         """Return the progress of the current step over all servers; None if no step is running."""

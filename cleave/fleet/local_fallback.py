@@ -15,7 +15,7 @@ from cleave.arrays import Buffer
 from cleave.errors import CleaveError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
+from cleave.fleet.product import Finished, GemmFuture, Pending, Side, product_of
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
@@ -114,6 +114,7 @@ class FallbackFleet:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.presence = FleetPresence.PRESENT
+        self.operand = fleet.operand
         self._fleet = fleet
         self._runtime = fleet.runtime
         self._tell = tell
@@ -123,9 +124,6 @@ class FallbackFleet:
         self._said: set[str] = set()
         self._absent_s = 0.0
         self._local_gemms = 0
-
-    def operand(self, buffer: Buffer) -> Operand:
-        return self._fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
         """Start a GEMM on the fleet, or compute it on the PS; see `wait`."""

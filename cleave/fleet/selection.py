@@ -17,7 +17,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
+from cleave.fleet.product import Finished, Multiplier, Pending, Side, product_of
 from cleave.gemm import Gemm
 from cleave.machine.backends import MatmulBackend
 from cleave.planner.coding import payload_rates
@@ -169,6 +169,7 @@ class SelectiveFleet:
     """
 
     def __init__(self, inner: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool) -> None:
+        self.operand = inner.operand
         self._inner = inner
         self._fleet = fleet
         self._selector = selector
@@ -176,9 +177,6 @@ class SelectiveFleet:
         self._left_alone = False
         self._submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
         self._decisions: Counter[Decision] = Counter()
-
-    def operand(self, buffer: Buffer) -> Operand:
-        return self._inner.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
         """Start a GEMM on the fleet, or compute it on the PS before returning."""

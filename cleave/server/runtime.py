@@ -536,9 +536,6 @@ class LiveRuntime(Runtime):
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(call, *arguments)
 
-    def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: the wall clock advances during local computation."""
-
     def begin_step(self, work: StepWork) -> None:
         """Start a step by stages. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
