@@ -42,16 +42,14 @@ def need_ray(option: str) -> None:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Return a context manager that connects to a running Ray cluster.
-
-    The value of the context manager is the module `ray`. Leaving the context disconnects.
+    """Connect to a running Ray cluster in the `with` block, whose value is the module `ray`.
 
     Args:
         address: host:port of the cluster's head node, or "auto" on a machine of the cluster.
 
     Raises:
-        UsageError: when no cluster responds, or the cluster rejects this machine's version of Ray
-            or authentication token.
+        UsageError: when no cluster responds, or the cluster rejects this machine's Ray version or
+            authentication token.
     """
     _knock(address)
     with _session(address) as ray:
@@ -71,9 +69,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 @contextmanager
 def ray_here(address: str, cpus: int) -> Iterator[Any]:
-    """Return a context manager with a new Ray cluster on this machine.
-
-    The value of the context manager is the module `ray`. Leaving the context stops the cluster.
+    """Start a Ray cluster on this machine for the `with` block, whose value is the module `ray`.
 
     Args:
         address: network address of this machine. Ray hangs with a loopback address.
@@ -94,10 +90,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Return a context manager that restores this process's SIGTERM handler on exit.
-
-    Ray installs a SIGTERM handler that ends the process immediately.
-    """
+    """Restore this process's SIGTERM handler on exit. Ray's handler ends the process at once."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -108,17 +101,13 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Return a context manager that imports `ray` and shuts Ray down on exit.
-
-    Raises:
-        UsageError: when the cluster rejects this machine's authentication token.
-    """
+    """Import `ray`, and shut Ray down on exit. Report a rejected authentication token."""
     # Without a token, a cluster runs the code of anybody who can connect.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     # Despite `log_to_driver=False`, Ray reports crashed worker processes on the output, in between
-    # the records of --json. `cleave.cluster.ray_errors` reports crashed workers in one line.
+    # the records of --json. `cleave.cluster.board` reports crashed workers in one line.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
@@ -132,11 +121,7 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Check that the address accepts TCP connections. Ray itself would retry for minutes.
-
-    Raises:
-        UsageError: when no process listens at the address, or the address is malformed.
-    """
+    """Check that the address accepts TCP connections. Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

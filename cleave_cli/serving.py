@@ -42,10 +42,10 @@ def serving(
             app.open(server)
             yield server, JobRunner(runs, lambda: app.meter(server))
         return
-    from cleave.cluster.endpoint_logs import EndpointLogs
+    from cleave.cluster.endpoints import EndpointLogs
     from cleave.cluster.membership import Members
-    from cleave.cluster.serving import serving_together
-    from cleave.cluster.shared_runner import SharedRunner
+    from cleave.cluster.ray_train import SharedRunner
+    from cleave.cluster.servers import serving_together
     from cleave.server.runtime import Numbering
 
     members = Members(app.access)

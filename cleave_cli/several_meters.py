@@ -31,10 +31,9 @@ class RunMeasured:
 
 def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
     """Measure the energy of this machine and of joined devices, until `open_here` closes."""
-    from cleave.cluster.endpoint_logs import EndpointLogs
+    from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
-    from cleave.server.jobs.job_energy import JobMeter
-    from cleave.server.jobs.own_power import OwnPower
+    from cleave.server.jobs.job_energy import JobMeter, OwnPower
 
     power, alone = OwnPower(PowerMeter(Sensors())), endpoints.on_one_machine
     meter = JobMeter([EndpointLogs(endpoints.calls, alone)], power, alone=alone)

@@ -176,8 +176,8 @@ def _opened(
     Raises:
         UsageError: when a node cannot listen at the address.
     """
+    from cleave.cluster.endpoint import EndpointSetup
     from cleave.cluster.endpoints import open_endpoints
-    from cleave.cluster.own_endpoint import EndpointSetup
     from cleave.cluster.spreading import Spreading, everybody
     from cleave.server.fleet_server import ServerConfig
     from cleave.server.runtime import Numbering

@@ -1,17 +1,83 @@
-"""A Ray actor that collects the servers' training records and tells the servers when to stop."""
+"""A Ray actor that collects training records, and the reasons why servers were lost."""
 
 from __future__ import annotations
 
-from cleave.cluster.ray_errors import Ending
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
 from cleave.energy.run_energy import RunEnergy, in_succession
 from cleave.training.loop.records import NoteRecord, Record
 
+_MEMORY: Final = re.compile(
+    r"Memory on the node \(IP: ([^,)]+)[^)]*\).{0,200}? was ([\d.]+) ?GB(?: used)? / ([\d.]+) ?GB",
+    re.DOTALL,
+)
+_OUT_OF_MEMORY: Final = ("low on memory", "OutOfMemoryError", "memory pressure (OOM)")
+_NODE_GONE: Final = ("node has died", "NodeDiedError")
+_SILENT: Final = ("temporarily unavailable", "ActorUnavailableError")
+_PROCESS_GONE: Final = ("unexpectedly exits", "worker process has died")
+_RAISED: Final = re.compile(
+    r"^(?:ray::.*?)?(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE
+)
+_RAYS_OWN: Final = ("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError")
+_MOST_SHOWN: Final = 300  # characters
+
+_NEED_LESS: Final = (
+    "use fewer servers on a machine, a machine with more memory, or --memory sharded (Ray ends "
+    "processes once more than a share of a machine's memory is in use: 0.95, unless its node was "
+    "started with another RAY_memory_usage_threshold)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a process ended, and advice for the user: sentences without the final full stop."""
+
+    why: str
+    advice: str = ""  # empty if unknown
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.advice}" if self.advice else self.why
+
+
+def ending(text: str) -> Ending:
+    """Extract why a process ended from Ray's error text, which is pages long."""
+    if used := _MEMORY.search(text):
+        node, in_use, of = used.groups()
+        why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
+        return Ending(why, _NEED_LESS)
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return Ending("the memory of its machine ran out", _NEED_LESS)
+    if any(sign in text for sign in _NODE_GONE):
+        return Ending("its node of Ray's cluster is gone")
+    raised = [found for found in _RAISED.findall(text) if found[0] not in _RAYS_OWN]
+    if raised:
+        return Ending(_short(f"{raised[-1][0]}: {raised[-1][1]}"))
+    if any(sign in text for sign in _PROCESS_GONE):
+        return Ending("its process was killed, or crashed", "the system's log may say more")
+    if any(sign in text for sign in _SILENT):
+        return Ending("its process does not answer, nor perhaps its node of Ray's cluster")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Ending(_short(lines[0] if lines else "Ray does not say why"))
+
+
+def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
+    """Return by rank why server processes were lost. Other servers report their own errors."""
+    return {
+        rank: ending(str(getattr(error, "health_check_failure", error)))
+        for rank, error in errors.items()
+        if type(error).__module__.startswith("ray.")
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
+
 
 class Board:
-    """Collects training records, and counts how often servers started without finishing a step.
-
-    The process that started the training polls the board. The servers call it during training.
-    """
+    """Collects training records and servers' starts, for the process that started the training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -29,12 +95,7 @@ class Board:
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a training record.
-
-        Args:
-            record: record to add.
-            step: number of the finished step that the record reports; 0 for other records.
-        """
+        """Add a training record. `step` is the finished step that it reports, or 0."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -50,7 +111,7 @@ class Board:
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Return whether `stop` was called, so the servers must stop after their current step."""
+        """Return whether `stop` was called."""
         return self._stopping
 
     def end(self) -> None:
@@ -67,7 +128,7 @@ class Board:
         self._used[rank] = in_succession([*before, energy])
 
     def energy(self) -> list[RunEnergy]:
-        """Return the energy used by each server's devices, summed over all starts of the server."""
+        """Return the energy used by each server's devices, over all starts of the server."""
         return list(self._used.values())
 
     def lost(self, rank: int, why: Ending) -> None:
@@ -77,16 +138,12 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed, because servers started too often without a new step.
-
-        Args:
-            starts: number of starts without a new step.
-        """
+        """Mark the training as failed after `starts` starts of a server without a new step."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 
     def fail(self, text: str) -> None:
-        """Mark the training as failed. If it is called several times, the first reason counts."""
+        """Mark the training as failed. The first reason counts."""
         self._failure = self._failure or text
 
     def failure(self) -> str:

@@ -1,38 +1,43 @@
 """The endpoint of a server. Its process serves devices, while another process trains.
 
-When the worker is lost and restarts, the devices stay connected to the endpoint. The worker uses
-the endpoint through `cleave.cluster.endpoint_runtime`. When a new worker attaches, the endpoint
-cancels the GEMMs and the step of the previous worker.
+When the worker is lost and restarts, the devices stay connected. The worker uses the endpoint
+through `cleave.cluster.endpoint_runtime`. A new worker cancels the GEMMs and the step of the
+previous worker. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
+from cleave.cluster.membership import Membership, Report, Roll
 from cleave.cluster.message_packing import Unpacker, sent_back
-from cleave.fleet.counters import FleetCounters
+from cleave.energy.grid import Grid
+from cleave.energy.typical import load_typical
+from cleave.errors import UsageError
+from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
-from cleave.planner.plan import DeviceRates
-from cleave.server.fleet_server import Server
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
+from cleave.server.auth.access import Clocks
+from cleave.server.fleet_server import Server, ServerConfig, serve
+from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
+from cleave.server.jobs.job_energy import ServerLog, SessionWork
 from cleave.transport.join_url import parse_join_url
+from profiles.library import load_profiles
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A snapshot of the fleet's state, which a worker caches.
-
-    Attributes:
-        epoch, rates: result of `FleetRuntime.fleet_rates`.
-        stage_devices: result of `FleetRuntime.stage_devices`.
-        why_no_stages: result of `FleetRuntime.why_no_stages`.
-        device_count: result of `FleetRuntime.device_count`.
-    """
+    """A snapshot of what `FleetRuntime` tells about the devices, which a worker caches."""
 
     epoch: int
     rates: list[DeviceRates]
@@ -43,28 +48,18 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A GEMM that a worker requests.
-
-    Attributes:
-        number: number of the GEMM, which the worker uses to wait for the GEMM or withdraw it.
-        a, b: for each operand, its number and whether the GEMM transposes it.
-        rows, columns, dtype: shape and dtype of the output matrix.
-    """
+    """A GEMM that a worker requests, under a number by which it waits for the GEMM."""
 
     number: int
-    a: tuple[int, bool]
+    a: tuple[int, bool]  # operand's number, and whether to transpose it
     b: tuple[int, bool]
-    rows: int
+    rows: int  # of the output matrix
     columns: int
     dtype: DType
 
 
 class Endpoint:
-    """The endpoint of one rank. It runs the requests of the rank's worker on the server's devices.
-
-    Args:
-        server: server to which the devices connect.
-    """
+    """The endpoint of one rank, which runs the requests of the rank's worker on devices."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -84,17 +79,15 @@ class Endpoint:
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell idle devices to move to another endpoint. Return how many devices were told to move.
+        """Tell up to `devices` idle devices to move to another endpoint. Return their number.
 
-        Args:
-            devices: maximum number of devices to move.
-            address: result of the other endpoint's `address` method.
-            admitted_before_s: move only devices that this server admitted before this time.
+        `address` is the other endpoint's. Only devices admitted before `admitted_before_s` are
+        moved.
         """
         return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
-        """Return the join URL without its credential, as the target for devices that move here."""
+        """Return the join URL without its credential, for devices that move here."""
         return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
@@ -114,41 +107,28 @@ class Endpoint:
         runtime = self._runtime
         epoch, rates = runtime.fleet_rates()
         return FleetView(
-            epoch,
-            rates,
-            runtime.stage_devices(),
-            runtime.why_no_stages(),
-            runtime.device_count(),
+            epoch, rates, runtime.stage_devices(), runtime.why_no_stages(), runtime.device_count()
         )
 
-    def counters(self) -> FleetCounters:
-        """Return a snapshot of the fleet's counters."""
-        return self._fleet.counters()
+    def of_runtime(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the fleet's runtime whose arguments and result need no conversion."""
+        return getattr(self._runtime, name)(*arguments)
 
     # --- GEMMs ---
 
     def operand(self, number: int, array: Array, dtype: DType) -> None:
-        """Store an operand matrix until the worker releases or unbinds it.
-
-        Args:
-            number: number of the operand.
-            array: elements of the matrix.
-            dtype: dtype of the matrix.
-        """
+        """Store an operand matrix until the worker releases or unbinds it."""
         if (known := self._operands.get(number)) is not None:
             known.bind(Buffer(array, dtype))
         else:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free an operand's memory until the worker sends the operand again.
-
-        Devices keep their copies of the operand.
-        """
+        """Free an operand's memory until the worker sends it again. Devices keep their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
-        """Discard operand number `number`. Later GEMMs do not use it."""
+        """Discard an operand, which later GEMMs do not use."""
         self._operands.pop(number, None)
 
     def start(self, product: Product) -> None:
@@ -158,16 +138,7 @@ class Endpoint:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Wait for a GEMM.
-
-        Args:
-            number: number of the GEMM.
-            timeout_s: maximum time to wait, in seconds.
-
-        Returns:
-            The output matrix and an empty text, or None and the error of a failed GEMM. On timeout,
-            None instead of a pair.
-        """
+        """Return a GEMM's output matrix and "", or None and its error. Return None on timeout."""
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
@@ -181,65 +152,28 @@ class Endpoint:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        Empty if some device can finish the GEMM, or if no device is connected.
-        """
+        """Return `FleetRuntime.stuck` of a GEMM."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Start a training step by stages.
-
-        Args:
-            work: the step's `StepWork`, packed by the worker's `Packer`.
-            forgotten: numbers of the graphs and arrays that the worker will not reference again.
-        """
+        """Start a packed step by stages. The worker has forgotten these graphs and arrays."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Continue a micro-batch with an array that the worker computed.
-
-        Args:
-            batch: number of the micro-batch.
-            made: the array, packed by the worker's `Packer`.
-            after: see `FleetRuntime.give`.
-        """
+        """Continue a micro-batch with an array that the worker computed and packed."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
-    def resolve(self, right: bool, reason: str) -> None:
-        """Tell the fleet whether the numbers in the last `Suspect` outcome are correct, and why."""
-        self._runtime.resolve(right, reason)
-
     def next_outcome(self, timeout_s: float) -> Any:
-        """Wait for the next outcome of the step. Return None on timeout.
-
-        The outcome contains references instead of the arrays that came from the worker.
-        """
+        """Return the next outcome of the step, with references to arrays of the worker."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 
-    def quarantine(self, device: int, reason: str) -> None:
-        """Quarantine a device that returned wrong results."""
-        self._runtime.quarantine(device, reason)
-
-    def withdraw_step(self) -> None:
-        """End the current step. Devices keep the arrays that the next step can use."""
-        self._runtime.withdraw_step()
-
-    def end_steps(self) -> None:
-        """End the current step. Devices discard the step's arrays."""
-        self._runtime.end_steps()
-
     def count_tasks(self, counts: bool) -> None:
-        """Start or stop counting the tasks of a training step; see `FleetRuntime.counting_tasks`.
-
-        Args:
-            counts: True to start a new count, False to stop counting.
-        """
+        """Start a new count of a step's tasks for `FleetRuntime.progress`, or stop counting."""
         self._counting.close()
         if counts:
             self._counting.enter_context(self._runtime.counting_tasks())
@@ -247,3 +181,106 @@ class Endpoint:
     def close(self) -> None:
         """Send a `bye` to every device and close the server."""
         self._server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSetup:
+    """Settings of an endpoint in its own process."""
+
+    config: ServerConfig
+    first: str = ""  # id of the first server, whose list admits devices; empty to admit all
+    grid: Grid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The state of one server, which the first server polls."""
+
+    start: str  # random id of the process, new when Ray restarts the server
+    answer: Answer
+    energy: EnergySums
+    devices: list[dict[str, object]]  # of `Server.describe_devices`
+    progress: StepProgress | None
+    reports: list[Report]  # about devices, not yet received by the first server
+    number: int  # of all reports since the process started
+
+
+class OwnEndpoint(Endpoint):
+    """An endpoint in its own process, which a training worker and the first server call.
+
+    If the process replaces a lost process (`again`), it uses any free port when its own is in use.
+    """
+
+    def __init__(self, setup: EndpointSetup, *, again: bool = False) -> None:
+        profiles = load_profiles()
+        self._energy = EnergyMeter(profiles.values(), load_typical(), setup.grid)
+        self._overview = Overview(
+            _facts(setup.config.card), EventLog(time.time), profiles, self._energy, Clocks()
+        )
+        self._start = secrets.token_hex(8)
+        config = replace(setup.config, events=self._overview.happened)
+        if setup.first:
+            self._membership = Membership(setup.first, config.credential)
+            config = replace(config, auth=self._membership)
+        try:
+            server = serve(config)
+        except UsageError:
+            if not again:
+                raise
+            server = serve(replace(config, port=0))
+        super().__init__(server)
+        self._overview.live = self._server.live
+        self._log = ServerLog(self._server.live, self._energy)
+        if again:  # a job may be running of which this new process does not know
+            self._log.begin()
+
+    def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
+        """Return the server's state and its pending reports about devices.
+
+        The first server has `start` and `taken` from the last `Seen`. A `roll` is sent if it has
+        changed.
+        """
+
+        def seen() -> Seen:
+            server = self._server
+            if roll is not None:
+                self._follow(roll)
+            server.credit()
+            reports, number = self._membership.reports(taken if start == self._start else 0)
+            return Seen(
+                self._start,
+                self._overview.answer(question),
+                self._overview.energy(),
+                server.describe_devices(),
+                server.progress(),
+                reports,
+                number,
+            )
+
+        return self._server.live.in_loop(seen)
+
+    def _follow(self, roll: Roll) -> None:
+        self._membership.replace(roll)
+        for identity, (code, reason) in roll.expelled.items():
+            self._server.end_identity(identity, code, reason)
+        for member in roll.members:
+            if member.admission.identity is not None:
+                self._server.mark_own(member.admission.identity, member.admission.own)
+
+    # --- the energy of a job, see `ServerLog` ---
+
+    def begin_log(self) -> None:
+        self._log.begin()
+
+    def did(self) -> list[SessionWork]:
+        return self._log.did()
+
+    def end_log(self) -> None:
+        self._log.end()
+
+
+def _facts(card: PsRates | None) -> ServerFacts:
+    """Return the bandwidths of a network card, if known."""
+    rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
+    known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
+    return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

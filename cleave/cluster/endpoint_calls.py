@@ -1,7 +1,4 @@
-"""Remote calls to endpoints in other processes.
-
-An endpoint is a Ray actor, or it runs in the process of `cleave serve`.
-"""
+"""Remote calls to endpoints: Ray actors, or the endpoint in the process of `cleave serve`."""
 
 from __future__ import annotations
 
@@ -34,45 +31,28 @@ _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenti
 
 
 class EndpointLostError(Exception):
-    """An endpoint's process does not respond. Ray then restarts all training workers.
-
-    This exception is no `CleaveError`, because a `CleaveError` ends the training.
-    """
+    """An endpoint's process does not respond. Unlike a CleaveError, this restarts the training."""
 
 
 class EndpointCalls(Protocol):
     """Calls methods of one endpoint. Instances can be sent to other processes of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the endpoint and return its result.
-
-        Args:
-            name: name of the `Endpoint` method to call.
-            arguments: positional arguments for the method.
-            timeout_s: seconds to wait for the result; None to wait indefinitely.
+        """Call a method of the endpoint and return its result; raise its CleaveError.
 
         Raises:
-            CleaveError: when the method raised it.
-            EndpointLostError: when the endpoint's process has ended or does not respond in time.
+            EndpointLostError: when the process has ended, or does not respond within `timeout_s`
+                seconds.
         """
-        ...
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method of the endpoint and discard its result."""
-        ...
 
 
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method of several endpoints in parallel.
-
-    A silent endpoint does not delay the calls to other endpoints. It delays the caller by at most
-    `timeout_s` seconds.
-
-    Returns:
-        The result from each endpoint; None for an endpoint that is lost or silent.
-    """
+    """Call a method of several endpoints in parallel. Return None for a lost or silent endpoint."""
 
     def answer(endpoint: EndpointCalls) -> Any:
         try:
@@ -93,7 +73,6 @@ class ActorCalls:
     actor: Any
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the actor and return the method's result."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -113,12 +92,7 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Calls an endpoint that a `ServedEndpoint` serves. Thread-safe.
-
-    Args:
-        address: host and port on which the `ServedEndpoint` listens.
-        key: secret with which the caller proves that it belongs to the cluster.
-    """
+    """Calls a `ServedEndpoint`, after proving with `key` to belong to the cluster. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -129,7 +103,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method over an idle or a new connection, and return the method's result."""
+        """Call a method over an idle or a new connection."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -157,11 +131,7 @@ class ServedEndpoint:
     """Lets the workers of a cluster call the endpoint of this process, until `close` is called.
 
     Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
-    first prove that they know the key.
-
-    Args:
-        endpoint: endpoint of this process.
-        host: IP address of this machine that other nodes can reach.
+    first prove that they know the key. Other nodes must reach this machine at `host`.
     """
 
     def __init__(self, endpoint: Endpoint, host: str) -> None:
@@ -203,8 +173,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that has not yet proved that it knows the key.
 
-        If there are too many such callers, close the connection that has waited longest. Workers
-        prove immediately that they know the key, so other clients cannot keep them out.
+        Of too many such callers, the one that waited longest is disconnected: workers prove it at
+        once.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -214,10 +184,7 @@ class ServedEndpoint:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Authenticate both sides: the caller and this process prove that they know the key.
-
-        A caller that takes more than `_PROVES_S` seconds is disconnected.
-        """
+        """Let both sides prove within `_PROVES_S` seconds that they know the key."""
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()
@@ -228,10 +195,7 @@ class ServedEndpoint:
             late.cancel()
 
     def _serve(self, caller: Connection) -> None:
-        """Authenticate one caller, then execute its calls until it disconnects.
-
-        No data from the caller is unpickled before the authentication.
-        """
+        """Authenticate one caller before unpickling anything, then execute its calls."""
         with caller, suppress(OSError, EOFError, AuthenticationError):
             try:
                 self._have_proved(caller)

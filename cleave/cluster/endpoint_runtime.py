@@ -1,7 +1,4 @@
-"""Runtime of a fleet whose devices connect to an endpoint in another process.
-
-`cleave.cluster.endpoint` contains the endpoint.
-"""
+"""Runtime of a fleet whose devices connect to a `cleave.cluster.endpoint` in another process."""
 
 from __future__ import annotations
 
@@ -22,19 +19,13 @@ from cleave.scheduler.stages.work import StepWork
 
 _FRESH_S: Final = 0.1  # lifetime of the cached `FleetView`, in seconds
 _CALL_S: Final = 60.0  # maximum seconds that one remote call waits
-_LOOK_S: Final = 0.05
 
 Call = Callable[..., Any]
 """Calls a method of the endpoint. Takes the method's name and arguments, returns its result."""
 
 
 class EndpointRuntime(FleetRuntime):
-    """A fleet runtime that delegates GEMMs and steps to an endpoint in another process.
-
-    Args:
-        call: calls a method of the endpoint and waits for the result.
-        tell: calls a method of the endpoint, and may return before the method ends.
-    """
+    """A fleet runtime that delegates to an endpoint. `tell` may return before a call ends."""
 
     clock = "wall"
 
@@ -42,7 +33,7 @@ class EndpointRuntime(FleetRuntime):
         self._call = call
         self._tell = tell
         call("attach")
-        self._before = call("counters")
+        self._before = call("of_runtime", "counters")
         self._sent: set[int] = set()
         self._unbound: set[int] = set()  # operands without elements at the endpoint
         self._packer = Packer()
@@ -88,32 +79,18 @@ class EndpointRuntime(FleetRuntime):
                 return True
         return False
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds. Return False on timeout, True otherwise."""
-        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(_LOOK_S)
-        return True
-
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
+        """Withdraw a GEMM, and wait until it has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 
-    def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: the wall clock advances during local computation."""
-
     def release(self, operand: int) -> None:
-        """Release an operand that no later GEMM uses."""
         if operand in self._sent or operand in self._unbound:
             self._sent.discard(operand)
             self._unbound.discard(operand)
             self._tell("release", operand)
 
     def unbind(self, operand: int) -> None:
-        """Free an operand's memory at the endpoint, and wait until it is freed."""
         if operand in self._sent:
             self._sent.discard(operand)
             self._unbound.add(operand)
@@ -122,20 +99,16 @@ class EndpointRuntime(FleetRuntime):
     # --- steps by stages ---
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages at the endpoint."""
         forgotten = self._packer.forget_others(work)
         self._call("begin_step", self._packer.pack(work), forgotten)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue micro-batch `batch` of the current step with an array that the PS computed."""
         self._call("give", batch, self._packer.pack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the endpoint whether the numbers in the last `Suspect` are correct, and why."""
-        self._call("resolve", right, reason)
+        self._call("of_runtime", "resolve", right, reason)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step. Return None on timeout."""
         for wait_s in _within(timeout_s):
             outcome = self._call("next_outcome", wait_s)
             if outcome is not None:
@@ -145,16 +118,14 @@ class EndpointRuntime(FleetRuntime):
 
     def quarantine(self, device: int, reason: str) -> None:
         """Quarantine a device, and invalidate the cached `FleetView`."""
-        self._call("quarantine", device, reason)
+        self._call("of_runtime", "quarantine", device, reason)
         self._seen_s = float("-inf")
 
     def withdraw_step(self) -> None:
-        """End the current step. Devices keep the arrays that the next step can use."""
-        self._call("withdraw_step")
+        self._call("of_runtime", "withdraw_step")
 
     def end_steps(self) -> None:
-        """End the current step. Devices discard the step's arrays."""
-        self._call("end_steps")
+        self._call("of_runtime", "end_steps")
 
     def close(self) -> None:
         """Do nothing: the devices stay connected for the next worker."""
@@ -162,17 +133,14 @@ class EndpointRuntime(FleetRuntime):
     # --- state of the fleet ---
 
     def counters(self) -> FleetCounters:
-        """Return what the fleet's counters counted since this worker attached to the endpoint."""
-        now: FleetCounters = self._call("counters")
+        """Return what the fleet's counters counted since this worker attached."""
+        now: FleetCounters = self._call("of_runtime", "counters")
         before: FleetCounters = self._before
         return now - before
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count a training step's tasks at the endpoint while the `with` block runs.
-
-        The endpoint's process reports the progress to operators.
-        """
+        """Count a training step's tasks at the endpoint, which reports them to operators."""
         self._call("count_tasks", True)
         try:
             yield
@@ -184,27 +152,19 @@ class EndpointRuntime(FleetRuntime):
         return None
 
     def device_count(self) -> int:
-        """Return the number of devices that can get tasks now."""
         return self._now().device_count
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        Empty if some device can finish the GEMM, or if no device is connected.
-        """
         text: str = self._call("stuck", future.job.id)
         return text
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of each device that can run stages now, by session number."""
         return self._now().stage_devices
 
     def why_no_stages(self) -> str:
-        """Return why no device can run stages now; empty if some device can."""
         return self._now().why_no_stages
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch, and the rates of the devices that can get tasks now."""
         view = self._now()
         return view.epoch, view.rates
 
@@ -216,11 +176,7 @@ class EndpointRuntime(FleetRuntime):
 
 
 def _within(timeout_s: float | None) -> Iterator[float]:
-    """Yield how long each remote call may wait, in seconds, until the timeout has passed.
-
-    Args:
-        timeout_s: total time to wait, in seconds; None to wait indefinitely.
-    """
+    """Yield how long each remote call may wait, in seconds, until the timeout has passed."""
     until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     wait_s = min(_CALL_S, until_s - time.monotonic())
     yield max(0.0, wait_s)

@@ -8,50 +8,69 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from cleave.cluster.endpoint import EndpointSetup
 from cleave.cluster.endpoint_calls import ActorCalls, EndpointCalls, EndpointLostError, ask_all
-from cleave.cluster.own_endpoint import EndpointSetup
-from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
-_THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
+ANSWERS_S: Final = 30.0  # timeout for calls that do not wait for devices
+FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
-ANSWERS_S: Final = 30.0
-"""Timeout in seconds for calls that do not wait for devices. A silent endpoint counts as lost."""
+_THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
+
+_Result = TypeVar("_Result")
 
 
-_Attached = TypeVar("_Attached")
+class PortInUseError(UsageError):
+    """The port to listen on is in use, perhaps for some seconds by a previous run."""
+
+
+def retried(
+    action: Callable[[], _Result],
+    error: type[Exception],
+    for_s: float,
+    say: Callable[[str], object] = lambda why: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Result:
+    """Return the result of `action`. While it raises `error`, say so once and retry for `for_s`."""
+    until_s, said = clock() + for_s, False
+    while True:
+        try:
+            return action()
+        except error as failed:
+            if clock() >= until_s:
+                raise
+            if not said:
+                said = True
+                say(str(failed))
+            sleep(_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The endpoints of all servers.
+    """The endpoints of all servers."""
 
-    Attributes:
-        calls: for each endpoint, the object that calls its methods.
-        nodes: for each endpoint, the id of the Ray node on which it runs.
-        on_one_machine: whether all endpoints run on this machine, which may host several nodes.
-    """
-
-    calls: list[EndpointCalls]
-    nodes: list[str]
-    on_one_machine: bool
+    calls: list[EndpointCalls]  # call each endpoint's methods
+    nodes: list[str]  # id of the Ray node on which each endpoint runs
+    on_one_machine: bool  # this machine, which may host several nodes
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet that uses one server's endpoint. Call this in the server's worker process.
-
-        Args:
-            ranks: the servers that train together. `ranks.rank` identifies the calling server.
-        """
+        """Return a fleet that uses the endpoint of server `ranks.rank`, in its worker process."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
 
         here = ray.get_runtime_context().get_node_id()
         endpoint = self.calls[chosen_endpoints(self.nodes, ranks.agree(here))[ranks.rank]]
-        return Fleet(once_there(lambda: EndpointRuntime(endpoint.call, endpoint.tell)))
+        return Fleet(
+            retried(  # Ray may be starting the endpoint again
+                lambda: EndpointRuntime(endpoint.call, endpoint.tell), EndpointLostError, _OPENS_S
+            )
+        )
 
     def close(self) -> None:
         """Close all endpoints, which ends the sessions of all devices."""
@@ -59,15 +78,7 @@ class Endpoints:
 
 
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Assign an endpoint to each server, preferably an endpoint on the server's node.
-
-    Args:
-        endpoints: for each endpoint, the id of its node.
-        servers: for each server, the id of its node. There must be at least as many endpoints.
-
-    Returns:
-        For each server, the index of its endpoint in `endpoints`.
-    """
+    """Assign one of the endpoints to each server, preferably on its node. Return indices."""
     free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
     for near in (True, False):
@@ -77,34 +88,6 @@ def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[i
                 chosen[server] = found[0]
                 free.remove(found[0])
     return [chosen[server] for server in range(len(servers))]
-
-
-def once_there(
-    attach: Callable[[], _Attached],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> _Attached:
-    """Attach to an endpoint. If the endpoint is lost, retry until Ray has restarted it.
-
-    Args:
-        attach: attaches to the endpoint, or raises EndpointLostError.
-        clock: returns the current time in seconds.
-        sleep: sleeps for the given number of seconds.
-
-    Returns:
-        The result of `attach`.
-
-    Raises:
-        EndpointLostError: when the endpoint is still lost after `_OPENS_S` seconds.
-    """
-    until_s = clock() + _OPENS_S
-    while True:
-        try:
-            return attach()
-        except EndpointLostError:
-            if clock() >= until_s:
-                raise
-            sleep(_PAUSE_S)
 
 
 def open_endpoints(
@@ -117,9 +100,8 @@ def open_endpoints(
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        setups: the setup of each endpoint. The first endpoint on a machine uses the port in its
-            setup, and further endpoints on the machine use the next ports. Port 0 means any free
-            port.
+        setups: the setup of each endpoint. Endpoints on the same machine use successive ports from
+            the port in the setup. Port 0 means any free port.
         say: called with a message for the user when this function waits for a port in use.
         taken: for each endpoint that already exists, the id of its node.
 
@@ -128,7 +110,7 @@ def open_endpoints(
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from cleave.cluster.own_endpoint import OwnEndpoint
+    from cleave.cluster.endpoint import OwnEndpoint
 
     class ActorEndpoint(OwnEndpoint):
         """An endpoint in a Ray actor. Ray restarts the actor after a loss."""
@@ -158,30 +140,26 @@ def open_endpoints(
         at.append(node)
         hosts.append(alive[node])
     started = [_Starting(ray, start) for start in starts]  # endpoints start in parallel
-    calls: list[EndpointCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
+
+    def say_waiting(why: str) -> None:
+        say(f"waiting {FREED_S:.0f} s at most for servers that may end just now: {why}")
+
+    calls: list[EndpointCalls] = [
+        ActorCalls(retried(each.opened, PortInUseError, FREED_S, say_waiting)) for each in started
+    ]
     machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
     return Endpoints(calls, at, len(machines) == 1)
 
 
 class _Starting:
-    """An endpoint that is starting. It is started again if it could not listen on its port.
-
-    Args:
-        ray: the `ray` module, connected to a cluster.
-        start: starts the endpoint's Ray actor and returns the actor.
-    """
+    """An endpoint that is starting. It is started again if it could not listen on its port."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call this again to retry.
-
-        Raises:
-            PortInUseError: when the endpoint's port is in use.
-            UsageError: when the endpoint does not start, or cannot listen for another reason.
-        """
+        """Wait until the endpoint listens, and return its actor. Call this again to retry."""
         actor = self._actor or self._start()
         self._actor = None
         try:
@@ -197,14 +175,27 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the IP addresses of the machines on which Ray nodes run.
-
-    Args:
-        ray: the `ray` module, connected to a cluster.
-        nodes: ids of the nodes to consider; None for all nodes of the cluster.
-    """
+    """Return the IP addresses of the live nodes: of these nodes, or of all nodes of the cluster."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()
         if node["Alive"] and (nodes is None or node["NodeID"] in nodes)
     }
+
+
+class EndpointLogs:
+    """Counts the sessions' work at several endpoints, except lost ones. An `Elsewhere`."""
+
+    def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
+        self._endpoints = endpoints
+        self.on_one_machine = on_one_machine
+
+    def begin(self) -> None:
+        ask_all(self._endpoints, "begin_log", timeout_s=ANSWERS_S)
+
+    def did(self) -> list[SessionWork]:
+        answers = ask_all(self._endpoints, "did", timeout_s=ANSWERS_S)
+        return [work for answer in answers if answer is not None for work in answer]
+
+    def end(self) -> None:
+        ask_all(self._endpoints, "end_log", timeout_s=ANSWERS_S)

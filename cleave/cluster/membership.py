@@ -1,9 +1,8 @@
 """Share the list of admitted devices among the servers of a cluster.
 
-Devices join the first server, which is the only server with a store. Before the first server moves
-devices to another server, it sends that server the list of admitted devices. A device shows the
-same credential to all servers. The other servers store nothing. They report all events about
-devices to the first server, which stores them.
+Devices join the first server, the only one with a store. It sends the other servers the list of
+admitted devices, before it moves devices there. A device shows the same credential to all servers.
+The other servers store nothing, and report all events about devices to the first server.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cleave.scheduler.sessions.admission import (
     one_is,
 )
 from cleave.scheduler.sessions.behavior import Behavior
-from cleave.server.auth.codes import hash_secret
+from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0
 """Seconds after which a device that this server does not know should retry at the first server."""
@@ -32,39 +31,25 @@ RETRY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device that the first server has admitted.
-
-    Attributes:
-        credential_hash: hash of the device's credential.
-        admission: the first server's admission of the device, without a new credential.
-    """
+    """A device that the first server has admitted."""
 
     credential_hash: bytes
-    admission: Admission
+    admission: Admission  # without a new credential
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The list of admitted devices that the first server sends to the other servers.
+    """The admitted and the expelled devices, which the first server sends to the others."""
 
-    Attributes:
-        version: version number of the list, which grows with every change.
-        members: all devices that the other servers must admit.
-        expelled: maps the identity of each expelled device to the error code and reason that the
-            device gets.
-    """
-
-    version: int
+    version: int  # grows with every change
     members: tuple[Member, ...] = ()
-    expelled: Mapping[int, tuple[ErrorCode, str]] = field(default_factory=dict)
+    expelled: Mapping[int, tuple[ErrorCode, str]] = field(default_factory=dict)  # by identity
 
 
 class Keeper(Authenticator, Protocol):
-    """The interface that `Members` needs from an authenticator. `Access` implements it."""
+    """What `Members` needs from an authenticator. `Access` implements it."""
 
-    def arrived(self, identity: int) -> None:
-        """Record that the session of an admitted device began on another server."""
-        ...
+    def arrived(self, identity: int) -> None: ...
 
 
 Report = Callable[[Keeper], object]
@@ -72,12 +57,9 @@ Report = Callable[[Keeper], object]
 
 
 class Membership:
-    """The authenticator of every server except the first. It implements `Authenticator`.
+    """The authenticator of every server except the first, whose id is `server`.
 
-    Args:
-        server: id of the first server. A device stores its credential under this id.
-        fleet_credential: credential that admits any number of devices, which the first server does
-            not store; empty to disable.
+    Devices that show the `fleet_credential`, unless it is empty, are not stored.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
@@ -97,14 +79,9 @@ class Membership:
         self._members = {member.credential_hash: member for member in roll.members}
 
     def reports(self, taken: int) -> tuple[list[Report], int]:
-        """Return the reports that the first server has not yet taken.
+        """Return the pending reports, and the number of all reports since this process started.
 
-        Args:
-            taken: number of reports that the first server has taken since this process started.
-                These reports are discarded, because the latest `replace` reflects them.
-
-        Returns:
-            The pending reports, and the number of all reports since this process started.
+        The first `taken` reports are discarded, because the latest `replace` reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -138,44 +115,36 @@ class Membership:
         return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
 
     def failed(self, address: str) -> bool:
-        """Return True: the address has attempts left. Credentials are too long to guess.
-
-        So failed attempts are not counted.
-        """
+        """Return True: failed attempts are not counted, as credentials are too long to guess."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Report to the first server that a device's session ended."""
         self._report("departed", identity, reason, lost=lost)
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Report to the first server what a device contributed since the last call."""
         self._report("contributed", identity, replace(done))
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Report a device's behavior, such as its speed and failures, to the first server."""
         self._report("record_behavior", identity, behavior)
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Report a device's wrong result, and the penalty points for it, to the first server."""
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Report to the first server that a device is quarantined, and refuse the device here."""
+        """Report that a device is quarantined, and refuse the device here."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:
-    """The first server's authenticator, which also maintains the list of admitted devices.
-
-    Args:
-        keeper: authenticator that decides about admissions and stores facts about devices.
-    """
+    """The first server's authenticator: asks `keeper`, and maintains the list of devices."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server
         self._keeper = keeper
+        self.admit_operator, self.failed = keeper.admit_operator, keeper.failed
+        self.arrived, self.departed = keeper.arrived, keeper.departed
+        self.contributed = keeper.contributed
         self._members: dict[int, Member] = {}
         self._expelled: dict[int, tuple[ErrorCode, str]] = {}
         self._version = 0
@@ -185,12 +154,7 @@ class Members:
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Remove a device from the list. Other servers then end its sessions and refuse the device.
-
-        Args:
-            identity: identity of the device.
-            code, reason: error code and text that a connected device gets.
-        """
+        """Remove a device from the list. Other servers then end its sessions and refuse it."""
         self._members.pop(identity, None)
         self._expelled[identity] = code, reason
         self._version += 1
@@ -206,10 +170,6 @@ class Members:
         """Set, in the list of admitted devices, whether the operator owns a device."""
         self._changed(identity, lambda known: replace(known, own=own))
 
-    def arrived(self, identity: int) -> None:
-        """Record that the session of an admitted device began on another server."""
-        self._keeper.arrived(identity)
-
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Ask the keeper whether to admit a device. Add an admitted device to the list."""
         result = self._keeper.admit(hello, address)
@@ -220,29 +180,11 @@ class Members:
             self._version += 1
         return result
 
-    def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Ask the keeper for the access level of an operator or viewer, or a refusal."""
-        return self._keeper.admit_operator(credential, address)
-
-    def failed(self, address: str) -> bool:
-        """Count a failed attempt from `address`. Return whether the address had an attempt left."""
-        return self._keeper.failed(address)
-
-    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended on any server."""
-        self._keeper.departed(identity, reason, lost=lost)
-
-    def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Record what a device contributed since the last call."""
-        self._keeper.contributed(identity, done)
-
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Store a device's behavior, such as its speed and failures, for its next session."""
         self._keeper.record_behavior(identity, behavior)
         self._changed(identity, lambda known: replace(known, behavior=behavior))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
         self._keeper.faulted(identity, fault, penalty)
         self._changed(
             identity,
@@ -250,7 +192,7 @@ class Members:
         )
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Record that a device is quarantined, and expel the device from all servers."""
+        """Record that a device is quarantined, and expel it from all servers."""
         if identity in self._members:  # otherwise, an operator already revoked the device
             self._keeper.quarantined(identity, reason)
             self.expel(identity, ErrorCode.QUARANTINED, reason)

@@ -1,9 +1,8 @@
 """Serialize the messages about steps by stages between a worker and its endpoint.
 
-Each graph or array is sent only once. The worker numbers the graphs and arrays that it sends, and
-later sends only the number of an object. The endpoint then uses the same Python object again. This
-matters because devices keep a graph or a frozen weight as long as the object is the same. Bytes are
-sent as numpy arrays, which Ray does not copy between processes on one node.
+Each graph or array is sent only once, and later by its number. The endpoint then uses the same
+Python object again: devices keep a graph or a frozen weight as long as the object is the same.
+Bytes are sent as numpy arrays, which Ray does not copy between processes on one node.
 """
 
 from __future__ import annotations
@@ -24,17 +23,11 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """A reference to a graph or an array, which replaces the object in a message.
+    """A reference to a graph or an array, which replaces the object in a message."""
 
-    Attributes:
-        number: number of the object, which worker and endpoint share.
-        content: the object itself; None if the object was sent before.
-        part_rows: for an array that is split into parts, the number of rows of each part.
-    """
-
-    number: int
-    content: StageGraph | StageArray | None
-    part_rows: tuple[int, ...] = ()
+    number: int  # shared by worker and endpoint
+    content: StageGraph | StageArray | None  # None if the object was sent before
+    part_rows: tuple[int, ...] = ()  # rows of each part of a split array
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +49,7 @@ class Packer:
         return _replaced(value, self._packed)
 
     def forget_others(self, value: Any) -> list[int]:
-        """Forget all sent graphs and arrays that do not occur in `value`.
-
-        Returns:
-            The numbers of the forgotten objects, for `Unpacker.forget`.
-        """
+        """Forget all sent graphs and arrays that do not occur in `value`. Return their numbers."""
         kept: set[int] = set()
 
         def note(each: Any) -> Any:
@@ -74,7 +63,7 @@ class Packer:
 
     @property
     def sent(self) -> dict[int, StageGraph | StageArray]:
-        """Return a map from the number of each sent graph or array to the object."""
+        """Return the sent graphs and arrays by number."""
         return dict(self._sent.values())
 
     def _packed(self, value: Any) -> Any:
@@ -98,10 +87,7 @@ class Unpacker:
         self._held: dict[int, StageGraph | StageArray] = {}
 
     def unpack(self, value: Any) -> Any:
-        """Return a copy of `value` in which graphs and arrays replace all references.
-
-        References with the same number are replaced with the same object.
-        """
+        """Return a copy of `value` in which graphs and arrays replace all references."""
         return _replaced(value, self._unpacked)
 
     def forget(self, numbers: Sequence[int]) -> None:
@@ -110,10 +96,7 @@ class Unpacker:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that replaces an array with a reference if the worker has the array.
-
-        The function converts other arrays and long byte strings for sending.
-        """
+        """Return a function that prepares values for sending, with references to known arrays."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -141,10 +124,7 @@ class Unpacker:
 
 
 def sent_back(value: Any, unpacker: Unpacker) -> Any:
-    """Prepare an outcome for sending from the endpoint to the worker.
-
-    References replace the arrays that the worker has sent.
-    """
+    """Prepare an outcome for sending to the worker, whose arrays become references."""
     return _replaced(value, unpacker.names())
 
 
@@ -171,12 +151,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return consecutive parts of an array as views of the array's elements.
-
-    Args:
-        whole: array to split.
-        rows: number of rows of each part.
-    """
+    """Return consecutive parts of an array, with these numbers of rows, as views."""
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -192,7 +167,7 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a copy of `value` with `swap` applied to it and its nested values.
+    """Return a copy of `value` after `swap`, which is applied to nested values as well.
 
     The function does not descend into graphs, arrays and values that `swap` has replaced.
     """

@@ -16,22 +16,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from cleave.cluster.board import Board
+from cleave.cluster.board import Board, Ending, ending, lost_servers
 from cleave.cluster.endpoint_calls import EndpointLostError
-from cleave.cluster.ray_errors import Ending, ending, lost_servers
 from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitted, no_room
 from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import NoteRecord, Record, ServersRecord, StepRecord
 from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.servers.ranks import WAIT_S, Ranks
 
-LOOK_S: Final = 0.2
-"""Seconds between two polls of the board for new training records."""
+if TYPE_CHECKING:
+    from cleave.training.loop.trainer import TrainContext
+
+
+LOOK_S: Final = 0.2  # seconds between two polls of the board for new training records
 
 MOST_STARTS: Final = 3
 """Maximum number of starts of a server without a new step. The next start ends the training."""
@@ -55,25 +59,15 @@ MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A training job and its options, which each server receives when it starts.
-
-    Attributes:
-        job: specification of the training job.
-        folder: run folder, at the same path on all servers.
-        at: working folder of the servers, against which relative paths in `job` are resolved.
-        resume, restart, accept_changes: see `cleave.training.loop.trainer.train`.
-        fleet_of: returns the server's fleet.
-        meter_of: starts an energy meter for the server's fleet; None if other code measures the
-            energy.
-    """
+    """A training job and its options, which each server receives when it starts."""
 
     job: JobSpec
-    folder: Path
-    at: Path
+    folder: Path  # run folder, the same path on all servers
+    at: Path  # working folder of the servers, for relative paths in `job`
     resume: bool
     restart: bool
     fleet_of: FleetOf
-    meter_of: MeterOf | None = None
+    meter_of: MeterOf | None = None  # None if other code measures the energy
     accept_changes: bool = False
 
 
@@ -89,8 +83,6 @@ def train_together(
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        shared: job to train, and its options.
-        servers: number of servers.
         report: called with every training record.
         stop: returns whether to stop the training early, with a checkpoint.
         meanwhile: called every `LOOK_S` seconds during training.
@@ -105,11 +97,7 @@ def train_together(
 
 
 class _Training:
-    """One call of `train_together`, including all attempts to start the servers.
-
-    Args:
-        ray, shared, servers, report, stop: see `train_together`.
-    """
+    """One call of `train_together`, including all attempts to start the servers."""
 
     def __init__(
         self,
@@ -131,7 +119,6 @@ class _Training:
         self._failed: BaseException | None = None
 
     def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
-        """Run the training; see `train_together`."""
         bound_tries()
         running = threading.Thread(target=self._fit_in_time, name="cleave-ray-train", daemon=True)
         running.start()
@@ -219,11 +206,7 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a `Board` actor on this node and return the actor.
-
-    Raises:
-        CleaveError: when the cluster cannot start the actor.
-    """
+    """Start a `Board` actor on this node, or raise CleaveError."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -256,11 +239,7 @@ def _telling_losses(board: Any) -> Any:
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
-    """Run one server's part of the training. Ray Train calls this in each worker process.
-
-    Args:
-        config: a dictionary with the `SharedJob` under `shared` and the `Board` under `board`.
-    """
+    """Run one server's part of the training, in a worker process of Ray Train."""
     import ray
 
     from cleave.training.loop.trainer import TrainContext, train
@@ -324,10 +303,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Report an unexpected error in the `with` block to the board, and raise it again.
-
-    Ray restarts all servers because of the error. A CleaveError is not reported here.
-    """
+    """Report an unexpected error in the `with` block to the board. Ray restarts all servers."""
     import ray
 
     try:
@@ -341,15 +317,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait up to `_FAILED_S` seconds until all servers have finished.
-
-    Args:
-        ended: returns the number of servers that have finished.
-        servers: number of servers.
-
-    Returns:
-        Whether all servers have finished.
-    """
+    """Wait up to `_FAILED_S` seconds until all servers have finished. Return whether they have."""
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -357,11 +325,7 @@ def _all_end(ended: Callable[[], int], servers: int) -> bool:
 
 
 class _Stop:
-    """A stop condition that queries the board at most once per `LOOK_S` seconds.
-
-    Args:
-        ask: queries the board; returns whether to stop the training.
-    """
+    """A stop condition that queries the board at most once per `LOOK_S` seconds."""
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         self._ask = ask
@@ -369,8 +333,43 @@ class _Stop:
         self._stops = False
 
     def __call__(self) -> bool:
-        """Return whether to stop the training; the result may be `LOOK_S` seconds old."""
         now_s = time.monotonic()
         if not self._stops and now_s - self._asked_s >= LOOK_S:
             self._stops, self._asked_s = self._ask(), now_s
         return self._stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRunner(JobRunner):
+    """A job runner that trains on several servers. Inference runs on the first one's devices."""
+
+    ray: Any
+    fleet_of: FleetOf
+
+    def train(self, request: JobRequest, context: TrainContext) -> None:
+        """Train a job on all servers, in a new run folder or in the folder of the resumed run."""
+        from cleave.training.loop.trainer import TrainContext, prepare
+
+        spec = request.spec()
+        check_memory(spec, self.servers)
+        if request.resume:
+            folder = RunFolder(Path(request.resume).resolve())
+        else:
+            prepare(spec, TrainContext(None, lambda record: None))  # rejected jobs leave no folder
+            patience = context.patience(lambda: 0)
+            folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
+        shared = SharedJob(
+            spec,
+            folder.path,
+            Path.cwd(),
+            bool(request.resume),
+            bool(request.resume) and request.restarts(),
+            self.fleet_of,
+            accept_changes=request.accept_changes,
+        )
+        try:
+            with folder.lock():  # fail early if locked; the first server locks the folder later
+                pass
+            train_together(self.ray, shared, self.servers, context.report, context.stop)
+        finally:
+            folder.remove_if_empty()

@@ -1,8 +1,6 @@
 """Wait until the Ray cluster has enough free cores for the servers. The user can stop the wait.
 
-Ray Train itself would try to place its workers forever, and cannot be stopped before the workers
-run. Therefore each attempt is a separate Ray Train run with a time limit. This module decides
-whether to make another attempt.
+Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
 
 from __future__ import annotations
@@ -33,22 +31,15 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Run the training. Retry as long as the cluster has too few free cores for the workers.
+    """Run the training with `fit`. Retry as long as the cluster has too few free cores.
 
     Also retry a few times if a worker ends before it trains, for example because its node is lost.
-
-    Args:
-        fit: runs the training with Ray Train. The retries of Ray Train must be disabled.
-        stops: returns whether to stop retrying.
-        waits: called before each retry that is due to too few free cores.
-        failed: called with the error before each retry that is due to a failed start.
-
-    Returns:
-        True if the training ran; False if `stops` returned True before the workers started.
+    `waits` and `failed` are called before a retry. Return False if `stops` returned True before the
+    workers started.
 
     Raises:
-        Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if the
-            error is neither a failed start nor a lack of free cores.
+        Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if it is
+            another error.
     """
     failures = 0
     while True:
@@ -75,15 +66,7 @@ def cores_of_nodes(ray: Any) -> list[int]:
 
 
 def check_cores(nodes: Sequence[int], servers: int) -> None:
-    """Check that the cluster has at least one core per server.
-
-    Args:
-        nodes: number of cores of each node.
-        servers: number of servers.
-
-    Raises:
-        UsageError: when the cluster has fewer cores than servers.
-    """
+    """Raise UsageError when the nodes have fewer cores than there are servers."""
     if sum(nodes) < servers:
         raise UsageError(
             f"--servers is {servers} and the cluster has {sum(nodes)} cores; give fewer servers, "
@@ -92,13 +75,7 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return a message for the user that the cluster has too few free cores for the servers.
-
-    Args:
-        nodes: number of cores of each node.
-        servers: number of servers.
-        cores: number of cores that each server needs.
-    """
+    """Return a message that the cluster has too few free cores: `cores` for each server."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
@@ -108,15 +85,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the largest number of cores per server with which all servers can be placed on nodes.
-
-    Args:
-        nodes: number of cores of each node.
-        servers: number of servers.
-
-    Returns:
-        The number of cores per server; 1 if the nodes have too few cores, as after a node's loss.
-    """
+    """Return the most cores per server with which all servers fit on the nodes; at least 1."""
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:
             return cores

@@ -1,10 +1,9 @@
-"""Present the servers of a cluster to operators as one server.
+"""Start the servers of a cluster, and present them to operators as one server.
 
-Operators query the first server, which has the store and admits devices. For each other server, a
-thread of the first server polls the other server every second. A poll sends the list of admitted
-devices, and receives the server's state, reports and events. With a thread per server, a silent
-server does not delay the polls of other servers. One more thread balances the number of devices per
-server.
+The first server has the store and admits devices. For each other server, one of its threads polls
+that server every second, so a silent server delays no other. A poll sends the list of admitted
+devices, and receives the server's state, reports and events. One more thread balances the number of
+devices per server.
 """
 
 from __future__ import annotations
@@ -12,28 +11,34 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError
-from cleave.cluster.endpoints import ANSWERS_S, Endpoints
+from cleave.cluster.endpoint import Endpoint, EndpointSetup, Seen
+from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
+from cleave.cluster.endpoints import ANSWERS_S, Endpoints, open_endpoints
 from cleave.cluster.membership import Members, Roll
-from cleave.cluster.own_endpoint import Seen
+from cleave.cluster.room import check_cores, cores_of_nodes
 from cleave.cluster.spreading import Spreading
+from cleave.energy.grid import Grid
+from cleave.errors import UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import Answer, Overview, Question
-from cleave.server.fleet_server import Server
+from cleave.server.fleet_server import Server, ServerConfig
 from cleave.server.jobs.fleet_energy import EnergySums
 from cleave.server.jobs.jobs import JobState
+from cleave.server.runtime import Numbering
+from cleave.transport.addresses import is_loopback
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
-"""Seconds between polls of the other servers."""
+LOOK_S: Final = 1.0  # seconds between polls of the other servers
 
 FRESH_S: Final = 5.0
 """Maximum age of a server's last poll, in seconds, for which devices are moved to the server."""
@@ -47,34 +52,18 @@ Requests for neither, for example from another operator, do not end the reports 
 
 @dataclass(slots=True)
 class _Other:
-    """What the first server knows about one other server.
-
-    Attributes:
-        calls: calls methods of the server's endpoint.
-        start: the `Seen.start` of the server's current process; empty before the first poll.
-        seen: the server's state at the last poll; None before the first poll, and while the server
-            is lost.
-        before: maps the `start` of each lost process of the server to the final overview and
-            energy of the process.
-        knows: version of the device list that the server has; -1 if the server has no list.
-        taken: number of reports that the first server has taken from the server's current process.
-        after_event: id of the server's last event that the first server has received.
-        told_s: time on the first server's clock. The server knows all devices that were admitted
-            before this time.
-        is_new: whether the server's process was replaced since the last balancing of devices.
-        wake: set this event to poll the server immediately.
-    """
+    """What the first server knows about one other server."""
 
     calls: EndpointCalls
-    start: str = ""
-    seen: Seen | None = None
-    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)
-    knows: int = -1
-    taken: int = 0
-    after_event: int = 0
-    told_s: float = -math.inf
-    is_new: bool = False
-    wake: threading.Event = field(default_factory=threading.Event)
+    start: str = ""  # the `Seen.start` of the current process; empty before the first poll
+    seen: Seen | None = None  # at the last poll; None while the server is lost
+    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # of lost processes
+    knows: int = -1  # version of its device list; -1 for none
+    taken: int = 0  # number of reports taken from its current process
+    after_event: int = 0  # id of its last event that was received
+    told_s: float = -math.inf  # it knows all devices admitted before
+    is_new: bool = False  # process was replaced since the last balancing
+    wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
         """Return an (overview, energy) pair for each current or lost process of the server."""
@@ -82,7 +71,7 @@ class _Other:
         return [*self.before.values(), *now]
 
     def gone(self) -> None:
-        """Store the last overview and energy of the server's process, because it was lost."""
+        """Store the last overview and energy of the server's lost process."""
         if self.seen is not None:
             left = ended(self.seen.answer), self.seen.energy.when_ended()
             self.before[self.start] = left
@@ -91,22 +80,16 @@ class _Other:
 class Servers:
     """All servers of a cluster, with the operator interface of a single `Server`.
 
-    Call the public methods in the first server's loop, unless stated otherwise.
-
-    Args:
-        first: server that operators connect to and devices join.
-        members: authenticator of the first server.
-        overview: overview of the first server.
-        endpoints: endpoints of all servers. The first entry belongs to the first server.
-
-    Attributes:
-        dashboard_url: dashboard URL of the first server.
+    Call the public methods in the first server's loop, unless stated otherwise. `members` and
+    `overview` are the first server's, and so is the first of `endpoints`.
     """
 
     def __init__(
         self, first: Server, members: Members, overview: Overview, endpoints: Endpoints
     ) -> None:
         self.dashboard_url = first.dashboard_url
+        self.join_url, self.join_page_url = first.join_url, first.join_page_url
+        self.credit = first.credit  # the polls record the contributions of other servers' devices
         self._first, self._members, self._overview = first, members, overview
         self._others = [_Other(calls) for calls in endpoints.calls[1:]]
         self._question, self._asked_s = Question(), 0.0
@@ -122,26 +105,11 @@ class Servers:
     # --- operators' requests, see `Server` ---
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each device connected to any server."""
         elsewhere = [device for seen in self._seen() for device in seen.devices]
         return self._first.describe_devices() + elsewhere
 
-    def join_url(self, credential: str) -> str:
-        """Return the first server's join URL, with this credential or join code."""
-        return self._first.join_url(credential)
-
-    def join_page_url(self, credential: str) -> str:
-        """Return the URL of the first server's join page, with this credential or join code."""
-        return self._first.join_page_url(credential)
-
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions on all servers, send it the reason, and stop admitting it.
-
-        Args:
-            identity: identity of the device.
-            code: error code to send.
-            reason: text to send.
-        """
+        """End a device's sessions on all servers, send it the reason, and stop admitting it."""
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
         self._wake()
@@ -151,13 +119,6 @@ class Servers:
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
         self._wake()
-
-    def credit(self) -> None:
-        """Record the contributions of the first server's devices since the last call.
-
-        Other servers report the contributions of their devices at each poll.
-        """
-        self._first.credit()
 
     def progress(self) -> StepProgress | None:
         """Return the progress of the current step over all servers; None if no step is running."""
@@ -169,12 +130,7 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Merge the overviews of the other servers into the first server's overview.
-
-        Args:
-            answer: overview of the first server.
-            question: the operator's question, to which `answer` is the response.
-        """
+        """Merge the overviews of the other servers into the first server's answer to a question."""
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -223,23 +179,18 @@ class Servers:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Poll another server every second, and end the server's sessions on close.
-
-        Args:
-            number: number of the server, for log messages. The first server has number 1.
-            other: what the first server knows about the server.
-        """
+        """Poll another server every second, and end the server's sessions on close."""
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
             if other.seen is None and was_there:
-                _logger.warning("server %d does not answer; Ray starts it again", number)
+                _log.warning("server %d does not answer; Ray starts it again", number)
             other.wake.wait(LOOK_S)
             other.wake.clear()
         try:
             other.calls.call("close", timeout_s=ANSWERS_S)
         except EndpointLostError as lost:
-            _logger.debug("%s", lost)
+            _log.debug("%s", lost)
         else:
             self._look_at(other)
 
@@ -267,18 +218,13 @@ class Servers:
                 roll = live.in_loop(self._members.roll)
                 seen = self._asked(other, question, roll)
         except EndpointLostError as lost:
-            _logger.debug("%s", lost)
+            _log.debug("%s", lost)
         except Exception as error:  # noqa: BLE001 - the next poll may succeed
-            _logger.error("another server: %s: %s", type(error).__name__, error)
+            _log.error("another server: %s: %s", type(error).__name__, error)
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return what the next poll of another server sends.
-
-        Returns:
-            The question for the server, the device list (None if the server has the current list),
-            and the current time in seconds.
-        """
+        """Return the question, the device list (None if known) and the time of the next poll."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -291,14 +237,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process the result of a poll.
-
-        Args:
-            other: the polled server.
-            seen: state of the server; None if the server is lost.
-            roll: device list that the poll sent; None if it sent no list.
-            told_s: time of the poll, on the first server's clock.
-        """
+        """Process the result of a poll at `told_s`; `seen` is None for a lost server."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -325,3 +264,70 @@ class Servers:
 def _of(timeline: Answer | None, device: int) -> Answer | None:
     """Return the timeline if it belongs to `device`, and None otherwise."""
     return timeline if timeline is not None and timeline["device"] == device else None
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The running servers of a cluster: their operator interface and their endpoints."""
+
+    servers: Servers
+    endpoints: Endpoints
+
+
+@contextmanager
+def serving_together(
+    ray: Any,
+    first: Server,
+    config: ServerConfig,
+    members: Members,
+    overview: Overview,
+    count: int,
+    grid: Grid | None = None,
+) -> Iterator[Serving]:
+    """Start all servers except the first, and stop them when the `with` block ends.
+
+    Args:
+        ray: the `ray` module, connected to a cluster.
+        first: server of this process, which already listens.
+        config: settings of all servers. Servers on the same machine use successive ports.
+        members, overview: of the first server.
+        count: total number of servers, including the first server.
+        grid: electricity grid that powers the devices; None if unknown.
+
+    Raises:
+        UsageError: when a server cannot listen on its port, when the cluster has fewer cores than
+            servers, or when `config.host` is loopback and the servers are on several machines.
+    """
+    check_cores(cores_of_nodes(ray), count)
+    with ExitStack() as opened:
+        own = ray.get_runtime_context().get_node_id()
+        here = ServedEndpoint(Endpoint(first), ray.util.get_node_ip_address())
+        opened.callback(here.close)
+        alike = replace(
+            config,
+            operator_credential="",
+            viewer_credential="",
+            auth=None,
+            events=None,
+            operator=None,
+            pages=None,
+            # Nodes need not store their certificates: the first server sends devices the
+            # fingerprint.
+            security=replace(config.security, folder=None),
+        )
+        setups = [
+            EndpointSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
+            for number in range(2, count + 1)
+        ]
+        others = open_endpoints(ray, setups, _log.info, [own])
+        nodes = [own, *others.nodes]
+        endpoints = Endpoints([here.calls(), *others.calls], nodes, others.on_one_machine)
+        if not endpoints.on_one_machine and is_loopback(config.host):
+            others.close()
+            raise UsageError(
+                f"--host is {config.host}, where devices reach none but their own machine, and the "
+                f"cluster has several; give --host 0.0.0.0"
+            )
+        servers = Servers(first, members, overview, endpoints)
+        opened.callback(servers.close)  # this also closes the other servers' endpoints
+        yield Serving(servers, endpoints)

@@ -18,19 +18,12 @@ ARRIVES_S: Final = 20.0
 If devices are still missing after that, the target endpoint counts as unreachable for devices.
 """
 
-SHUNNED_S: Final = 600.0
-"""Seconds for which no devices are moved to an unreachable endpoint."""
+SHUNNED_S: Final = 600.0  # seconds for which no devices are moved to an unreachable endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of devices between two endpoints.
-
-    Attributes:
-        source: number of the endpoint that the devices leave.
-        target: number of the endpoint that the devices join.
-        devices: number of devices to move.
-    """
+    """A move of devices between two endpoints, given by their numbers."""
 
     source: int
     target: int
@@ -39,41 +32,31 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """Plans moves that balance the number of devices per endpoint.
+    """Plans moves that balance the number of devices per endpoint, including joining devices.
 
-    The number of devices at an endpoint includes devices that are joining it.
-
-    Attributes:
-        sent: for each target of a pending move, the time of the move, and the number of devices
-            that the endpoint has once the move is complete.
-        shunned_until_s: for each unreachable endpoint, the time until which no devices are moved
-            to it.
+    `sent` has, for each target of a pending move, the time of the move and the number of devices
+    after the move.
     """
 
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
-    shunned_until_s: dict[int, float] = field(default_factory=dict)
+    shunned_until_s: dict[int, float] = field(default_factory=dict)  # of unreachable endpoints
 
     def sent_fewer(self, move: Move, missing: int) -> None:
-        """Record that `missing` devices of a move stayed at the source endpoint.
-
-        Devices stay if they are busy or do not support moves.
-        """
+        """Record that `missing` devices of a move stayed: they are busy or do not support moves."""
         if not missing:
             return
         sent_s, wanted = self.sent[move.target]
         self.sent[move.target] = sent_s, wanted - missing
 
     def forget(self, endpoint: int) -> None:
-        """Discard the state of endpoint number `endpoint`, because it was lost or restarted."""
+        """Discard the state of an endpoint that was lost or restarted."""
         self.sent.pop(endpoint, None)
         self.shunned_until_s.pop(endpoint, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
-        """Return the moves to start now. The list is empty while a previous move is pending.
+        """Return the moves to start now; none while a previous move is pending.
 
-        Args:
-            loads: number of devices at each endpoint; None for an endpoint that does not respond.
-            now_s: current time, in seconds.
+        The load of an endpoint that does not respond is None.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -103,8 +86,7 @@ class Balance:
 
 _logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 5.0
-"""Seconds between two checks of the number of devices at each endpoint."""
+LOOK_S: Final = 5.0  # seconds between two checks of the number of devices at each endpoint
 
 _ANSWERS_S: Final = 5.0
 """Timeout in seconds for calls to endpoints. A silent endpoint is skipped until the next check."""
@@ -119,12 +101,7 @@ endpoint, and pending moves to it are forgotten.
 
 
 class Spreading:
-    """Balances the number of devices per endpoint in a thread, until `close` is called.
-
-    Args:
-        endpoints: endpoints of all servers. The first entry belongs to the first server.
-        knowing: returns how recent each endpoint's list of admitted devices is.
-    """
+    """Balances the number of devices per endpoint in a thread. The first server's is first."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], knowing: Knowing) -> None:
         self._endpoints, self._knowing = endpoints, knowing
@@ -147,11 +124,7 @@ class Spreading:
 
 
 def everybody(endpoints: int) -> Knowing:
-    """Return a `Knowing` for endpoints that admit all devices, because devices share a credential.
-
-    Args:
-        endpoints: number of endpoints.
-    """
+    """Return a `Knowing` for endpoints that admit all devices by a shared credential."""
     return lambda: [math.inf] * endpoints
 
 
@@ -163,11 +136,7 @@ def spread(
 ) -> None:
     """Move idle devices from endpoints with many devices to endpoints with few devices.
 
-    Args:
-        endpoints: endpoints of all servers. The first entry belongs to the first server.
-        balance: decides how many devices move between which endpoints.
-        known_before_s: result of a `Knowing`.
-        now_s: current time, in seconds.
+    `known_before_s` is the result of a `Knowing`. The first endpoint belongs to the first server.
     """
     answers = ask_all(endpoints, "load", timeout_s=_ANSWERS_S)
     pairs = zip(answers, known_before_s, strict=True)

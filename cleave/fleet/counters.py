@@ -9,14 +9,12 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(slots=True)
 class FleetCounters:
-    """Counters of a fleet since its creation.
-
-    The difference of two snapshots gives the counters for the period between the snapshots.
+    """Counters of a fleet since its creation, or between two snapshots if they are subtracted.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock (virtual or wall) for which the training thread waited
-            for GEMMs or steps by stages.
-        waited_s: wall seconds for which the training thread waited for GEMMs or steps by stages.
+        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or steps by
+            stages.
+        waited_s: the same in wall seconds.
         verify_s: CPU seconds spent on verifying results.
         traffic: bytes of messages on the wire, by direction and category.
         saved: bytes saved by compression, by direction and category.
@@ -25,8 +23,7 @@ class FleetCounters:
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of result blocks received.
-        reissued: number of tasks and stage passes that were repeated or duplicated because a device
-            left, was late or failed.
+        reissued: number of tasks and stage passes that were repeated or duplicated.
         late: number of results that arrived when they were no longer needed.
         local_gemms: number of GEMMs that the PS computed because no device was available.
     """
@@ -70,12 +67,9 @@ class FleetCounters:
 class StepProgress:
     """Progress of a training step.
 
-    By tiles, a task is a GEMM, and `done` counts the GEMMs that have started. By stages, a task is
-    a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
-
-    Attributes:
-        done: number of completed tasks; by tiles, number of started tasks.
-        of: number of all tasks in the step; 0 if unknown.
+    By tiles, `done` counts started GEMMs. By stages, `done` counts completed tasks: a task is a
+    pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS. `of` is
+    0 if unknown.
     """
 
     done: int

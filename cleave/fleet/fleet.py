@@ -6,7 +6,6 @@ import logging
 import weakref
 from dataclasses import dataclass, field
 from itertools import count
-from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -49,18 +48,13 @@ class Fleet:
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand for GEMMs.
-
-        The values of the matrix must not change during the lifetime of the operand.
-        """
+        """Register a matrix, whose values must not change, as an operand for GEMMs."""
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
-        """Start the GEMM ``out = a @ b`` without waiting for the result.
-
-        Several GEMMs run concurrently if all are submitted before the first call of `result`.
+        """Start the GEMM ``out = a @ b``. Several GEMMs run concurrently until `result` is called.
 
         Args:
             a: left operand, shape (m, k).
@@ -81,7 +75,7 @@ class Fleet:
             out.dtype.value,
             self.planner,
         )
-        future = GemmFuture(job, a, b, out, self._await)
+        future = GemmFuture(job, a, b, out, self.runtime.wait)
         if gemm.volume:
             self.runtime.start(future)
             self._under_way[job.id] = future
@@ -89,10 +83,6 @@ class Fleet:
             out.array[...] = 0
             future.done = True
         return future
-
-    def _await(self, future: GemmFuture) -> None:
-        self.runtime.wait(future)
-        self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
         """Withdraw all GEMMs that are still running."""
@@ -114,7 +104,6 @@ class Fleet:
         """Wait until `devices` devices are connected and may receive tasks.
 
         Args:
-            devices: required number of devices.
             timeout: maximum wait in seconds on the fleet's clock; None for no limit.
 
         Raises:
@@ -137,10 +126,5 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,16 +1,18 @@
 """The interface between a fleet and the runtime, which provides the clock and the connections.
 
-There are two kinds of runtimes. `cleave.fleet.runtime.Runtime` runs in this process.
-`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
-are connected. So the devices stay connected when this process ends.
+`cleave.fleet.runtime.Runtime` runs in this process.
+`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to the process to which the devices are
+connected. So the devices stay connected when this process ends.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.product import GemmFuture
@@ -19,12 +21,16 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 
+_LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
+
 
 class FleetRuntime(ABC):
-    """Runs the GEMMs and the steps by stages of one fleet."""
+    """Runs the GEMMs and the steps by stages of one fleet.
 
-    clock: ClassVar[str]
-    """Kind of clock with which the runtime measures time: `virtual` or `wall`."""
+    Timeouts are seconds on the runtime's clock; None for no limit.
+    """
+
+    clock: ClassVar[str]  # kind of clock with which the runtime measures time: `virtual` or `wall`
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
@@ -32,43 +38,26 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait until a GEMM is done.
+        """Wait until a GEMM is done. Return False after a timeout."""
 
-        Args:
-            future: the GEMM.
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            Whether the GEMM is done.
-        """
-
-    @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition is true.
+        """Poll a condition until it is true. Return False after a timeout.
 
         In virtual time, the wait also ends when no future event can make the condition true.
-
-        Args:
-            condition: returns whether to stop waiting.
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            Whether the condition is true.
         """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM, and set its future to done.
+        """Withdraw a GEMM, and set its future to done, unless it has already finished or failed."""
 
-        A GEMM that has already finished or failed stays as it is.
-        """
-
-    @abstractmethod
-    def advance_for_local_work(self, flops: float) -> None:
-        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs.
-
-        With a wall clock, the call has no effect.
-        """
+    def advance_for_local_work(self, flops: float) -> None:  # noqa: B027 - wall clocks advance
+        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs."""
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
@@ -85,37 +74,20 @@ class FleetRuntime(ABC):
     def resolve(self, right: bool, reason: str) -> None:
         """Report whether the device's result in the last `Suspect` outcome is right.
 
-        Args:
-            right: whether to use the result. If not, another device recomputes it.
-            reason: description of the error; empty if the result is right.
+        If not, another device recomputes it, and `reason` describes the error.
         """
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step by stages.
-
-        Args:
-            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
-
-        Returns:
-            The outcome; None after a timeout.
-        """
+        """Wait for the next outcome of the current step by stages. Return None after a timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End all sessions of a device that returned a wrong result, and reject new sessions.
-
-        Args:
-            device: ID of the device.
-            reason: description of the wrong result.
-        """
+        """End all sessions of a device that returned a wrong result, and reject new sessions."""
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any.
-
-        Devices retain the arrays that the next step can use.
-        """
+        """End the current step by stages, if any. Devices retain arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
@@ -123,22 +95,13 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """Let devices drop the arrays of a deleted operand.
-
-        Any thread may call this method, in any state of the runtime.
-
-        Args:
-            operand: ID of the operand.
-        """
+        """Let devices drop the arrays of a deleted operand. Any thread may call this."""
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
         """Drop the runtime's references to the memory of an operand that no running GEMM uses.
 
         Devices retain their arrays of the operand.
-
-        Args:
-            operand: ID of the operand.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Behavior when no device is available: training waits, or the PS computes the GEMMs.
 
-When a run must stop, this module also decides how long training still waits for the current step.
-All functions run in the training thread.
+When a run must stop, this module also decides how long training waits for the current step. All
+functions run in the training thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from cleave.arrays import Buffer
 from cleave.errors import CleaveError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
+from cleave.fleet.product import Finished, GemmFuture, Pending, Side, product_of
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
-LOOK_S: Final = 0.5
-"""Seconds between two checks for available devices during the wait for a GEMM."""
-
+LOOK_S: Final = 0.5  # seconds between two checks for available devices during the wait for a GEMM
 _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
 
@@ -36,43 +34,34 @@ class AbandonedError(CleaveError):
 class FleetPresence(Enum):
     """Where GEMMs run now. The values are shown to users."""
 
-    PRESENT = "present"
-    """GEMMs run on devices."""
+    PRESENT = "present"  # GEMMs run on devices
 
     ABSENT = "absent"
     """Training waits, because no device is connected or all connected devices are set aside."""
 
-    LOCAL = "local"
-    """GEMMs run on the PS until a device is available."""
+    LOCAL = "local"  # GEMMs run on the PS until a device is available
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Settings for the PS as a substitute for the fleet.
-
-    Attributes:
-        backend: computes GEMMs on the PS.
-        after_s: seconds without available devices before the PS computes GEMMs, on the fleet's
-            clock.
-    """
+    """Settings for the PS as a substitute for the fleet."""
 
     backend: MatmulBackend
-    after_s: float
+    after_s: float  # seconds without available devices, on the fleet's clock
 
 
 class Leaving:
     """Decides how long training waits for the current step after a stop request.
 
     Without available devices, the wait ends at once. With available devices, the step gets
-    `patience_s` seconds to finish.
+    `patience_s` seconds.
 
     Args:
         asked: returns whether training must stop.
-        applied: returns whether the optimizer has already changed part of the model. In this case,
-            the step must be finished.
+        applied: returns whether the optimizer has already changed part of the model. Then the step
+            must be finished.
         backend: computes the remaining GEMMs of such a step on the PS.
         clock: returns the wall time in seconds.
-        patience_s: maximum seconds that the step continues while devices are available.
     """
 
     def __init__(
@@ -91,11 +80,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Return whether training must stop waiting for the fleet now.
-
-        Args:
-            devices: number of available devices.
-        """
+        """Return whether to stop waiting for the fleet, given its number of available devices."""
         if not self._asked():
             self._since_s = None
             return False
@@ -104,11 +89,7 @@ class Leaving:
         return not devices or self._clock() - self._since_s >= self._patience_s
 
     def give_up(self) -> None:
-        """Abandon the current step, unless part of it has been applied to the model.
-
-        Raises:
-            AbandonedError: the step was abandoned.
-        """
+        """Raise AbandonedError, unless part of the current step has been applied to the model."""
         if not self._applied():
             raise AbandonedError("the step under way was given up, for training is to stop")
 
@@ -122,9 +103,6 @@ class FallbackFleet:
         fallback: computes GEMMs while no device is available; None to wait for devices.
         leaving: decides how long training waits after a stop request; None to wait without limit.
         say: called in the training thread with each new reason why no device can run a GEMM.
-
-    Attributes:
-        presence: where GEMMs run now, as last reported to `tell`.
     """
 
     def __init__(
@@ -136,6 +114,7 @@ class FallbackFleet:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.presence = FleetPresence.PRESENT
+        self.operand = fleet.operand
         self._fleet = fleet
         self._runtime = fleet.runtime
         self._tell = tell
@@ -146,34 +125,22 @@ class FallbackFleet:
         self._absent_s = 0.0
         self._local_gemms = 0
 
-    def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand; see `Fleet.operand`."""
-        return self._fleet.operand(buffer)
-
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS before returning.
-
-        `Fleet.submit` describes the arguments.
-
-        Raises:
-            AbandonedError: training must stop, and the step was abandoned.
-        """
+        """Start a GEMM on the fleet, or compute it on the PS; see `wait`."""
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)
             return Finished(out)
-        return _WithFallback(self, self._fleet.submit(a, b, out))
+        future = self._fleet.submit(a, b, out)
+        future.wait = self.wait
+        return future
 
     def counters(self) -> FleetCounters:
         """Return the fleet's counters, with the number of GEMMs that the PS computed."""
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait until a GEMM is done on the fleet, or compute it on the PS.
-
-        Raises:
-            AbandonedError: training must stop, and the step was abandoned. The GEMM still runs.
-        """
+        """Wait for a GEMM, or compute it on the PS. Raise AbandonedError if training stops."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S
@@ -246,22 +213,3 @@ class FallbackFleet:
             self.presence = presence
             self._absent_s = 0.0
             self._tell(presence)
-
-
-@dataclass(frozen=True, slots=True)
-class _WithFallback:
-    """A GEMM on the fleet, for whose result a `FallbackFleet` waits."""
-
-    fleet: FallbackFleet
-    future: GemmFuture
-
-    @property
-    def done(self) -> bool:
-        """Return whether the GEMM is done."""
-        return self.future.done
-
-    def result(self) -> Buffer:
-        """Wait until the GEMM is done, and return the result matrix."""
-        if not self.future.done:
-            self.fleet.wait(self.future)
-        return self.future.result()

@@ -17,19 +17,15 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 class Operand:
     """A matrix with fixed values that GEMMs on the fleet can use.
 
-    Devices may retain parts of the matrix during the lifetime of this object. When the object is
-    deleted, the runtime tells devices to drop the parts. The values must not change during the
-    lifetime. To free the memory of the matrix between two GEMMs, call `unbind`. Before the next
-    GEMM, call `bind` with a buffer that has the same values.
+    Devices may retain parts of the matrix until this object is deleted. To free the memory of the
+    matrix between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that
+    has the same values.
 
     Args:
         id: unique ID of the operand, which is never reused.
-        buffer: the matrix, in row-major or column-major order.
+        buffer: the matrix, in row-major or column-major order. The attribute is deleted between
+            `unbind` and `bind`.
         unbound: called with `id` when `unbind` frees the memory.
-
-    Attributes:
-        id: unique ID of the operand.
-        buffer: the matrix. The attribute does not exist between `unbind` and `bind`.
     """
 
     __slots__ = ("__weakref__", "_unbound", "buffer", "id")
@@ -76,9 +72,6 @@ class Output:
 
     Blocks that sum over all of k are copied to C. Blocks that sum over a part of k are accumulated
     in fp32.
-
-    Args:
-        out: buffer for C, shape (m, n).
     """
 
     def __init__(self, out: Buffer) -> None:
@@ -87,13 +80,9 @@ class Output:
         self._summed: list[tuple[Span, Span]] = []  # regions of C with accumulated blocks
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Write one result block into C.
+        """Write one result block, a `Buffer` or bytes from the wire, into C.
 
         Blocks of the same region of C that sum over parts of k must arrive in the order of k.
-
-        Args:
-            task: the task that computed the block.
-            payload: the block, as a `Buffer` or as bytes from the wire.
         """
         block = task.block
         dtype = DType.FP32 if task.partial else self.out.dtype
@@ -109,12 +98,7 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region of C. If C is fp32, it is the region itself.
-
-        Args:
-            rows, columns: bounds of the region.
-            first: whether the region's first block is about to be accumulated.
-        """
+        """Return the fp32 accumulator of a region of C, noting its `first` block."""
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
@@ -134,61 +118,38 @@ class Output:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class GemmFuture:
-    """A GEMM that was submitted to a fleet. `result` waits until the GEMM is done.
-
-    Attributes:
-        job: the scheduler's state of the GEMM.
-        a: left factor.
-        b: right factor.
-        out: buffer for the result.
-        done: whether the GEMM has ended, with or without an error.
-        error: why the GEMM failed; empty without a failure.
-    """
+    """A GEMM that was submitted to a fleet. `result` waits until the GEMM is done."""
 
     job: GemmJob
     a: Side
     b: Side
     out: Buffer
-    _wait: Callable[[GemmFuture], object]
-    done: bool = False
-    error: str = ""
+    wait: Callable[[GemmFuture], object]  # called by `result` unless the GEMM is done
+    done: bool = False  # whether the GEMM has ended, with or without an error
+    error: str = ""  # why the GEMM failed; empty without a failure
 
     def result(self) -> Buffer:
-        """Wait until all blocks have been written to `out`, and return `out`.
-
-        Raises:
-            FleetError: the fleet cannot finish the GEMM.
-        """
+        """Wait until all blocks are in `out`, and return it. Raise FleetError on failure."""
         if not self.done:
-            self._wait(self)
+            self.wait(self)
         if self.error:
             raise FleetError(self.error)
         return self.out
 
 
 class Pending(Protocol):
-    """A GEMM whose result may not be available yet."""
+    """A GEMM whose result may not be available yet, such as a `GemmFuture`."""
 
     @property
-    def done(self) -> bool:
-        """Return whether the GEMM is done. Then `result` returns without waiting."""
-        ...
-
-    def result(self) -> Buffer:
-        """Wait until the GEMM is done, and return the result matrix."""
-        ...
+    def done(self) -> bool: ...
+    def result(self) -> Buffer: ...
 
 
 class Multiplier(Protocol):
-    """The interface through which a model uses `Fleet` or one of the wrappers of `Fleet`."""
+    """What a model uses to multiply: `Fleet` or one of its wrappers."""
 
-    def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand; see `Fleet.operand`."""
-        ...
-
-    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM; see `Fleet.submit`."""
-        ...
+    def operand(self, buffer: Buffer) -> Operand: ...
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +160,14 @@ class Finished:
 
     @property
     def done(self) -> bool:
-        """Return True, because the result is available."""
         return True
 
     def result(self) -> Buffer:
-        """Return the result matrix without waiting."""
         return self.out
 
 
 def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
-    """Return the dimensions and dtypes of the GEMM ``out = a @ b``.
-
-    Returns:
-        The dimensions of the GEMM, the bytes per element of operands and output, and the dtype of
-        the operands.
+    """Return the dimensions, bytes per element, and operands' dtype of ``out = a @ b``.
 
     Raises:
         ValueError: the shapes or dtypes do not match.
@@ -229,13 +184,3 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
             f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
         )
     return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype
-
-
-def floor_bytes(future: GemmFuture) -> tuple[int, int]:
-    """Return the minimum traffic of a GEMM: each operand and the result travel once.
-
-    Returns:
-        The bytes from the PS to devices, and the bytes from devices to the PS.
-    """
-    down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
-    return down, future.out.nbytes

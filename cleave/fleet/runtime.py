@@ -1,9 +1,8 @@
 """The base class of the runtimes that execute the instructions of the server's core.
 
-The core is a `SessionManager`, which makes all decisions but does no input or output. A `Runtime`
-executes the core's instructions, and stores the future, output and verification state of each
-running GEMM. It has two subclasses: `cleave.server.runtime` uses wall time and network connections,
-and `emulator.virtual` uses virtual time and emulated devices.
+The core is a `SessionManager`, which makes all decisions but does no input or output. There are two
+subclasses: `cleave.server.runtime` (wall time, network connections) and `emulator.virtual` (virtual
+time, emulated devices).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cleave.arrays import Buffer, DType
-from cleave.fleet.block_checks import BlockChecks
+from cleave.arrays import Buffer, DType, unpack
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
-from cleave.fleet.product import GemmFuture, Output, floor_bytes
+from cleave.fleet.product import GemmFuture, Output
+from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
 from cleave.scheduler.instructions import (
@@ -44,19 +43,47 @@ from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.tiles.gemm_job import GemmTask
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
-from cleave.verify import Judgement
+from cleave.verify import GemmCheck, Judgement, Projector
+
+
+class BlockChecks:
+    """Verifies the result blocks of all running GEMMs. Only one thread may use it at a time.
+
+    The seed of `rng`, which generates the secret vectors, must come from the operating system.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._project = Projector()
+        self._checks: dict[int, GemmCheck] = {}
+
+    def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
+        """Verify one result block, given as a `Buffer` or as bytes from the wire."""
+        check = self._checks.get(future.job.id)
+        if check is None:
+            plan = future.job.plan
+            assert plan is not None
+            blocks = (block for tile in plan.tiles for block in wavefront(tile.cut))
+            a, b = future.a.matrix, future.b.matrix
+            check = GemmCheck(a, b, blocks, self._rng, self._project)
+            self._checks[future.job.id] = check
+        detail = task.detail
+        block = detail.block
+        if not isinstance(payload, Buffer):
+            assert isinstance(payload, bytes | memoryview)
+            payload = unpack(payload, block.m.size, block.n.size, DType(detail.out))
+        return check.judge(block, payload)
+
+    def forget(self, job: int) -> None:
+        """Free the verification state of a GEMM that has ended."""
+        self._checks.pop(job, None)
 
 
 class Placing(Protocol):
     """The output matrix of one GEMM: `cleave.fleet.product.Output` or a substitute."""
 
-    def place(self, task: GemmTask, payload: object) -> None:
-        """Write one result block into the output matrix."""
-        ...
-
-    def finish(self) -> None:
-        """Complete the output matrix after all blocks have been written."""
-        ...
+    def place(self, task: GemmTask, payload: object) -> None: ...
+    def finish(self) -> None: ...
 
 
 Information = Joined | Overdue | Aside | Note
@@ -66,9 +93,7 @@ Information = Joined | Overdue | Aside | Note
 class Runtime(FleetRuntime):
     """Executes the core's instructions. Subclasses provide the clock and the connections.
 
-    Args:
-        manager: the core whose instructions the runtime executes.
-        rng: generates the secret vectors for the verification of results.
+    `rng` generates the secret vectors for the verification of results.
     """
 
     def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:
@@ -84,7 +109,6 @@ class Runtime(FleetRuntime):
     # --- the part of `FleetRuntime` common to all runtimes ---
 
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the fleet's counters."""
         done = self.manager.scheduler.counters
         return replace(
             self._counters,
@@ -97,7 +121,6 @@ class Runtime(FleetRuntime):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Return a context manager that counts the tasks of one training step for `progress`."""
         self._gemms_before = before = self._counters.gemms
         try:
             yield
@@ -106,7 +129,6 @@ class Runtime(FleetRuntime):
             self._gemms_of_step = self._counters.gemms - before
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if unknown or between steps."""
         if (before := self._gemms_before) is None:
             return None
         if (tasks := self.manager.stages.tasks()) is not None:
@@ -117,26 +139,21 @@ class Runtime(FleetRuntime):
         return StepProgress(done, of) if done else None
 
     def device_count(self) -> int:
-        """Return the number of connected devices that may receive tasks now."""
         return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM; see `FleetRuntime.stuck`."""
         return self.manager.scheduler.stuck(future.job.id) or self.manager.why_aside()
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages now, by device ID."""
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
         # The scheduler's rates do not include the memory that stages use. Restore it here.
         return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
-        """Return why no device can train whole layers now; empty if some device can."""
         return self.manager.stages.why_none()
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch, and the rates of the devices that may receive tasks now."""
         return self.manager.epoch, self.manager.scheduler.rates
 
     # --- execution of instructions ---
@@ -149,10 +166,7 @@ class Runtime(FleetRuntime):
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
         """Send a message to a device. If the device has left, the message is dropped.
 
-        Args:
-            session: ID of the device's session.
-            message: the message.
-            kind: category of traffic under which the bytes of the message are counted.
+        The bytes of the message count as traffic of this kind.
         """
 
     @abstractmethod
@@ -163,17 +177,12 @@ class Runtime(FleetRuntime):
     def conclude(self, job: int, error: str) -> None:
         """Record the end of a GEMM, and wake up the thread that waits for it.
 
-        Args:
-            job: ID of the GEMM.
-            error: why the GEMM failed; empty if it is complete.
+        `error` says why the GEMM failed; empty if it is complete.
         """
 
     @abstractmethod
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Store the outcome of a step by stages for `next_outcome`.
-
-        An outcome of a step that is no longer the current step is dropped.
-        """
+        """Store an outcome for `next_outcome`, unless its step is no longer the current step."""
 
     def tell(self, information: Information) -> None:
         """Pass an informative instruction to observers of the fleet. This method drops it."""
@@ -185,11 +194,9 @@ class Runtime(FleetRuntime):
             output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Verify a result block.
+        """Verify a result block, and return the instructions that follow from the verdict.
 
-        Returns:
-            The instructions that follow from the verdict. The list is empty if a subclass verifies
-            the block in the background.
+        The list is empty if a subclass verifies the block in the background.
         """
         future = self._futures.get(check.task.job)
         if future is None:  # the GEMM has ended
@@ -197,25 +204,15 @@ class Runtime(FleetRuntime):
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Verify a result block of a running GEMM.
-
-        Returns:
-            The verdict, and the CPU seconds of the verification.
-        """
+        """Verify a result block of a running GEMM. Return the verdict and the CPU seconds spent."""
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report the verdict on a result block to the core.
+        """Report the verdict on a result block to the core, and return its next instructions.
 
-        Args:
-            check: the instruction to verify the block.
-            judgement: the verdict.
-            took_s: CPU seconds of the verification.
-
-        Returns:
-            The core's next instructions.
+        `took_s` is the CPU time of the verification in seconds.
         """
         self._counters.verify_s += took_s
         if check.task.job not in self._futures:  # the GEMM has ended
@@ -259,14 +256,14 @@ class Runtime(FleetRuntime):
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:
-        """Count a new GEMM and its minimum traffic in the fleet's counters."""
-        self._count_floor(*floor_bytes(future))
+        """Count a new GEMM and its minimum traffic: each operand and the result travel once."""
         self._counters.gemms += 1
+        operands = future.a.operand, future.b.operand
+        self._counters.floor_down_bytes += sum(operand.buffer.nbytes for operand in operands)
+        self._counters.floor_up_bytes += future.out.nbytes
 
     def count_step(self, work: StepWork) -> None:
         """Count the minimum traffic of a new step by stages in the fleet's counters."""
-        self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
-
-    def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
+        down_bytes, up_bytes = work.floor_bytes(DType(work.gradients).itemsize)
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

@@ -1,8 +1,7 @@
 """Selection of the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
 
-The PS measures its own speed once per dtype. With `--offload auto`, the PS computes a GEMM itself
-if that is faster. With `--offload all`, all GEMMs run on the fleet, and the prediction is only used
-for the run's summary.
+With `--offload auto`, the PS computes a GEMM itself if that is faster. With `--offload all`, all
+GEMMs run on the fleet, and the prediction is only used for the run's summary.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side, product_of
+from cleave.fleet.product import Finished, Multiplier, Pending, Side, product_of
 from cleave.gemm import Gemm
 from cleave.machine.backends import MatmulBackend
 from cleave.planner.coding import payload_rates
@@ -31,15 +30,10 @@ _MOST_REASONS = 20  # expert routing changes the GEMM shapes in every step, so t
 
 @dataclass(frozen=True, slots=True)
 class PsSpeed:
-    """Measured speed of GEMMs on the PS in one dtype.
+    """Measured speed of GEMMs on the PS in one dtype."""
 
-    Attributes:
-        flops_per_s: FLOP/s of a GEMM of 512 x 512 matrices.
-        call_s: overhead per GEMM: seconds of a GEMM of 1 x 1 matrices.
-    """
-
-    flops_per_s: float
-    call_s: float
+    flops_per_s: float  # of a GEMM of 512 x 512 matrices
+    call_s: float  # overhead per GEMM: seconds of a GEMM of 1 x 1 matrices
 
     def predicted_s(self, gemm: Gemm) -> float:
         """Return the predicted duration in seconds of a GEMM on the PS."""
@@ -47,14 +41,9 @@ class PsSpeed:
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Measure the speed of GEMMs on this machine. The measurement takes about 0.2 s.
+    """Measure the speed of GEMMs on this machine, which takes about 0.2 s, with a clock in seconds.
 
     The fastest of several GEMMs counts, because other processes affect it least.
-
-    Args:
-        backend: computes the GEMMs.
-        dtype: dtype of the matrices.
-        clock: returns the time in seconds, like `time.perf_counter`.
     """
 
     def best_s(side: int) -> float:
@@ -74,18 +63,11 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Predicted durations of a GEMM on the fleet and on the PS, and the resulting choice.
-
-    Attributes:
-        gemm: dimensions of the GEMM.
-        dtype: dtype of the operands.
-        fleet_s: predicted seconds on the fleet; infinity if no device can run the GEMM.
-        ps_s: predicted seconds on the PS.
-    """
+    """Predicted durations of a GEMM on the fleet and on the PS, and the resulting choice."""
 
     gemm: Gemm
     dtype: DType
-    fleet_s: float
+    fleet_s: float  # infinity if no device can run the GEMM
     ps_s: float
 
     @property
@@ -107,11 +89,8 @@ class Decision:
 class Selector:
     """Decides whether a GEMM is faster on the fleet or on the PS, and caches each decision.
 
-    Args:
-        planner: predicts the duration of a GEMM on the fleet.
-        backend: computes GEMMs on the PS. Its speed in a dtype is measured before the first
-            decision with that dtype.
-        clock: returns the time in seconds for this measurement.
+    Before the first decision with a dtype, the backend's speed is measured with `clock`, in
+    seconds.
     """
 
     def __init__(
@@ -136,13 +115,8 @@ class Selector:
     ) -> Decision:
         """Decide whether the fleet or the PS computes a GEMM faster.
 
-        Args:
-            gemm: dimensions of the GEMM, all positive.
-            element: bytes per element of operands and output.
-            dtype: dtype of the operands.
-            devices: rates of the fleet's devices. If no device supports the dtype or has enough
-                memory, the PS is chosen.
-            epoch: the fleet's epoch. Cached decisions are discarded when it changes.
+        If no device supports the dtype or has enough memory, the PS is chosen. Cached decisions are
+        discarded when the fleet's epoch changes. The dimensions of the GEMM must be positive.
         """
         if epoch != self._epoch:
             self._known.clear()
@@ -164,31 +138,16 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Summary of the submitted GEMMs for which the PS is faster than the fleet.
+    """Summary of the submitted GEMMs for which the PS is faster than the fleet."""
 
-    With `--offload auto`, these GEMMs run on the PS. With `--offload all`, they run on the fleet
-    nevertheless.
-
-    Attributes:
-        gemms: number of GEMMs for which the PS is faster.
-        total: number of submitted GEMMs.
-        saves_s: predicted seconds saved if these GEMMs run on the PS instead of the fleet.
-        reasons: a sentence about each GEMM shape, in order of decreasing savings. Only the shapes
-            with the largest savings are listed.
-    """
-
-    gemms: int
-    total: int
-    saves_s: float
-    reasons: tuple[str, ...]
+    gemms: int  # for which the PS is faster
+    total: int  # of all submitted GEMMs
+    saves_s: float  # predicted seconds saved if these GEMMs run on the PS instead of the fleet
+    reasons: tuple[str, ...]  # a sentence per GEMM shape with the largest savings
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
-    """Summarize decisions.
-
-    Args:
-        decisions: for each decision, how often its GEMM was submitted.
-    """
+    """Summarize decisions, given how often each one's GEMM was submitted."""
     kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
     kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
     return Kept(
@@ -206,11 +165,11 @@ class SelectiveFleet:
         inner: runs GEMMs on the fleet; the fleet itself or another wrapper.
         fleet: the fleet whose devices are compared with the PS.
         selector: decides which GEMMs are faster on the PS.
-        keep: whether these GEMMs run on the PS. If False, all GEMMs run on the fleet, and `kept`
-            reports the GEMMs that would have been faster on the PS.
+        keep: whether these GEMMs run on the PS. If False, `kept` only reports them.
     """
 
     def __init__(self, inner: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool) -> None:
+        self.operand = inner.operand
         self._inner = inner
         self._fleet = fleet
         self._selector = selector
@@ -219,15 +178,8 @@ class SelectiveFleet:
         self._submitted: Counter[tuple[Gemm, ElementBytes, DType]] = Counter()
         self._decisions: Counter[Decision] = Counter()
 
-    def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand; see `Fleet.operand`."""
-        return self._inner.operand(buffer)
-
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS before returning.
-
-        `Fleet.submit` describes the arguments.
-        """
+        """Start a GEMM on the fleet, or compute it on the PS before returning."""
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)
@@ -242,10 +194,7 @@ class SelectiveFleet:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Return a context manager in which all GEMMs run on the PS.
-
-        It is used while all devices are busy with a step by stages.
-        """
+        """Run all GEMMs on the PS in the `with` block: a step by stages occupies all devices."""
         self._left_alone = True
         try:
             yield

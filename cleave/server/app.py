@@ -17,15 +17,13 @@ from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
-from cleave.server.auth.access import Access, Clocks
-from cleave.server.auth.codes import CREDENTIAL_BYTES
+from cleave.server.auth.access import CREDENTIAL_BYTES, Access, Clocks
 from cleave.server.fleet_server import Server
 from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import Elsewhere, JobMeter, ServerLog, WorkLog
-from cleave.server.jobs.own_power import OwnPower
+from cleave.server.jobs.job_energy import Elsewhere, JobMeter, OwnPower, ServerLog, WorkLog
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
@@ -41,7 +39,7 @@ class HttpRoutes:
     metrics: Metrics
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the response for the request's path; None for an unknown path."""
+        """Return the response of the metrics or the web pages; None for an unknown path."""
         if request.path == metrics.PATH:
             return self.metrics.answer(request)
         return self.pages.answer(request)
@@ -69,28 +67,18 @@ class App:
 
     @property
     def url_file(self) -> Path | None:
-        """Return the path of the file that holds the operator URL; None without a data folder."""
+        """Return the path of the file with the operator URL; None without a data folder."""
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now.
-
-        Args:
-            server: the server whose devices train the job.
-            elsewhere: counts the tasks of devices at other servers; None if this server is alone.
-        """
+        """Return an energy meter for a job that starts now, at `server` and perhaps elsewhere."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a listening server, and write the operator URL to the data folder.
-
-        Args:
-            server: the listening server.
-            sessions: the sessions of all servers in a cluster; None for the sessions of `server`.
-        """
+        """Connect the app to a server, or the `sessions` of a cluster. Write the operator URL."""
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:
@@ -111,14 +99,14 @@ def open_app(
     Args:
         data: path of the data folder; empty for the default folder, `none` to store nothing on
             disk.
-        operator_token: token that operators must show. If empty, the app uses the token stored in
-            the data folder, or a random token without a data folder.
+        operator_token: token that operators must show; empty for the data folder's, or a random
+            one.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
-            to disable.
+            for none.
         facts: facts about the server that overviews show; None for default facts.
         grid: electricity grid that powers the devices; None if unknown.
-        ps_watts: power that this machine draws from the wall socket, in watts; None to measure the
-            power with the machine's sensors, if it has any.
+        ps_watts: power that this machine draws from the wall socket; None to use its sensors, if
+            any.
 
     Raises:
         CleaveError: when the data folder cannot be used.

@@ -1,7 +1,4 @@
-"""Device timelines, reconstructed by the PS: when a device received, computed and sent blocks.
-
-This module performs no I/O; its callers pass in the times.
-"""
+"""Device timelines: when devices received, computed and sent blocks, as the PS reconstructs it."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ from collections import deque
 from enum import Enum
 from typing import Final, NamedTuple
 
-KEPT: Final = 64
-"""Number of recent blocks whose time spans are retained for each device."""
+KEPT: Final = 64  # number of recent blocks whose time spans are retained for each device
 
 
 class Lane(Enum):
-    """What a device does during a time span. Users see the values of this enum."""
+    """What a device does during a time span. Users see the values."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"
@@ -22,7 +18,7 @@ class Lane(Enum):
 
 
 class TimeSpan(NamedTuple):
-    """One activity in a device's timeline, with start and end in seconds on the runtime's clock."""
+    """One activity of a device, with start and end in seconds on the runtime's clock."""
 
     lane: Lane
     start_s: float
@@ -32,9 +28,9 @@ class TimeSpan(NamedTuple):
 class BlockTimes:
     """The timeline of one session: its latest blocks, graph runs and fetched arrays.
 
-    The class reconstructs the timeline from the PS's send and receive times and the device's
-    compute times. The protocol makes a device process messages in order and send each result
-    immediately. Time that bytes spend in system buffers counts as compute time or send time.
+    It is reconstructed from the PS's send and receive times and the device's compute times. Devices
+    process messages in order and send each result immediately. Time in system buffers counts as
+    compute time or send time.
     """
 
     def __init__(self) -> None:
@@ -50,7 +46,7 @@ class BlockTimes:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """Record that the PS finished writing a run request. The PS wrote the inputs earlier."""
+        """Record that the PS finished writing a run request, whose inputs it wrote earlier."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
@@ -83,11 +79,11 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.SEND, start_s, now_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Discard the start times of failed or cancelled runs, whose results will not arrive."""
+        """Discard the start times of failed or cancelled runs."""
         for run in runs:
             self._asked.pop(run, None)
             self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return the retained time spans, in the order in which the PS recorded the spans."""
+        """Return the latest time spans, in the order in which the PS recorded them."""
         return list(self._spans)

@@ -1,7 +1,7 @@
 """Compress and decompress payloads in threads, to keep the server's event loop free.
 
-An array that goes to several devices is compressed once. The compressed bytes stay in memory only
-while a message with this array waits to be sent.
+An array that goes to several devices is compressed once. The compressed bytes stay in memory while
+a message waits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array that is sent to devices. The first call of `coded` compresses the array.
-
-    Args:
-        put: a `put` message that contains the array.
-        pool: thread pool that compresses the array.
-    """
+    """An array that is sent in `put` messages. The first call of `coded` compresses it."""
 
     def __init__(self, put: Put, pool: ThreadPoolExecutor) -> None:
         self.payload = put.payload
@@ -40,20 +35,14 @@ class SharedArray:
 
 
 class Coder:
-    """Compresses and decompresses payloads for all sessions of a server.
-
-    Call the methods in the server's event loop.
-    """
+    """Compresses and decompresses payloads for all sessions, in the server's event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "cleave-coding")
         self._shared: WeakValueDictionary[int, SharedArray] = WeakValueDictionary()
 
     def shared(self, put: Put) -> SharedArray | None:
-        """Return the `SharedArray` for a message's payload; None if the payload is small.
-
-        Messages with the same payload object get the same `SharedArray`.
-        """
+        """Return the `SharedArray` of a message's payload object; None if the payload is small."""
         if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
@@ -67,11 +56,7 @@ class Coder:
         return put if found is None else coding.with_coded(put, found)
 
     async def result(self, message: ResultCoded) -> Result:
-        """Decompress a device's `result_coded` message and return the equivalent `result` message.
-
-        Raises:
-            ProtocolError: when the compressed payload is invalid.
-        """
+        """Decompress a device's `result_coded` message, or raise ProtocolError."""
         if payload_bytes(message.payload) < CODED_LEAST_BYTES:
             return coding.result_of(message)
         return await asyncio.to_thread(coding.result_of, message, self._pool.map)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from websockets.asyncio.server import ServerConnection
@@ -87,18 +86,17 @@ class ServerConfig:
         viewer_credential: secret in `Server.dashboard_url`. `auth` decides what viewers may do.
         planner: divides each GEMM into tiles.
         operator: handles the sessions of operators and viewers; if None, the server refuses both.
-        pages: handles plain HTTP requests for paths other than `/healthz`; if None, such requests
-            get status 404.
+        pages: handles HTTP requests for paths other than `/healthz`; if None, they get status 404.
         events: called in the server's thread with every event of the fleet.
-        verify: which results the PS checks before it uses them (see `cleave.verify`), as for
-            `cleave serve --verify`: True or `auto`, `all`, `sample:P`, False or `off`. The PS
-            reissues a task with a wrong result to another device. It quarantines a device that
-            sends several wrong results, or one result that is wrong as a whole.
+        verify: which results the PS checks before it uses them, as for `cleave serve --verify`:
+            True or `auto`, `all`, `sample:P`, False or `off`. The PS reissues a task with a wrong
+            result to another device. It quarantines a device that sends several wrong results, or
+            one result that is wrong as a whole.
         auth: decides which devices and operators are admitted. By default, clients must show the
             credentials above. With `auth`, the credentials above only appear in the URLs.
         security: TLS settings, and which web pages may connect from browsers. By default, a server
-            on loopback uses no TLS. Other servers create a certificate and put its fingerprint
-            into `Server.url`.
+            on loopback uses no TLS. Other servers create a certificate and put its fingerprint into
+            `Server.url`.
         allowed: limits on the number of connections and on the duration of a handshake.
         stages_on: which devices may train whole layers, as for `cleave serve --stages-on`: `own` or
             `any`. Without `auth`, every device that shows `credential` counts as `own`.
@@ -164,29 +162,22 @@ class Server:
         self._allowed = allowed
         self._origins = frozenset(parse_origin(o) for o in config.security.allow_origins)
         self._present = dict.fromkeys(AccessLevel, 0)
-        self._operator = config.operator
-        self._pages = config.pages
-        self._credential = config.credential
-        self._operator_credential = config.operator_credential
-        self._viewer_credential = config.viewer_credential
-        host, port = config.host, config.port
+        self._config = config
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         started = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main(host, port, started)),
-            name="cleave-server",
-            daemon=True,
+            target=lambda: asyncio.run(self._main(started)), name="cleave-server", daemon=True
         )
         self._thread.start()
         started.wait()
         if self._failure is not None:
             raise UsageError(
-                f"cannot listen on {host}:{port} ({plain_reason(self._failure)}); "
+                f"cannot listen on {config.host}:{config.port} ({plain_reason(self._failure)}); "
                 f"choose another --port, or stop what uses it"
             )
 
-    async def _main(self, host: str, port: int, started: threading.Event) -> None:
+    async def _main(self, started: threading.Event) -> None:
         """Listen for connections and serve sessions until the server is closed."""
         loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -195,7 +186,7 @@ class Server:
         context = self._exposure.context
         secured: dict[str, Any] = {} if context is None else {"ssl": context}
         try:
-            sockets = listener.listen(host, port, gate)
+            sockets = listener.listen(self._config.host, self._config.port, gate)
             servers = [
                 await serve_websockets(
                     self._accept,
@@ -239,12 +230,12 @@ class Server:
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
-        self.url = self.join_url(self._credential)
-        self.page_url = self.join_page_url(self._credential)
+        self.url = self.join_url(self._config.credential)
+        self.page_url = self.join_page_url(self._config.credential)
         self.operator_url = JoinUrl(
-            self.address, self._operator_credential, fingerprint=shown.fingerprint
+            self.address, self._config.operator_credential, fingerprint=shown.fingerprint
         ).text
-        viewer = JoinUrl(self.address, self._viewer_credential)
+        viewer = JoinUrl(self.address, self._config.viewer_credential)
         self.dashboard_url = viewer.page("/") if viewer.credential else ""
         self._origins |= origins(shown.names, port, secure=secure)
 
@@ -280,36 +271,30 @@ class Server:
     ) -> None:
         """Admit or refuse an operator or viewer, and serve the session of an admitted client."""
         auth = self.live.manager.auth
-        if hello.version != limits.VERSION:
-            error = messages.Error(
-                ErrorCode.VERSION, other_version(hello), versions=(limits.VERSION,)
-            )
-            await _refuse(socket, connection, error)
-            return
+        version, operator = limits.VERSION, self._config.operator
+        if hello.version != version:
+            error = messages.Error(ErrorCode.VERSION, other_version(hello), versions=(version,))
+            return await _refuse(socket, connection, error)
         verdict = auth.admit_operator(hello.credential, _address(socket))
         if isinstance(verdict, Refusal):
             error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
-            await _refuse(socket, connection, error)
-        elif self._present[verdict] >= self._allowed.operators:
+            return await _refuse(socket, connection, error)
+        if self._present[verdict] >= self._allowed.operators:
             reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
             error = messages.Error(ErrorCode.LIMIT, reason, FULL_RETRY_S)
-            await _refuse(socket, connection, error)
-        elif self._operator is None:
+            return await _refuse(socket, connection, error)
+        if operator is None:
             reason = "this server takes no operators: it belongs to a program that trains already"
-            await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
-        else:
-            socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
-            self._present[verdict] += 1
-            try:
-                await self._operator(connection, hello, verdict)
-            finally:
-                self._present[verdict] -= 1
+            return await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
+        socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
+        self._present[verdict] += 1
+        try:
+            return await operator(connection, hello, verdict)
+        finally:
+            self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Return the response to a plain HTTP request.
-
-        Return None for a WebSocket request, so that the WebSocket handshake continues.
-        """
+        """Return the response to a plain HTTP request; None to continue a WebSocket handshake."""
         assert isinstance(socket, GuardedConnection)
         secure = self._exposure.context is not None
         asked = read_request(request.path, request.headers, _address(socket), secure=secure)
@@ -328,8 +313,8 @@ class Server:
             answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
             return _response(answer.having(("Allow", "GET, HEAD")))
         found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
-        if found is None and self._pages is not None:
-            found = self._pages(asked)
+        if found is None and self._config.pages is not None:
+            found = self._config.pages(asked)
         if found is None:
             socket.refused("it asked for a path that does not exist")
             return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
@@ -341,53 +326,33 @@ class Server:
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
-        """Return the URL of the join page, with this credential or join code.
-
-        Browsers open the page. `cleave join` also accepts the URL.
-        """
+        """Return the URL of the join page for browsers, which `cleave join` also accepts."""
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        """Return the parsed join URL that contains a credential or join code."""
+        """Return the join URL that contains a credential or join code."""
         server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send the device the reason. Call this in the server's loop.
-
-        Args:
-            identity: identity of the device.
-            code: error code to send.
-            reason: text to send.
-        """
-        self.live.end_identity(identity, code, reason)
+        """End a device's sessions and send it the reason. Call this in the server's loop."""
+        live = self.live
+        live.execute(live.manager.refuse_identity(identity, code, reason, live.now()))
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device. By default, only such devices train whole layers.
-
-        Call this in the server's loop.
-        """
-        self.live.mark_own(identity, own)
+        """Set whether the operator owns a device. Call this in the server's loop."""
+        self.live.execute(self.live.manager.mark_own(identity, own, self.live.now()))
 
     def credit(self) -> None:
-        """Report each device's contribution since the last call to the authenticator.
-
-        Call this in the server's loop.
-        """
-        self.live.credit()
+        """Report each device's contribution since the last call. Call this in the server's loop."""
+        self.live.manager.credit(self.live.now())
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running.
-
-        Call this in the server's loop.
-        """
+        """Return the progress of the current training step. Call this in the server's loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each connected device.
-
-        Call this in the server's loop.
-        """
+        """Describe each connected device as a JSON object. Call this in the server's loop."""
         manager = self.live.manager
         return [
             {
@@ -416,12 +381,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -432,10 +392,7 @@ def _address(socket: ServerConnection) -> str:
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an `HttpAnswer` to a response of the WebSocket library.
-
-    The response closes the connection. With `head`, the response has no body.
-    """
+    """Convert an answer to a response that closes the connection, without a body for `head`."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -443,13 +400,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Tell a connection whether its hello was accepted, or why its session ended.
-
-    Args:
-        socket: connection of the device.
-        refusal: error sent to the device; None if its hello was accepted.
-        name: name of the device.
-    """
+    """Tell a connection whether its hello was accepted, or why its session ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:

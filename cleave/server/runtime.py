@@ -1,8 +1,8 @@
 """The live runtime: real time, real connections, and one asyncio loop that owns all sessions.
 
 Only the loop's thread changes the session manager. The training thread submits GEMMs and steps to
-the loop, and waits for results in `wait` and `next_outcome`. Without a lock, it reads the counters,
-the connected devices and their capabilities, and the reasons why a GEMM is stuck.
+the loop, and waits for results. Without a lock, it reads counters, the devices and why a GEMM is
+stuck.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
@@ -57,7 +58,6 @@ TICK_S = 0.25
 """Seconds between ticks of the session manager. A tick detects silent devices and overdue tasks."""
 
 _CLOSING: Final = "the server is closing"
-_LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MAX_REASON: Final = 200  # maximum length of the reason why a connection ended, in characters
 
@@ -67,12 +67,7 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The session numbers of one server. No two servers of a cluster use the same number.
-
-    Attributes:
-        first: number of the first session.
-        step: difference between consecutive session numbers.
-    """
+    """The session numbers of one server: `first`, `first + step` and so on."""
 
     first: int = 1
     step: int = 1
@@ -89,7 +84,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Peer:
-    """The runtime's state for one connected device: connection, session, timeline, send queue."""
+    """The runtime's state for one connected device."""
 
     connection: Accepted
     record: Session
@@ -101,14 +96,16 @@ class _Peer:
     refusal: messages.Error | None = None  # error with which the PS ended the session, if any
     farewell: str = ""  # reason in the `bye` that the PS sent to the device
 
+    def close(self) -> None:
+        """End the session once the queued messages are sent."""
+        self.closing = True
+        self.wake.set()
+
 
 class LiveRuntime(Runtime):
     """A runtime that serves device sessions in an asyncio loop, in real time.
 
-    Args:
-        manager: the session manager, which is the PS's I/O-free core.
-        events: called in the loop's thread with every event of the fleet.
-        numbering: determines the session numbers.
+    `events` is called in the loop's thread with every event of the fleet.
     """
 
     clock = "wall"
@@ -120,7 +117,7 @@ class LiveRuntime(Runtime):
         numbering: Numbering = Numbering(),
     ) -> None:
         super().__init__(manager, np.random.default_rng(secrets.randbits(128)))
-        self._tell_listener = events or _nobody
+        self._tell_listener = events or (lambda kind, session, text: None)
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._peers: dict[int, _Peer] = {}
@@ -146,12 +143,10 @@ class LiveRuntime(Runtime):
         """Serve one device until its session ends.
 
         Args:
-            connection: connection to the device.
             first: the device's hello; None if the hello was not read yet.
-            address: remote address of the device.
-            answered: called after the PS has processed `first`, with an error and the device's
-                name. The error is None if the PS accepted the hello. If the PS later ends the
-                session before the device has joined, `answered` is called again with the error.
+            answered: called after the PS has processed `first`, with an error (None if the PS
+                accepted the hello) and the device's name. If the PS later ends the session before
+                the device has joined, `answered` is called again.
         """
         session = next(self._ids)
         self.manager.opened(session, self.now(), address)
@@ -191,11 +186,7 @@ class LiveRuntime(Runtime):
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     async def _heard(self, peer: _Peer, data: bytes) -> None:
-        """Decode a message from a device and pass it to the session manager.
-
-        Raises:
-            ProtocolError: when the message is invalid.
-        """
+        """Decode a message from a device and pass it to the session manager."""
         peer.record.counters.uplink_bytes += len(data)
         kind, saved_bytes = TrafficKind.OTHER, 0
         try:
@@ -219,11 +210,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message and return the equivalent `result` message.
-
-        Raises:
-            ProtocolError: when the payload is invalid, or when the device may not compress results.
-        """
+        """Decompress a `result_coded` message; ProtocolError if the device may not send one."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -231,12 +218,7 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session and return why it ended.
-
-        Args:
-            peer: the device.
-            reason: reason to return unless the PS sent the device an error or a `bye`.
-        """
+        """Close a session and return why it ended, which a message of the PS may say."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
@@ -250,9 +232,7 @@ class LiveRuntime(Runtime):
             kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
             self._tell_listener(kind, peer.record, reason)
         del self._peers[session]
-        if not peer.closing:
-            peer.closing = True
-            peer.wake.set()
+        peer.close()
         return reason
 
     async def _send_all(self, peer: _Peer) -> None:
@@ -286,7 +266,7 @@ class LiveRuntime(Runtime):
             return  # `session` gets the same error from `receive`, and reports it
 
     async def _encoded(self, outgoing: _Outgoing) -> list[codec.Buffer]:
-        """Encode a message; return it as a list of buffers. Compression and packing use threads."""
+        """Encode a message as a list of buffers. Compression and packing use threads."""
         message = outgoing.message
         if not isinstance(message, messages.Put):
             return encode(message)
@@ -296,7 +276,9 @@ class LiveRuntime(Runtime):
                 saved_bytes = payload_bytes(message.payload) - payload_bytes(coded.payload)
                 self._counters.saved.down.count(outgoing.kind, saved_bytes)
                 return encode(coded)
-        if _wants_thread(message):
+        payload = message.payload
+        strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
+        if strided and payload_bytes(payload) > PACK_IN_THREAD_BYTES:
             return await asyncio.to_thread(encode, message)
         return encode(message)
 
@@ -318,7 +300,7 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        """Return a text with the number of devices that can get tasks, for log messages."""
+        """Return the number of devices that can get tasks, as a text."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
@@ -330,11 +312,7 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device.
-
-        Drop the message if the device has disconnected, or lacks the feature that the message
-        requires.
-        """
+        """Queue a message for a device, unless it left or lacks the feature of the message."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -352,11 +330,8 @@ class LiveRuntime(Runtime):
         peer.wake.set()
 
     def end(self, session: int) -> None:
-        """End a session once its queued messages are sent."""
-        peer = self._peers.get(session)
-        if peer is not None:
-            peer.closing = True
-            peer.wake.set()
+        if (peer := self._peers.get(session)) is not None:
+            peer.close()
 
     def tell(self, information: Information) -> None:
         """Report information from the session manager to the event listener or the log."""
@@ -372,7 +347,7 @@ class LiveRuntime(Runtime):
                 _logger.warning("%s", text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
-        """Report that a device is set aside, or that it gets tasks again if `reason` is empty."""
+        """Report that a device is set aside, or gets tasks again if `reason` is empty."""
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
@@ -397,47 +372,36 @@ class LiveRuntime(Runtime):
         """Check a result: in the loop if the task is small, otherwise in the checker's thread.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
-        vectors.
-
-        Returns:
-            Instructions that follow from the check; empty if the checker's thread does the check.
+        vectors. The instructions are empty if the checker's thread does the check.
         """
         future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
             return super().check(check)
-        if check.task.flops <= CHECK_INLINE_FLOPS and not self._checking:
-            try:
-                found = self.judge(check, future)
-            except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                return self._check_broke(check, error)
-            return self.checked(check, *found)
         loop = self.loop
-        self._checking += 1
 
-        def finished(judgement: Judgement, took_s: float) -> None:
-            self._checking -= 1
-            self.execute(self.checked(check, judgement, took_s))
-
-        def failed(error: Exception) -> None:
-            self._checking -= 1
-            self.execute(self._check_broke(check, error))
-
-        def in_thread() -> None:
+        def judged() -> Callable[[], list[ForRuntime]]:
+            """Check the result. Return a function that acts on the check in the loop."""
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                loop.call_soon_threadsafe(failed, error)
-            else:
-                loop.call_soon_threadsafe(finished, *found)
+                reason = f"unexpected {type(error).__name__} in checking: {error}"
+                return partial(self._check_broke, check.task.job, reason)
+            return partial(self.checked, check, *found)
 
-        self._checker.submit(in_thread)
+        def conclude(act: Callable[[], list[ForRuntime]]) -> None:
+            self._checking -= 1
+            self.execute(act())
+
+        if check.task.flops <= CHECK_INLINE_FLOPS and not self._checking:
+            return judged()()
+        self._checking += 1
+        self._checker.submit(lambda: loop.call_soon_threadsafe(conclude, judged()))
         return []
 
-    def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
-        """End a GEMM whose check raised an error. Withdrawing the GEMM releases its operands."""
-        reason = f"unexpected {type(error).__name__} in checking: {error}"
-        self.conclude(check.task.job, reason)
-        return self.manager.withdraw(check.task.job, self.now())
+    def _check_broke(self, job: int, reason: str) -> list[ForRuntime]:
+        """End a GEMM whose check raised an error, and withdraw it to release its operands."""
+        self.conclude(job, reason)
+        return self.manager.withdraw(job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
         """Report a wrong result to the event listener, then pass the judgement to the core."""
@@ -451,12 +415,7 @@ class LiveRuntime(Runtime):
         return super().checked(check, judgement, took_s)
 
     def conclude(self, job: int, error: str) -> None:
-        """Mark a GEMM as ended. The training thread later rounds the GEMM's partial sums.
-
-        Args:
-            job: number of the GEMM.
-            error: reason why the GEMM failed; empty if it succeeded.
-        """
+        """Mark a GEMM as ended. The training thread later rounds the GEMM's partial sums."""
         future = self._futures.get(job)
         if future is None or self._finished[job].is_set():
             return
@@ -476,27 +435,17 @@ class LiveRuntime(Runtime):
         self._ending = True
         for peer in self._peers.values():
             peer.outbox.append(_Outgoing(messages.Bye(_CLOSING, ByeCode.CLOSING)))
-            peer.closing = True
-            peer.wake.set()
+            peer.close()
         # A thread that waits for a GEMM must not block forever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
-    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send the device the reason. Call this in the loop."""
-        self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
-
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell idle devices to move to another server. Any thread may call this.
+        """Tell up to `count` idle devices to move to another server. Return how many were told.
 
-        Args:
-            count: maximum number of devices to move.
-            address: join URL of the other server, without a credential.
-            admitted_before_s: move only devices admitted before this time.
-
-        Returns:
-            The number of devices that were told to move.
+        `address` is a join URL without a credential. Only devices admitted before
+        `admitted_before_s` are moved.
         """
 
         def moved() -> int:
@@ -506,31 +455,16 @@ class LiveRuntime(Runtime):
 
         return self.in_loop(moved)
 
-    def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device. Call this in the loop."""
-        self.execute(self.manager.mark_own(identity, own, self.now()))
-
-    def credit(self) -> None:
-        """Report each device's contribution since the last call to the authenticator.
-
-        Call this in the loop.
-        """
-        self.manager.credit(self.now())
-
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, in seconds on `time.monotonic`.
-
-        Call this in the loop. The list is empty if the session has ended.
-        """
+        """Return a device's latest time spans, on the clock of `now`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
     def now(self) -> float:
-        """Return the current time of `time.monotonic`, in seconds."""
         return time.monotonic()
 
     def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Run `ask` in the loop and return its result. Call this from any thread but the loop's."""
+        """Run `ask` in the loop and return its result. Call this from any other thread."""
 
         async def asked() -> _Answer:
             return ask()
@@ -543,11 +477,7 @@ class LiveRuntime(Runtime):
     # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the loop.
-
-        Raises:
-            FleetError: when the fleet is closed.
-        """
+        """Submit a GEMM to the loop. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self.count(future)
@@ -555,7 +485,7 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        """Submit a GEMM in the loop. An unexpected error ends the GEMM and is raised by `wait`."""
+        """Submit a GEMM. An unexpected error ends the GEMM and is raised by `wait`."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -582,41 +512,32 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds. Return False on timeout.
+        """Poll a condition until it holds. Raise FleetError when the fleet is closed."""
 
-        Raises:
-            FleetError: when the fleet is closed.
-        """
-        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not condition():
-            if self._closed:
+        def met() -> bool:
+            holds = condition()
+            if self._closed and not holds:
                 raise FleetError(_CLOSING)
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(_LOOK_S)
-        return True
+            return holds
+
+        return super().wait_until(met, timeout_s)
 
     def withdraw(self, future: GemmFuture) -> None:
         """Withdraw a GEMM that is no longer needed, and wait until the GEMM has ended."""
         if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
+            job = future.job.id
+            self._post(lambda: self.execute(self.manager.withdraw(job, self.now())))
             self.wait(future)
         elif not self.wait(future, 0.0):  # no loop remains to finish the GEMM
             future.error, future.done = _CLOSING, True
 
-    def _withdraw(self, job: int) -> None:
-        """Tell the session manager, in the loop, to withdraw a GEMM."""
-        self.execute(self.manager.withdraw(job, self.now()))
-
-    def advance_for_local_work(self, flops: float) -> None:
-        """Do nothing: the wall clock advances during local computation."""
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop, unless the fleet is closed."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(call, *arguments)
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages.
-
-        Raises:
-            FleetError: when the fleet is closed.
-        """
+        """Start a step by stages. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self._step_token = work.token
@@ -624,20 +545,13 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue micro-batch `batch` of the current step with an array that the PS computed."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
+        self._post(self._step_call, self.manager.give, batch, made, after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the core whether the numbers in the last `Suspect` outcome are correct, and why."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
+        self._post(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
-        """Call a step method of the session manager in the loop, and execute its instructions.
-
-        An unexpected error fails the step.
-        """
+        """Call the session manager in the loop. An unexpected error fails the step."""
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -646,7 +560,6 @@ class LiveRuntime(Runtime):
             )
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step by stages. Return None on timeout."""
         began_s = time.perf_counter()
         try:
             while True:
@@ -661,18 +574,11 @@ class LiveRuntime(Runtime):
             self._counters.waited_s += took_s
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome for `next_outcome`.
-
-        Args:
-            outcome: outcome of a step by stages.
-            work: the step of the outcome, to skip outcomes of abandoned steps; None to skip none.
-        """
+        """Queue an outcome for `next_outcome`, which skips those of abandoned steps."""
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
-        """Ask the loop to quarantine the device with session number `device`."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._quarantine, device, reason)
+        self._post(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
         """Report a wrong result, and quarantine the device that sent it. Runs in the loop."""
@@ -682,38 +588,22 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any. Devices keep arrays for the next step."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.withdraw_step)
+        self._post(self._step_call, self.manager.withdraw_step)
 
     def end_steps(self) -> None:
-        """End the current step by stages, if any, and let devices discard the step's arrays."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.end_steps)
+        self._post(self._step_call, self.manager.end_steps)
 
     def release(self, operand: int) -> None:
-        """Release an operand that no later GEMM uses. Any thread may call this."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._release, operand)
-
-    def _release(self, operand: int) -> None:
-        """Tell the session manager, in the loop, to release an operand."""
-        self.execute(self.manager.release(operand, self.now()))
+        self._post(lambda: self.execute(self.manager.release(operand, self.now())))
 
     def unbind(self, operand: int) -> None:
-        """Release an operand's memory in this process. Devices keep their copies of the operand."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self.manager.unbind, operand)
+        self._post(self.manager.unbind, operand)
 
     def close(self) -> None:
         """Stop the checker and compression threads. The `Server` stops the loop."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
         self._coder.close()
-
-
-def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
-    """Ignore an event: the event listener of a runtime without one."""
 
 
 def _name(record: Session) -> str:
@@ -729,14 +619,7 @@ def _shown(per_s: float, suffix: str) -> str:
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the error that `instructions` send to a session; None if they send no error."""
+    """Return the error that `instructions` send to a session, if any."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)
-
-
-def _wants_thread(message: messages.Put) -> bool:
-    """Return whether a thread should pack a message's array, because it is strided and large."""
-    payload = message.payload
-    strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
-    return strided and payload.nbytes > PACK_IN_THREAD_BYTES

@@ -176,8 +176,8 @@ def serve(
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
     from cleave.server.fleet_server import ServerConfig
+    from cleave.server.jobs.job_energy import SAMPLE_S
     from cleave.server.jobs.jobs import Jobs
-    from cleave.server.jobs.own_power import SAMPLE_S
     from cleave.transport.connection_limits import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode

@@ -7,8 +7,8 @@ import pickle
 import sys
 import threading
 
+from cleave.cluster.endpoint import OwnEndpoint
 from cleave.cluster.endpoint_calls import ServedEndpoint
-from cleave.cluster.own_endpoint import OwnEndpoint
 
 
 def main() -> None:

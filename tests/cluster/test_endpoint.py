@@ -17,11 +17,8 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.endpoint import Endpoint
-from cleave.cluster.endpoint_calls import EndpointLostError
 from cleave.cluster.endpoint_runtime import EndpointRuntime
-from cleave.cluster.endpoints import chosen_endpoints, once_there
 from cleave.cluster.message_packing import Packer, Unpacker, received_back, sent_back
-from cleave.cluster.spreading import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stages.arrays import StageArray
@@ -204,101 +201,6 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
     assert back.payload[0] is mine
     assert bytes(back.payload[1].payload) == bytes(20_000)
     assert bytes(back.payload[2]) == b"abc"
-
-
-def test_servers_take_endpoints_on_their_nodes_and_never_the_same() -> None:
-    assert chosen_endpoints(["a", "b"], ["b", "a"]) == [1, 0]
-    assert chosen_endpoints(["a", "b"], ["b", "b"]) == [1, 0]
-    assert chosen_endpoints(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
-
-
-@pytest.mark.parametrize(("lost", "found"), [(3, True), (1000, False)])
-def test_a_worker_waits_for_a_endpoint_that_starts_again(lost: int, found: bool) -> None:
-    tries, now_s = 0, 0.0
-
-    def attach() -> str:
-        nonlocal tries
-        tries += 1
-        if tries <= lost:
-            raise EndpointLostError("it starts")
-        return "attached"
-
-    def sleep(pause_s: float) -> None:
-        nonlocal now_s
-        now_s += pause_s
-
-    if found:
-        assert once_there(attach, lambda: now_s, sleep) == "attached"
-        assert (tries, now_s) == (4, 3.0)
-    else:
-        with pytest.raises(EndpointLostError):
-            once_there(attach, lambda: now_s, sleep)
-        assert 60.0 <= now_s <= 300.0
-
-
-def test_devices_are_spread_until_no_endpoint_has_two_more_than_another() -> None:
-    assert Balance().next([4, 0], 0.0) == [Move(0, 1, 2)]
-    assert Balance().next([3, 2], 0.0) == []
-    assert Balance().next([], 0.0) == []
-    assert Balance().next([9, 0, 0], 0.0) == [Move(0, 1, 3), Move(0, 2, 3)]
-
-
-def test_nothing_is_moved_while_devices_are_on_their_way() -> None:
-    balance = Balance()
-    assert balance.next([8, 0], 0.0)
-    assert balance.next([4, 1], 5.0) == []
-    assert balance.next([4, 4], 10.0) == []
-    assert balance.next([9, 4], 15.0) == [Move(0, 1, 2)]
-
-
-def test_a_endpoint_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
-    balance = Balance()
-    assert balance.next([8, 0, 4], 0.0)
-    assert balance.next([8, 0, 4], ARRIVES_S) == [Move(0, 2, 2)]
-    balance.sent.clear()
-    assert balance.next([6, 0, 6], ARRIVES_S + 1) == []
-    assert balance.next([6, 0, 6], ARRIVES_S + SHUNNED_S)
-
-
-def test_a_endpoint_that_does_not_answer_is_expected_nothing_of() -> None:
-    balance = Balance()
-    assert balance.next([8, 0], 0.0)
-    assert balance.next([8, None], 5.0) == []
-    assert balance.next([8, 0], ARRIVES_S) == [Move(0, 1, 4)]
-    assert balance.next([None, None], ARRIVES_S) == []
-
-
-def test_a_endpoint_is_not_left_alone_since_no_device_could_be_sent_there() -> None:
-    balance = Balance()
-    (move,) = balance.next([8, 0], 0.0)
-    balance.sent_fewer(move, 3)
-    assert balance.next([8, 0], 5.0) == []  # one is on its way
-    assert balance.next([7, 1], 10.0) == [Move(0, 1, 3)]
-    balance.sent_fewer(Move(0, 1, 3), 3)
-    assert balance.next([7, 1], 15.0) == [Move(0, 1, 3)]  # none was sent, and nobody is waited for
-
-
-def ready(*endpoints: Endpoint) -> tuple[int, ...]:
-    return tuple(endpoint.view().device_count for endpoint in endpoints)
-
-
-@pytest.mark.slow
-def test_idle_devices_go_to_the_endpoint_that_they_are_sent_to(endpoint: Endpoint) -> None:
-    other = Endpoint(serve(credential="secret"))
-    try:
-        with ExitStack() as stack:
-            joined(stack, endpoint, 3)
-            endpoint.send(2, other.address())
-            until(lambda: ready(endpoint, other) == (1, 2))
-            fleet = attached(other)
-            a = np.arange(12.0).reshape(3, 4)
-            np.testing.assert_array_equal(
-                submit(fleet, a, a.T).result().array, (a @ a.T).astype(np.float32)
-            )
-            other.send(5, endpoint.address())
-            until(lambda: ready(endpoint, other) == (3, 0))
-    finally:
-        other.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -226,14 +225,3 @@ def test_a_revocation_counts_more_than_a_quarantine_that_is_reported_late(
     told(membership, members)
     assert isinstance(membership.admit(hello, HERE), Refusal)
     assert stored(access, identity).standing is AccessStatus.REVOKED
-
-
-def test_a_mark_reaches_all_servers(
-    members: Members, membership: Membership, access: Access
-) -> None:
-    hello, identity = joined(members, access)
-    told(membership, members)
-    members.mark_own(identity, own=True)
-    told(membership, members)
-    admission: Any = membership.admit(hello, HERE)
-    assert admission.own

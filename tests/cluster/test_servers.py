@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from cleave.cluster.endpoint import Endpoint
+from cleave.cluster.endpoint import Endpoint, EndpointSetup
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
-from cleave.cluster.endpoint_logs import EndpointLogs
 from cleave.cluster.endpoint_runtime import EndpointRuntime
-from cleave.cluster.endpoints import Endpoints
+from cleave.cluster.endpoints import EndpointLogs, Endpoints
 from cleave.cluster.membership import Members
-from cleave.cluster.own_endpoint import EndpointSetup
 from cleave.cluster.servers import Servers
 from cleave.fleet.fleet import Fleet
 from cleave.server.api.overview import Question
@@ -158,6 +156,15 @@ def test_devices_join_one_server_and_are_shown_once_wherever_they_are(cluster: C
         assert len(listed) == 4
         assert all(device["own"] for device in listed)
         until(lambda: {d["state"] for d in cluster.ask("devices")["devices"]} == {"ready"})
+
+        def events() -> list[tuple[int, int]]:
+            """Of all servers in one log: the ids of joins, and by which server."""
+            rows = cluster.overview()["events"]["rows"]
+            return [(id, device % 2) for id, _, kind, device, _ in rows if kind == "join"]
+
+        until(lambda: {server for _, server in events()} == {0, 1})
+        ids = [id for id, _ in events()]
+        assert ids == sorted(set(ids))
         assert running.error is None
 
 
@@ -174,21 +181,6 @@ def test_a_device_is_thrown_out_of_all_servers_and_its_work_is_stored(cluster: C
         assert {device["state"] for device in listed} == {"revoked"}
         assert sum(device["blocks"] for device in listed) > 0
         assert all("sold" in note for note in running.fleet.notes if "revoked" in note)
-
-
-@pytest.mark.slow
-def test_events_of_all_servers_are_in_one_log(cluster: Cluster) -> None:
-    with emulation(cluster.url(2), [DEVICE] * 2):
-
-        def joined() -> set[int]:
-            """Of which servers: they number their devices in turn."""
-            rows = cluster.overview()["events"]["rows"]
-            return {device % 2 for _, _, kind, device, _ in rows if kind == "join"}
-
-        until(lambda: joined() == {0, 1})
-        rows = cluster.overview()["events"]["rows"]
-        ids = [id for id, *_ in rows]
-        assert ids == sorted(set(ids))
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_nothing_is_said_while_devices_are_there() -> None:
     assert fleet.counters().local_gemms == 0
 
 
-@pytest.mark.parametrize("lost_s", [0.0, 0.004, 0.02, 0.05])
+@pytest.mark.parametrize("lost_s", [0.0, 0.02])
 def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
     """Whenever the devices vanish, pending products are finished, and later ones, until one is."""
     fleet, runtime, told = virtual(2, 5.0)

@@ -17,8 +17,8 @@ from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, Side
+from cleave.fleet.runtime import BlockChecks
 from cleave.machine.backends import Compute, NumpyBackend
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.reputation import KNOWN_AFTER
@@ -169,7 +169,7 @@ def test_a_check_that_breaks_ends_the_work_with_its_reason(
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("cleave.fleet.block_checks.BlockChecks.judge", broken)
+    monkeypatch.setattr("cleave.fleet.runtime.BlockChecks.judge", broken)
     with (
         cleave.serve() as server,
         device(server, "honest", ComputeThread(NumpyBackend())),
@@ -192,7 +192,7 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
             raise MemoryError("no room")
         return whole(kept, future, task, payload)
 
-    monkeypatch.setattr("cleave.fleet.block_checks.BlockChecks.judge", breaks_once)
+    monkeypatch.setattr("cleave.fleet.runtime.BlockChecks.judge", breaks_once)
     monkeypatch.setattr("cleave.server.runtime.CHECK_INLINE_FLOPS", inline_flops)
     outcomes: list[object] = []
     with (

@@ -21,8 +21,7 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED, SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
-from cleave.server.jobs.job_energy import JobLog, JobMeter, ServerLog, usages_of
-from cleave.server.jobs.own_power import OwnPower
+from cleave.server.jobs.job_energy import JobLog, JobMeter, OwnPower, ServerLog, usages_of
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 from profiles.library import load_profiles
@@ -119,7 +118,7 @@ def test_a_job_has_what_devices_did_between_its_begin_and_its_end() -> None:
     log.ended(sessions.pop(2), 130.0)
     sessions[3] = session(3, "raspberry-pi-5", opened_s=140.0, telemetry={"energy_j": 90.0})
     sessions[3].address = "127.0.0.1"
-    usages, here = log.usages(sessions, 150.0)
+    usages, here = usages_of(log.did(sessions, 150.0))
     phones, board = sorted(usages, key=lambda usage: usage.profile, reverse=True)
     assert (phones.profile, phones.devices) == ("snapdragon-888", 2)
     assert phones.present_s == 50.0 + 30.0
@@ -134,7 +133,7 @@ def test_a_job_keeps_the_kinds_of_devices_without_a_profile() -> None:
     slow, fast = session(1, "", kind=DeviceKind.PHONE), session(2, "", kind=DeviceKind.PHONE)
     fast.rates = replace(RATES, flops_per_s=3e10)
     sessions = {1: slow, 2: fast, 3: session(3, "", kind=DeviceKind.LAPTOP)}
-    usages, _ = JobLog({}, 0.0).usages(sessions, 10.0)
+    usages, _ = usages_of(JobLog({}, 0.0).did(sessions, 10.0))
     found = {usage.kind: (usage.devices, usage.flops_per_s) for usage in usages}
     assert found == {DeviceKind.PHONE: (2, 3e10), DeviceKind.LAPTOP: (1, 1e10)}
 
@@ -144,14 +143,14 @@ def test_what_a_device_measured_before_a_job_is_not_the_jobs() -> None:
     silent = session(2)
     log = JobLog({1: known, 2: silent}, 100.0)
     known.telemetry["energy_j"], silent.telemetry["energy_j"] = 150.0, 400.0
-    usages, _ = log.usages({1: known, 2: silent}, 200.0)
+    usages, _ = usages_of(log.did({1: known, 2: silent}, 200.0))
     assert sorted(usage.measured_j or 0.0 for usage in usages) == [0.0, 50.0]
 
 
 def test_a_device_that_comes_again_is_one_device() -> None:
     log = JobLog({}, 0.0)
     log.ended(session(1, identity=7), 10.0)
-    (usage,), _ = log.usages({2: session(2, identity=7, opened_s=12.0)}, 20.0)
+    (usage,), _ = usages_of(log.did({2: session(2, identity=7, opened_s=12.0)}, 20.0))
     assert (usage.devices, usage.present_s) == (1, 18.0)
 
 
@@ -215,7 +214,7 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_runs_devices_too_is_not_the_servers_energy() -> None:
-    usage = JobLog({}, 0.0).usages({1: session(1)}, 10.0)[0]
+    usage = usages_of(JobLog({}, 0.0).did({1: session(1)}, 10.0))[0]
     shared = RunEnergy(10.0, 10.0, usage, 500.0, "RAPL", virtual=False, devices_here=1)
     assert shared.ps == Ps()
     assert "runs devices, too: not counted" in shared.notes()[1]

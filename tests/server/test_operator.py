@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +50,19 @@ class Runner:
     def run(self, arguments: Any, fleet: Any, report: Any, stop: Any) -> None:
         report(self.record)
         assert self.ends.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner({"event": "note", "text": "preparing"})
+
+
+@pytest.fixture
+def jobs(runner: Runner) -> Iterator[Jobs]:
+    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+    yield jobs
+    runner.ends.set()
+    jobs.close(PATIENCE_S)
 
 
 async def heard(link: Connection) -> Message:
@@ -102,9 +115,7 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     store.close()
 
 
-def test_who_submits_is_told_what_the_job_waits_for() -> None:
-    runner = Runner({"event": "note", "text": "preparing"})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:
     first = jobs.submit({"job": {"model": "opt-tiny"}})
 
     async def scenario() -> None:
@@ -120,18 +131,12 @@ def test_who_submits_is_told_what_the_job_waits_for() -> None:
         await link.close()
         await session
 
-    try:
-        in_time(scenario())
-        assert [job.id for job in jobs.ahead(first)] == []
-    finally:
-        runner.ends.set()
-        jobs.close(PATIENCE_S)
+    in_time(scenario())
+    assert jobs.ahead(first) == []
 
 
 @pytest.mark.parametrize("bye", [True, False])
-def test_who_leaves_is_followed_by_no_records(bye: bool) -> None:
-    runner = Runner({"event": "note", "text": "preparing"})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def test_who_leaves_is_followed_by_no_records(bye: bool, jobs: Jobs, runner: Runner) -> None:
 
     async def scenario() -> None:
         link, session = await followed(jobs)
@@ -149,8 +154,6 @@ def test_who_leaves_is_followed_by_no_records(bye: bool) -> None:
     in_time(scenario())
     (job,) = jobs.all()
     assert job.followers == []
-    runner.ends.set()
-    jobs.close(PATIENCE_S)
 
 
 def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
@@ -161,7 +164,7 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
         loop = asyncio.get_running_loop()
 
         async def looks_again() -> None:
-            for wake in [wake for job in jobs.all() for wake in job.followers]:
+            for wake in [wake for job in served.all() for wake in job.followers]:
                 wake()
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -170,20 +173,20 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
             if "done" in text:  # its state is final, and its last record is not there yet
                 asyncio.run_coroutine_threadsafe(looks_again(), loop).result(PATIENCE_S)
 
-        jobs = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
-        link, _ = await followed(jobs)
+        served = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
+        link, _ = await followed(served)
         records = [await heard(link) for _ in range(2)]
         assert [record.record["event"] for record in records] == ["note", "end"]  # type: ignore[union-attr]
         await link.close()
-        await asyncio.to_thread(jobs.close, PATIENCE_S)
+        await asyncio.to_thread(served.close, PATIENCE_S)
 
     in_time(scenario())
 
 
-def test_who_follows_a_job_is_told_how_far_its_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_follows_a_job_is_told_how_far_its_step_is(
+    monkeypatch: pytest.MonkeyPatch, jobs: Jobs
+) -> None:
     monkeypatch.setattr(operator, "_TASKS_EVERY_S", 0.01)
-    runner = Runner({"event": "note", "text": "preparing"})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
     server = SimpleNamespace(progress=lambda: StepProgress(3, 8))
 
     async def scenario() -> None:
@@ -198,13 +201,9 @@ def test_who_follows_a_job_is_told_how_far_its_step_is(monkeypatch: pytest.Monke
     in_time(scenario())
     (job,) = jobs.all()
     assert [record["event"] for record in job.records] == ["note"]
-    runner.ends.set()
-    jobs.close(PATIENCE_S)
 
 
-def test_a_job_that_goes_on_is_followed_to_its_second_end() -> None:
-    runner = Runner({"event": "note", "text": "training"})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def test_a_job_that_goes_on_is_followed_to_its_second_end(jobs: Jobs, runner: Runner) -> None:
 
     async def scenario() -> None:
         link, _ = await followed(jobs)
@@ -223,12 +222,9 @@ def test_a_job_that_goes_on_is_followed_to_its_second_end() -> None:
         await link.close()
 
     in_time(scenario())
-    jobs.close(PATIENCE_S)
 
 
-def test_what_is_no_request_ends_the_session_with_a_reason() -> None:
-    runner = Runner({"event": "note", "text": "preparing"})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def test_what_is_no_request_ends_the_session_with_a_reason(jobs: Jobs) -> None:
 
     async def scenario() -> None:
         link, session = await followed(jobs)
@@ -240,13 +236,12 @@ def test_what_is_no_request_ends_the_session_with_a_reason() -> None:
         await session
 
     in_time(scenario())
-    runner.ends.set()
-    jobs.close(PATIENCE_S)
 
 
-def test_a_record_that_cannot_be_sent_is_no_reason_to_wait_for_ever() -> None:
-    runner = Runner({"event": "note", "text": object()})
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def test_a_record_that_cannot_be_sent_is_no_reason_to_wait_for_ever(
+    jobs: Jobs, runner: Runner
+) -> None:
+    runner.record["text"] = object()
 
     async def scenario() -> None:
         link, session = await followed(jobs)
@@ -256,5 +251,3 @@ def test_a_record_that_cannot_be_sent_is_no_reason_to_wait_for_ever() -> None:
         await session
 
     in_time(scenario())
-    runner.ends.set()
-    jobs.close(PATIENCE_S)

@@ -31,14 +31,16 @@ from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import (
     DEVICE_COLUMNS,
+    MAX_HOLDERS,
     MAX_STREAMS,
     STREAM_S,
+    Look,
     Overview,
     Question,
+    Rates,
     ServerFacts,
+    stages_answer,
 )
-from cleave.server.api.rates import Look, Rates
-from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.training.loop.records import StepRecord, to_dict
@@ -188,28 +190,6 @@ def test_devices_and_what_is_not_known_of_them(
     assert any("1 of 2 devices" in line for line in energy["assumed"])
 
 
-def test_the_power_of_a_class_stands_in_and_is_counted(
-    overview: Overview, fleet: Fleet, clock: Clock
-) -> None:
-    for id, profile in enumerate(("iphone-12", "snapdragon-888", "rtx-5090-laptop"), start=1):
-        fleet.join(id, profile=profile)
-        session = fleet.manager.sessions[id]
-        overview.happened(EventKind.JOIN, session, "")
-        session.counters.compute_s = 4.0
-    clock.now_s += 10
-    energy = overview.answer(Question())["energy"]
-    assert energy["devices_j"] == pytest.approx(2 * 6.75 * 4)  # nothing was sent
-    assert (energy["devices_known"], energy["devices_unknown"]) == (2, 1)
-    said = [line for line in energy["assumed"] if line.startswith(("1 of 3", "2 of 3"))]
-    assert said[0] == "2 of 3 devices: power of a typical phone, as theirs is not known"
-    assert said[-1] == "1 of 3 devices: their power is unknown, not counted"
-    gone = fleet.manager.sessions[1]
-    fleet.manager.closed(1, "gone", clock())
-    overview.happened(EventKind.LEAVE, gone, "gone")
-    said = overview.answer(Question())["energy"]["assumed"]
-    assert any(line.startswith("1 of 1 sessions that ended: power of a typical") for line in said)
-
-
 def test_a_kind_that_a_device_states_stands_in_for_a_profile(
     overview: Overview, fleet: Fleet, clock: Clock
 ) -> None:
@@ -304,20 +284,6 @@ def test_the_plan_fills_as_blocks_come_back(overview: Overview, fleet: Fleet, cl
     ((generation, name, predicted_s, took_s),) = seen["gemms"]
     assert (generation, name, predicted_s) == (7, plan["name"], plan["predicted_s"])
     assert took_s == pytest.approx(1.5)
-
-
-def test_what_a_lost_device_had_is_in_the_tiles_of_others(
-    overview: Overview, fleet: Fleet, clock: Clock
-) -> None:
-    for id in (1, 2, 3):
-        fleet.join(id)
-    gemm = Gemm(2048, 2048, 512)
-    fleet.submit(gemm)
-    fleet.manager.closed(1, "gone", clock())
-    tiles = overview.answer(Question())["plan"]["tiles"]
-    volume = sum((t[2] - t[1]) * (t[4] - t[3]) * (t[6] - t[5]) for t in tiles)
-    assert volume == gemm.volume
-    assert overview.answer(Question())["totals"]["reissued"] > 0
 
 
 def test_a_step_by_stages_and_whose_the_devices_are(overview: Overview, fleet: Fleet) -> None:

@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,12 @@ def add_device(store: Store, name: str = "phone", credential: bytes = b"c") -> D
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with closing(Store(path)) as store:
+        yield store
 
 
 def test_everything_is_there_again(path: Path) -> None:
@@ -73,18 +81,15 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
     store.close()
 
 
-def test_names_are_unique_and_found(path: Path) -> None:
-    store = Store(path)
+def test_names_are_unique_and_found(store: Store) -> None:
     devices = [add_device(store, n, bytes([i])) for i, n in enumerate(["a", "a", "7", "", "a"])]
     assert [d.name for d in devices] == ["a", "a-2", "device 7", "device", "a-3"]
     for device in devices:
         assert store.find_device(device.name) == store.find_device(str(device.id)) == device
     assert store.find_device("nobody") is None
-    store.close()
 
 
-def test_a_code_is_used_as_often_as_it_is_for(path: Path) -> None:
-    store = Store(path)
+def test_a_code_is_used_as_often_as_it_is_for(store: Store) -> None:
     code = store.add_code(b"x", 2, NOW_S + 600, NOW_S)
     names = [store.redeem(code.id, "d", bytes([i]), NOW_S + 1) for i in range(3)]
     assert [d is not None for d in names] == [True, True, False]
@@ -95,11 +100,9 @@ def test_a_code_is_used_as_often_as_it_is_for(path: Path) -> None:
     assert store.redeem(late.id, "d", b"z", NOW_S + 600) is None
     store.add_code(b"later", 1, NOW_S + CODES_KEPT_S + 1000, NOW_S + CODES_KEPT_S + 601)
     assert store.code(b"y") is None
-    store.close()
 
 
-def test_a_void_code_is_of_no_use_and_devices_remember_theirs(path: Path) -> None:
-    store = Store(path)
+def test_a_void_code_is_of_no_use_and_devices_remember_theirs(store: Store) -> None:
     code = store.add_code(b"x", 2, NOW_S + 600, NOW_S)
     device = store.redeem(code.id, "d", b"1", NOW_S)
     assert device is not None
@@ -108,7 +111,6 @@ def test_a_void_code_is_of_no_use_and_devices_remember_theirs(path: Path) -> Non
     assert store.redeem(code.id, "d", b"2", NOW_S) is None
     (found,) = store.codes()
     assert (found.used, found.void, found.is_open(NOW_S)) == (1, "lost", False)
-    store.close()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -11,8 +11,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.sessions.admission import clean_text
-from cleave.server.auth.access import Access
-from cleave.server.auth.codes import CODE_LIFE_S
+from cleave.server.auth.access import CODE_LIFE_S, Access
 from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, StoredJob
 
 Answer = dict[str, Any]
@@ -25,58 +24,27 @@ _ACTIONS: Final = (
 
 
 class Sessions(Protocol):
-    """The sessions of one server or of all servers. `Server` and `Servers` implement it."""
+    """The sessions of one server or of all servers, as `Server` and `Servers` implement it."""
 
     dashboard_url: str
 
-    def describe_devices(self) -> list[dict[str, object]]:
-        """Return one JSON-compatible dictionary for each connected device."""
-        ...
-
-    def join_url(self, credential: str) -> str:
-        """Return the join URL that contains this credential or join code."""
-        ...
-
-    def join_page_url(self, credential: str) -> str:
-        """Return the URL of the join page for browsers, with this credential or join code."""
-        ...
-
-    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions, and send the device an error with this code and reason."""
-        ...
-
-    def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device."""
-        ...
-
-    def credit(self) -> None:
-        """Report each device's contribution since the last call to the authenticator."""
-        ...
-
-    def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running."""
-        ...
+    def describe_devices(self) -> list[dict[str, object]]: ...
+    def join_url(self, credential: str) -> str: ...
+    def join_page_url(self, credential: str) -> str: ...
+    def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None: ...
+    def mark_own(self, identity: int, own: bool) -> None: ...
+    def credit(self) -> None: ...
+    def progress(self) -> StepProgress | None: ...
 
 
 class DeviceAdmin:
-    """Handles operators' requests about devices, join codes and past jobs.
+    """Handles operators' requests about devices, join codes and past jobs, in the server's loop.
 
-    Call the methods in the server's loop. Commands use this class without a running server.
-
-    Args:
-        access: admits devices, and provides access to the stored devices.
-        jobs: returns all stored jobs.
-        clock: returns Unix time, in seconds.
-
-    Attributes:
-        sessions: sessions of the running server; None if no server is running.
+    Commands use this class without a running server. Then `sessions` is None.
     """
 
     def __init__(
-        self,
-        access: Access,
-        jobs: Callable[[], list[StoredJob]],
-        clock: Callable[[], float],
+        self, access: Access, jobs: Callable[[], list[StoredJob]], clock: Callable[[], float]
     ) -> None:
         self.sessions: Sessions | None = None
         self._access = access
@@ -89,18 +57,7 @@ class DeviceAdmin:
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Carry out an operator's action.
-
-        Args:
-            action: name of the action.
-            arguments: arguments of the action, as defined by the protocol.
-
-        Returns:
-            The data for the reply to the operator.
-
-        Raises:
-            CleaveError: when the action fails.
-        """
+        """Carry out an operator's action, and return the data for the reply."""
         match action:
             case "pair":
                 return self._pair(arguments)
@@ -165,14 +122,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions to the store.
-
-        Returns:
-            Why the writes failed; empty if the writes succeeded.
-
-        Raises:
-            CleaveError: when the writes failed and no running server can retry them.
-        """
+        """Write pending decisions. Return why that failed; raise if nobody retries it."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
@@ -196,7 +146,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return a map from the identity of each connected device to its session."""
+        """Return the session of each connected device by identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()
@@ -245,8 +195,8 @@ class DeviceAdmin:
             text = f"the operator revoked this device's credential{why}; it needs a new join code"
             self.sessions.end_identity(device.id, ErrorCode.CREDENTIAL, text)
         void = [code.id for code in self._access.void_codes_of(device)]
-        unwritten, known = self._written(), self._codes_by_id()
-        return {**self._now(device), "codes": [known[id] for id in void], "unwritten": unwritten}
+        now, known = self._now(device), self._codes_by_id()
+        return {**now, "codes": [known[id] for id in void]}
 
     def _release(self, device: DeviceRecord) -> Answer:
         if device.standing is AccessStatus.REVOKED:
@@ -257,8 +207,7 @@ class DeviceAdmin:
         if device.standing is not AccessStatus.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
         self._access.statuses.decide(device.id, device.name, AccessStatus.ADMITTED, "")
-        unwritten = self._written()
-        return {**self._now(device), "unwritten": unwritten}
+        return self._now(device)
 
     def _mark_own(self, device: DeviceRecord, own: object) -> Answer:
         if type(own) is not bool:
@@ -271,13 +220,13 @@ class DeviceAdmin:
         self._access.statuses.mark_own(device.id, device.name, own)
         if self.sessions is not None:
             self.sessions.mark_own(device.id, own)
-        unwritten = self._written()
-        return {**self._now(device), "unwritten": unwritten}
+        return self._now(device)
 
     def _now(self, device: DeviceRecord) -> Answer:
-        found = self._store.device(device.id)
+        """Write pending decisions, and describe a device."""
+        unwritten, found = self._written(), self._store.device(device.id)
         assert found is not None
-        return {"device": self._describe(found, self._here())}
+        return {"device": self._describe(found, self._here()), "unwritten": unwritten}
 
 
 def _state(code: CodeRecord, now_s: float) -> str:

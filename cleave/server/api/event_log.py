@@ -10,37 +10,22 @@ from typing import Final, NamedTuple
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
-KEPT: Final = 2000
-"""Number of latest events that the log retains."""
-
-MAX_TEXT: Final = 200
-"""Maximum length of an event's text, in characters."""
+KEPT: Final = 2000  # number of latest events that the log retains
+MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 
 class Event(NamedTuple):
-    """An event of the server, such as a device that joined.
+    """An event of the server, such as a device that joined."""
 
-    Attributes:
-        id: number of the event, counted from 1.
-        time_s: Unix time of the event, in seconds.
-        device: session number of the device that the event concerns; 0 if no device is concerned.
-        text: description of the event for users.
-    """
-
-    id: int
-    time_s: float
+    id: int  # counted from 1
+    time_s: float  # Unix time
     kind: EventKind
-    device: int
-    text: str
+    device: int  # session number; 0 if no device is concerned
+    text: str  # for users
 
 
 class EventLog:
-    """Retains the latest events of a server. Thread-safe.
-
-    Args:
-        clock: returns Unix time, in seconds.
-        kept: maximum number of events to retain.
-    """
+    """Retains the latest events of a server. Thread-safe. `clock` returns Unix time, in seconds."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
@@ -56,16 +41,7 @@ class EventLog:
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return the latest events after the event with this id.
-
-        Args:
-            id: only events with a greater id are returned.
-            most: maximum number of events to return.
-
-        Returns:
-            The events, oldest first, and the id of the latest event. The id is 0 if there was no
-            event yet.
-        """
+        """Return up to `most` events after this id, oldest first, and the latest id, or 0."""
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

@@ -12,10 +12,8 @@ from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, r
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Merge the overviews of several servers into one overview.
 
-    Args:
-        own: overview of the queried server. The result contains its job, events, server facts and
-            latest GEMMs. The energy in `own` must already cover all servers.
-        others: overviews of the other servers. No two servers use the same session number.
+    The job, events, server facts and latest GEMMs are those of `own`, whose energy must already
+    cover all servers. No two servers use the same session number.
     """
     every = [own, *others]
     return {
@@ -24,10 +22,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
         "totals": _sum([each["totals"] for each in every]),
         "traffic": _sum_deep([each["traffic"] for each in every]),
         "saved": _sum_deep([each["saved"] for each in every]),
-        "rates": {
-            **_sum([each["rates"] for each in every]),
-            "window_s": own["rates"]["window_s"],
-        },
+        "rates": {**_sum([each["rates"] for each in every]), "window_s": own["rates"]["window_s"]},
         "devices": _devices([each["devices"] for each in every]),
         "plan": _first(each["plan"] for each in every),
         "stages": _first(each["stages"] for each in every),

@@ -20,8 +20,7 @@ from cleave.transport.connection import Connection, ConnectionLostError
 VIEWER_PAUSE_S: Final = 0.25
 """Seconds to wait after a viewer's request before the server reads the viewer's next request."""
 
-_RECORDS: Final = 10_000
-"""Maximum number of training records in one reply."""
+_RECORDS: Final = 10_000  # maximum number of training records in one reply
 
 _TASKS_EVERY_S: Final = 1.0
 """Seconds between two progress messages to an operator who follows a job."""
@@ -33,13 +32,8 @@ _ALL_MAY: Final = ("overview", "status")
 class OperatorSessions:
     """Serves the connections of operators and viewers in the server's loop.
 
-    Args:
-        device_admin: handles requests about devices; None for a server that stores no devices.
-        overview: handles `overview` requests; None to refuse such requests.
-
-    Attributes:
-        jobs: jobs of the server; None until the fleet that trains the jobs exists.
-        server: sessions of the server; None until the server listens.
+    Without `device_admin` or `overview`, requests for these are refused. `jobs` and `server` are
+    None until the server listens.
     """
 
     def __init__(
@@ -53,13 +47,7 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """Serve one operator or viewer until the client disconnects.
-
-        Args:
-            connection: connection to the client.
-            hello: the client's hello, which the server has accepted.
-            access_level: whether the client is an operator or a viewer.
-        """
+        """Serve an operator or viewer, whose hello was accepted, until the client disconnects."""
         await connection.send(encode(messages.Welcome(device=0)))
         try:
             async with asyncio.TaskGroup() as streams:
@@ -76,12 +64,7 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Reply to a client's requests, and start tasks that stream the records of followed jobs.
-
-        Raises:
-            ConnectionLostError: when the client disconnects, which ends the streaming tasks.
-            ProtocolError: when the client sends a message other than a request or a `bye`.
-        """
+        """Reply to a client's requests until it disconnects. Start tasks that stream records."""
         while True:
             message = decode(await connection.receive())
             if isinstance(message, messages.Bye):
@@ -98,12 +81,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Carry out a request.
-
-        Returns:
-            The reply, and the job whose records the server must now stream to the client; None
-            instead of a job if the request follows no job.
-        """
+        """Return the reply to a request, and the job to stream to the client, if any."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -196,7 +174,6 @@ class OperatorSessions:
             self.jobs.unfollow(job, wake)
 
     async def _wait(self, connection: Connection, job: TrainingJob, news: asyncio.Event) -> None:
-        """Wait until a job has new records. Meanwhile, send the progress of the current step."""
         told: StepProgress | None = None
         while True:
             try:
@@ -212,7 +189,7 @@ class OperatorSessions:
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:
-    """Encode a reply. If the reply cannot be encoded, encode a reply that states the error."""
+    """Encode a reply or, if it cannot be encoded, a reply that states the error."""
     try:
         return encode(reply)
     except ProtocolError as error:

@@ -1,16 +1,15 @@
 """Create overviews of the server's activity for the dashboard, `cleave status` and `/metrics`.
 
-An overview is created for each request, in the server's loop, from the fleet's counters. Unknown
-values are None and never estimated. The size of an overview stays below the protocol's limit for
-headers, regardless of the number of devices and records.
+Unknown values are None and never estimated. The size of an overview stays below the protocol's
+limit for headers, regardless of the number of devices and records.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -20,16 +19,50 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.view import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog
-from cleave.server.api.rates import Look, Rates
-from cleave.server.api.stages import stages_answer
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
-from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
+from cleave.server.jobs.jobs import Jobs, TrainingJob
 from profiles.device_profile import DeviceProfile
+
+WINDOW_S: Final = 10.0
+"""Length of the window over which rates are computed, in seconds.
+
+The window is longer if the counters are read less often.
+"""
+
+_APART_S: Final = 0.5  # minimum seconds between two retained snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A snapshot of all counters. The time is on a monotonic clock."""
+
+    at_s: float
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)  # all sessions, also ended ones
+    devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
+
+
+class Rates:
+    """Retains the snapshots of the last `window_s` seconds. All counters were 0 at `began_s`."""
+
+    def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._looks = deque([Look(began_s)])
+
+    def since(self, now: Look) -> Look:
+        """Retain `now`. Return the oldest snapshot in the window or else the latest before it."""
+        while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
+            self._looks.popleft()
+        earlier = self._looks[0]
+        if now.at_s - self._looks[-1].at_s >= _APART_S:
+            self._looks.append(now)
+        return earlier
+
 
 Answer = dict[str, Any]
 
@@ -48,81 +81,48 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
-STREAM_S: Final = 30.0
-"""Length in seconds of the device activity that a stream covers."""
-
-STEP_BYTES: Final = 900
-"""Maximum size of a training step's record, in bytes."""
-
+STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
+STEP_BYTES: Final = 900  # maximum size of a training step's record, in bytes
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
-
 _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The interface that an overview needs from a fleet. `LiveRuntime` implements it."""
+    """What an overview needs from a fleet. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
-    def counters(self) -> FleetCounters:
-        """Return a snapshot of the fleet's counters."""
-        ...
-
-    def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if no step is running."""
-        ...
-
-    def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, in seconds on a monotonic clock."""
-        ...
+    def counters(self) -> FleetCounters: ...
+    def progress(self) -> StepProgress | None: ...
+    def timeline(self, session: int) -> list[TimeSpan]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server that stay constant while the server runs.
-
-    Attributes:
-        version: version of Cleave.
-        name: name of the server's machine.
-        verify: which results are checked, in the format of `cleave serve --verify`.
-        egress_bytes_per_s, ingress_bytes_per_s: bandwidths of the network card; None if unknown.
-    """
+    """Facts about a server that stay constant while the server runs."""
 
     version: str = ""
-    name: str = ""
-    verify: str = ""
-    egress_bytes_per_s: float | None = None
+    name: str = ""  # of the machine
+    verify: str = ""  # in the format of `cleave serve --verify`
+    egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Selects which parts of an overview a client requests.
+    """Selects which parts of an overview a client requests."""
 
-    Attributes:
-        after_event: id of the last event that the client already has.
-        job: id of the job whose records to include; empty for the running job or, if no job is
-            running, the latest job.
-        after_record: number of the job's records that the client already has.
-        device: session number of the device whose timeline to include; 0 for no timeline.
-        stream: whether to include the activity of all devices in the last `STREAM_S` seconds.
-    """
-
-    after_event: int = 0
-    job: str = ""
-    after_record: int = 0
-    device: int = 0
-    stream: bool = False
+    after_event: int = 0  # last event that the client already has
+    job: str = ""  # whose records to include; empty for the running or else the latest job
+    after_record: int = 0  # number of the job's records that the client already has
+    device: int = 0  # session number of the device whose timeline to include; 0 for none
+    stream: bool = False  # whether to include what all devices did in the last `STREAM_S` seconds
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Create a question from the arguments of an `overview` request.
-
-        Raises:
-            UsageError: when an argument has the wrong type or is negative.
-        """
+        """Create a question from a request's arguments. Raise UsageError if one is wrong."""
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
@@ -133,22 +133,17 @@ class Question:
 
 
 class Overview:
-    """Creates overviews of a running server.
+    """Creates overviews of a running server, in its loop.
 
     Args:
-        facts: constant facts about the server.
-        events: log to which `happened`, `job_happened` and `happened_elsewhere` add events.
         profiles: maps the profile names that devices state to profiles.
-        energy: adds up the energy that devices use.
-        clocks: wall clock and steady clock. The fleet must use the same steady clock.
+        clocks: the fleet must use the same steady clock.
         power: returns the energy that the server's machine has used; None if unknown.
         trouble: returns the store's current error; empty if the store works.
 
     Attributes:
-        live: the server's fleet; None until the server listens.
-        jobs: the server's jobs; None until the server listens.
-        combine: if several servers train together, adds the data of the other servers to this
-            server's overview.
+        live, jobs: None until the server listens.
+        combine: adds the data of other servers to this server's overview.
         energy_elsewhere: returns the energy that the devices of other servers have used.
     """
 
@@ -209,12 +204,7 @@ class Overview:
         self._events.add(kind, device, text)
 
     def answer(self, question: Question) -> Answer:
-        """Create an overview with the requested parts, in the format that the protocol defines.
-
-        Raises:
-            CleaveError: when the server has not finished starting.
-            UsageError: when the requested job does not exist.
-        """
+        """Create an overview with the requested parts, in the format that the protocol defines."""
         live = self.live
         if live is None:
             raise CleaveError("the server is still starting; try again")
@@ -312,18 +302,15 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id.
-
-        For an empty id, return the running job or, if no job is running, the latest job.
-        """
+        """Return the job with this id; for an empty id, the running or else the latest job."""
         if self.jobs is None:
             return None
         if id:
             return self.jobs.find(id)
-        every = self.jobs.all()
-        running = (job for job in every if job.state is JobState.RUNNING)
-        latest = max(every, key=lambda job: (job.started_s or 0.0, job.number), default=None)
-        return next(running, latest)
+        latest = max(
+            self.jobs.all(), key=lambda job: (job.started_s or 0.0, job.number), default=None
+        )
+        return self.jobs.running or latest
 
     def _devices(
         self,
@@ -430,10 +417,7 @@ def row_bytes(row: Sequence[object]) -> int:
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return the activity of devices in the last `STREAM_S` seconds.
-
-    Times are integers in milliseconds, to keep the overview short.
-    """
+    """Return what devices did in the last `STREAM_S` seconds, in milliseconds to be short."""
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -498,4 +482,37 @@ def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
         "elapsed_s": now_s - begun_s,
         "generation": job.id,
         "tiles": tiles,
+    }
+
+
+MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview lists, over all stages
+
+
+def stages_answer(view: StepView | None) -> dict[str, Any] | None:
+    """Return the state of a step by stages in the protocol's format; None without a step."""
+    if view is None:
+        return None
+    stages, room = [], MAX_HOLDERS
+    for stage in view.stages:
+        answer = {
+            "first": stage.first,
+            "stop": stage.stop,
+            "loss": stage.loss,
+            "slice": None if stage.slice is None else [stage.slice.number, stage.slice.of],
+            "forward": stage.forward,
+            "backward": stage.backward,
+            "landed": stage.landed,
+            "devices": len(stage.holders),
+            "holders": [
+                [holder.device, holder.forward, holder.backward, holder.summed, holder.coming]
+                for holder in stage.holders[:room]
+            ],
+        }
+        stages.append(answer)
+        room = max(0, room - len(stage.holders))
+    return {
+        "batches": view.batches,
+        "ended": view.ended,
+        "repeated": view.repeated,
+        "stages": stages,
     }

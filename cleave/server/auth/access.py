@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from cleave.errors import UsageError
 from cleave.protocol.device_counters import DeviceCounters
@@ -22,14 +23,6 @@ from cleave.scheduler.sessions.admission import (
     same_secret,
 )
 from cleave.scheduler.sessions.behavior import Behavior
-from cleave.server.auth.codes import (
-    ALPHABET,
-    CODE_LIFE_S,
-    CREDENTIAL_BYTES,
-    hash_secret,
-    new_code,
-    read_code,
-)
 from cleave.server.store.access_status import AccessStatuses
 from cleave.server.store.store import (
     AccessStatus,
@@ -44,12 +37,20 @@ from cleave.transport.connection_limits import RateLimit
 
 _logger = logging.getLogger(__name__)
 
+ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Alphabet of Crockford's base 32. It omits I, L, O and U, which are easily confused."""
+
+CODE_LENGTH: Final = 12
+"""Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
+
+CODE_LIFE_S: Final = 600.0  # default lifetime of a join code, in seconds
+CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
+_GROUP: Final = 4
+_READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
-STORE_RETRY_S: Final = 10.0
-"""Seconds after which a device should retry to join if the store is unusable."""
-
+STORE_RETRY_S: Final = 10.0  # after which a device should retry to join if the store is unusable
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Maximum number of uses, and maximum lifetime in seconds, of a join code."""
@@ -58,14 +59,33 @@ _SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
 
 
+def new_code(choose: Callable[[str], str]) -> str:
+    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a character of a string."""
+    code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
+    return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
+
+
+def read_code(text: str) -> str:
+    """Normalize a join code that a user typed. Return an empty string if it is malformed."""
+    if len(text) > 4 * CODE_LENGTH:
+        return ""
+    code = text.upper().translate(_READ_AS)
+    return code if len(code) == CODE_LENGTH and set(code) <= set(ALPHABET) else ""
+
+
+def hash_secret(secret: str) -> bytes:
+    """Return the SHA-256 hash of a credential or join code, under which the store finds it.
+
+    Credentials and join codes are random, so they need neither salt nor key stretching. A join code
+    expires before a search could find it. The timing of a lookup only reveals information about the
+    hash.
+    """
+    return hashlib.sha256(secret.encode()).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The wall clock and the monotonic clock that a server uses.
-
-    Attributes:
-        wall: returns Unix time, in seconds.
-        steady: returns the time of a monotonic clock, in seconds.
-    """
+    """The wall clock (Unix time) and the monotonic clock that a server uses, in seconds."""
 
     wall: Callable[[], float] = time.time
     steady: Callable[[], float] = time.monotonic
@@ -73,47 +93,31 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code and its record. The store only contains a hash of the code.
-
-    Attributes:
-        text: the join code itself.
-        record: the stored data about the join code.
-    """
+    """A new join code and its record. The store only contains a hash of the code."""
 
     text: str
     record: CodeRecord
 
 
-class Redeemed(Protocol):
-    """Callback that is called after a device has joined with a join code."""
-
-    def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
-
-
 class Access:
     """The `Authenticator` of a server that stores its devices.
 
-    A device shows its own credential, or a join code that the server exchanges for a credential.
-    A correct credential is accepted even after many failed attempts from the device's address:
-    other clients may share the address, and a credential cannot be guessed. Attempts with wrong
-    credentials or with join codes are rate-limited per address.
+    A device shows its own credential, or a join code that the server exchanges for a credential. A
+    correct credential is accepted even after many failed attempts from the device's address: other
+    clients may share the address, and a credential cannot be guessed. Other attempts are
+    rate-limited per address.
 
     Args:
-        store: database of devices and join codes.
-        operator_token: token that admits operators.
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        clocks: clocks to use.
         random_bytes: returns a text that encodes this number of random bytes, for credentials.
         choose: picks a random character of a string, for join codes.
         retry_s: seconds after which a failed write to the store is retried.
 
     Attributes:
         server: id of the server.
-        writer: writes to the store in its own thread.
-        statuses: current permissions of devices, and void join codes, even if not yet written to
-            the store.
+        statuses: permissions of devices, and void join codes, even if not yet written to the store.
         on_redeemed: called in the server's loop after a device has joined with a join code.
     """
 
@@ -130,7 +134,7 @@ class Access:
         retry_s: float = RETRY_S,
     ) -> None:
         self.store = store
-        self.on_redeemed: Redeemed | None = None
+        self.on_redeemed: Callable[[CodeRecord, DeviceRecord, Access], None] | None = None
         self._operator_token = operator_token
         self._viewer_token = viewer_token
         self._fleet_credential = fleet_credential
@@ -166,23 +170,15 @@ class Access:
             return self._welcome(device)
         if device is not None and device.standing is AccessStatus.QUARANTINED:
             return Refusal(ErrorCode.QUARANTINED, _quarantined(device))
-        wait_s = self._attempts.wait_s(address)
-        if wait_s > 0:
-            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        if limited := self._limited(address):
+            return limited
         verdict = self._redeem(hello, read_code(keys[-1]) if keys else "", device)
         if isinstance(verdict, Refusal):
             self._attempts.failed(address)
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential.
-
-        Args:
-            hello: the device's hello.
-            text: normalized join code; empty if the device sent no join code.
-            device: the revoked device whose credential the hello contains, if any.
-        """
+        """Exchange a join code for a credential. `device` has a revoked credential, if any."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -229,42 +225,38 @@ class Access:
             device.id, device.name, credential, *counted, device.behavior, own=device.own
         )
 
+    def _limited(self, address: str) -> Refusal | None:
+        """Return the refusal of an address with too many failed attempts."""
+        if (wait_s := self._attempts.wait_s(address)) <= 0:
+            return None
+        reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
+        return Refusal(ErrorCode.LIMIT, reason, wait_s)
+
     def failed(self, address: str) -> bool:
-        """Count a failed attempt from `address`. Return whether the address had an attempt left."""
         had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a stored device began a session, here or on another server of the cluster."""
+        """Record that a stored device began a session, here or on another server."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended, with the reason.
-
-        Args:
-            identity: identity of the device.
-            reason: why the session ended.
-            lost: whether the connection to the device was lost, rather than closed.
-        """
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Record what a device contributed since the last call."""
         self.writer.add(identity, done)
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Store a device's behavior, such as its speed and failures, for its next session."""
         self.writer.soon(lambda: self.store.record_behavior(identity, behavior))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device. The quarantine takes effect before it is written to the store."""
+        """Quarantine a device, which takes effect before it is written to the store."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
@@ -273,13 +265,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void the join codes that a device used or may have used.
-
-        Otherwise the device could rejoin as another device.
-
-        Returns:
-            The join codes that were still usable and are now void.
-        """
+        """Void and return the open codes by which a revoked device could rejoin."""
         now_s = self._clocks.wall()
         # For a device that joined with an older version of Cleave, the join code is unknown. It may
         # be any used code of that time.
@@ -296,17 +282,15 @@ class Access:
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Check a token, and return the client's access level (operator or viewer) or a refusal."""
+        """Return the access level of a token: operator or viewer. Refuse any other token."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
             return AccessLevel.OPERATOR
         if views and self._viewer_token:
             return AccessLevel.VIEWER
-        wait_s = self._attempts.wait_s(address)
-        if wait_s > 0:
-            reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
-            return Refusal(ErrorCode.LIMIT, reason, wait_s)
+        if limited := self._limited(address):
+            return limited
         self._attempts.failed(address)
         reason = (
             "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "
@@ -316,12 +300,7 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Create and store a join code.
-
-        Args:
-            uses: number of devices that may join with the code.
-            life_s: seconds until the code expires.
-            own: whether the operator owns the devices that join with the code.
+        """Create a join code for up to `uses` devices, which expires after `life_s` seconds.
 
         Raises:
             UsageError: when `uses` or `life_s` is out of range.

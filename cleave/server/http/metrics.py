@@ -80,8 +80,10 @@ class _OverviewCollector(Collector):
             yield from _job(seen["job"])
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), value)
+    return family
 
 
 def _traffic(ways: dict[str, dict[str, int]]) -> Metric:
@@ -104,29 +106,20 @@ def _devices(table: dict[str, Any]) -> Metric:
 
 
 def _job(job: dict[str, Any]) -> Iterator[Metric]:
-    labels = ("job", "model")
-    values = (job["job"], job["model"])
-    steps = GaugeMetricFamily("cleave_job_steps", "Steps to be done in all.", labels=labels)
-    steps.add_metric(values, job["steps"])
-    yield steps
-    running = GaugeMetricFamily("cleave_job_running", "Whether it runs.", labels=labels)
-    running.add_metric(values, job["state"] == "running")
-    yield running
-    last = job["last_step"]
-    for key, (name, text) in _STEP.items() if last is not None else ():
-        family = GaugeMetricFamily(name, text, labels=labels)
-        family.add_metric(values, last[key])
-        yield family
+    labels = {"job": job["job"], "model": job["model"]}
+    running = job["state"] == "running"
+    yield _gauge("cleave_job_steps", "Steps to be done in all.", job["steps"], **labels)
+    yield _gauge("cleave_job_running", "Whether it runs.", running, **labels)
+    if (last := job["last_step"]) is not None:
+        for key, (name, text) in _STEP.items():
+            yield _gauge(name, text, last[key], **labels)
 
 
 class Metrics:
     """Handles requests for `/metrics`.
 
-    Programs on this machine need no token. Other clients must show a viewer or operator token.
-
-    Args:
-        overview: creates the overviews whose values are exported.
-        admit: checks a token, like `Authenticator.admit_operator`.
+    Programs on this machine need no token. Other clients must show a viewer or operator token,
+    which `admit` checks.
     """
 
     def __init__(self, overview: Overview, admit: Admit) -> None:
@@ -135,10 +128,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics in Prometheus's text format.
-
-        The response has status 401 for a missing or wrong token, and 503 while the server starts.
-        """
+        """Return the metrics as text; status 401 for a bad token, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
@@ -160,8 +150,8 @@ class Metrics:
 def _is_local(request: HttpRequest) -> bool:
     """Return whether a request comes directly from a program on this machine.
 
-    Requests that a proxy forwards do not count. Requests with a `Host` other than loopback do not
-    count either, because the domain of a malicious web page may resolve to this machine.
+    Requests that a proxy forwards do not count. A `Host` other than loopback does not count either,
+    because the domain of a malicious web page may resolve to this machine.
     """
     if request.forwarded:
         return False

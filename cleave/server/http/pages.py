@@ -1,8 +1,7 @@
 """The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
 The build compiles `web_client/` into `cleave/server/web/`. At startup, the server reads all built
-files into a table from URL path to file. Requests are looked up in this table, so no request can
-reach a file outside it.
+files into a table from URL path to file, so no request can reach a file outside it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ _ZIPPED: Final = ".gz"
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new file name
 _ASK_AGAIN: Final = "no-cache"
-
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 # The opener and embedder policies isolate a page cross-origin, so its workers can share memory.
@@ -89,12 +87,8 @@ class _File:
 class Pages:
     """Serves the web pages and their assets from memory.
 
-    Args:
-        built: maps the path of each built file under `web/`, such as `assets/join-Ck3s.js`, to its
-            content. If a page is missing, `/` and `/join` explain how to build the pages.
-
-    Attributes:
-        complete: whether `built` contains both pages.
+    `built` maps the path of each built file under `web/` to its content. If a page is missing,
+    `complete` is False, and `/` and `/join` explain how to build the pages.
     """
 
     def __init__(self, built: Mapping[str, bytes]) -> None:

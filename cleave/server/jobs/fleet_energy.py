@@ -18,36 +18,22 @@ Answer = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """The energy that a device used in one session.
+    """The energy that a device used in one session."""
 
-    Attributes:
-        energy_j: energy in joules; None if unknown.
-        basis: whether the energy was measured by the device, modelled, or is unknown.
-        gaps: assumptions behind `energy_j`, and values from the device that were rejected.
-    """
-
-    energy_j: float | None
-    basis: Basis
-    gaps: tuple[Gap, ...] = ()
+    energy_j: float | None  # None if unknown
+    basis: Basis  # measured by the device, modelled, or unknown
+    gaps: tuple[Gap, ...] = ()  # assumptions behind `energy_j`, and rejected values from the device
 
 
 @dataclass(frozen=True, slots=True)
 class EnergySums:
-    """Energy totals over sessions. Add the totals of several servers with `+`.
-
-    Attributes:
-        energy_j: sum of the known energies, in joules.
-        here: for each basis, the number of connected devices.
-        here_gaps: for each gap, the number of connected devices.
-        ended: for each basis, the number of ended sessions.
-        ended_gaps: for each gap, the number of ended sessions.
-    """
+    """Energy totals over sessions. Add the totals of several servers with `+`."""
 
     energy_j: float = 0.0
-    here: Counter[Basis] = field(default_factory=Counter)
-    here_gaps: Counter[Gap] = field(default_factory=Counter)
-    ended: Counter[Basis] = field(default_factory=Counter)
-    ended_gaps: Counter[Gap] = field(default_factory=Counter)
+    here: Counter[Basis] = field(default_factory=Counter)  # connected devices
+    here_gaps: Counter[Gap] = field(default_factory=Counter)  # connected devices
+    ended: Counter[Basis] = field(default_factory=Counter)  # ended sessions
+    ended_gaps: Counter[Gap] = field(default_factory=Counter)  # ended sessions
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
@@ -60,10 +46,7 @@ class EnergySums:
         )
 
     def when_ended(self) -> EnergySums:
-        """Return totals in which connected devices count as ended sessions.
-
-        This is used for a lost server.
-        """
+        """Return totals in which the devices of a lost server count as ended sessions."""
         ended, gaps = self.ended + self.here, self.ended_gaps + self.here_gaps
         return EnergySums(self.energy_j, ended=ended, ended_gaps=gaps)
 
@@ -88,13 +71,8 @@ class EnergyMeter:
     3. a model with the figures of a typical device (`cleave.energy.typical`), if the profile has no
        power figures or the device states only its kind.
 
-    Args:
-        profiles: profiles that devices may name in their hello.
-        typical: power figures of typical devices.
-        grid: electricity grid that powers the devices; None if unknown.
-
-    Attributes:
-        watchers: functions to call with each session that ends and the time of its end.
+    Without a `grid`, the carbon is unknown. `watchers` are called with each session that ends and
+    the time of its end.
     """
 
     def __init__(
@@ -145,26 +123,15 @@ class EnergyMeter:
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview, in the format that the protocol defines.
-
-        Args:
-            sums: energy totals of the devices of one or several servers.
-            ps: energy that the server's own machine used; None if unknown.
-        """
+        """Return the energy part of an overview. `ps` is what the server's machine used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
-        devices_j = None
-        if everyone.total() > everyone[Basis.UNKNOWN]:
-            devices_j = sums.energy_j
-        gco2e = None
-        if self._grid is not None and devices_j is not None:
-            gco2e = self._grid.gco2e(devices_j)
-        unknown = sums.here[Basis.UNKNOWN]
+        known, unknown = everyone.total() > everyone[Basis.UNKNOWN], sums.here[Basis.UNKNOWN]
         return {
-            "devices_j": devices_j,
+            "devices_j": sums.energy_j if known else None,
             "ps_j": ps.energy_j,
             "ps_basis": ps.basis.value,
-            "gco2e": gco2e,
+            "gco2e": self._grid.gco2e(sums.energy_j) if self._grid and known else None,
             "devices_known": sums.here.total() - unknown,
             "devices_unknown": unknown,
             "devices_measured": sums.here[Basis.MEASURED],

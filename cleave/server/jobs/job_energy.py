@@ -7,59 +7,80 @@ difference belongs to the job, because a server runs one job at a time.
 from __future__ import annotations
 
 import ipaddress
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cleave.energy.account import DeviceUsage
+from cleave.energy.account import DeviceUsage, Ps
+from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
+from cleave.machine.sensors import PowerMeter
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
+
+SAMPLE_S = 60.0
+"""Seconds between samples of the energy counters. No counter overflows twice in this time."""
+
+
+class OwnPower:
+    """Meters the energy that this machine has used since this object was created. Thread-safe.
+
+    The owner may state the power `stated_w` that the machine draws from the wall socket, in watts.
+    Otherwise `meter` measures only the processor and the memory.
+    """
+
+    def __init__(
+        self,
+        meter: PowerMeter,
+        stated_w: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meter, self._stated_w, self._clock = meter, stated_w, clock
+        self._began_s = clock()
+        self._lock = threading.Lock()
+        meter.sample()
+
+    @property
+    def source(self) -> str:
+        """Return where the energy figures come from, for users."""
+        if self._stated_w is not None:
+            return f"{self._stated_w:g} W at the socket, as stated"
+        return self._meter.source
+
+    def used(self) -> Ps:
+        """Return the energy that the machine has used since this object was created."""
+        if self._stated_w is not None:
+            return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
+        with self._lock:
+            self._meter.sample()
+            joules = self._meter.joules
+        return Ps() if joules is None else Ps(joules, Basis.MEASURED)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """The work that a device did in one session, up to some time.
+    """The work that a device did in one session, up to some time."""
 
-    Attributes:
-        who: identifies the device across its sessions. For a device without an identity, it
-            identifies the session.
-        profile: name of the device's profile.
-        kind: kind of the device; None if unknown.
-        flops_per_s: measured speed of the device; 0 if unknown.
-        here: whether the device runs on the server's machine.
-        counters: counted tasks, bytes and compute time.
-        present_s: seconds for which the device was connected.
-        radio_s: estimated seconds for which the device sent or received data.
-        measured_j: energy in joules that the device measured; None if it measured none.
-        goes_on: whether the device has no identity and has moved to another server, which counts
-            it as a new device.
-    """
-
-    who: str
+    who: str  # the same in all sessions of a device with an identity
     profile: str
     kind: DeviceKind | None
-    flops_per_s: float
-    here: bool
+    flops_per_s: float  # 0 if unknown
+    here: bool  # whether the device runs on the server's machine
     counters: DeviceCounters
     present_s: float
-    radio_s: float
-    measured_j: float | None
-    goes_on: bool = False
+    radio_s: float  # estimated seconds of sending and receiving
+    measured_j: float | None  # by the device; None if it measured none
+    goes_on: bool = False  # moved without an identity: counted as a new device at another server
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work since an earlier reading of the same session.
-
-        Args:
-            before: the earlier reading; None to return all work since the session's start.
-        """
+        """Return the work since an earlier reading of the same session; all work without one."""
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement
@@ -102,12 +123,7 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """Counts each session's work since the log was created. Use it only in the server's loop.
-
-    Args:
-        sessions: maps session numbers to the connected sessions.
-        now_s: time on the fleet's clock, in seconds.
-    """
+    """Counts each session's work since its creation, on the fleet's clock, in the server's loop."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
@@ -124,20 +140,11 @@ class JobLog:
         ]
         return [*self._past, *here]
 
-    def usages(
-        self, sessions: Mapping[int, Session], now_s: float
-    ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """Return the usage of each group of devices, and the number of devices on this machine."""
-        return usages_of(self.did(sessions, now_s))
-
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Add up the work of sessions for each group of devices.
+    """Add up the work for each group of devices with the same profile, kind and energy source.
 
-    Devices of a group have the same profile and kind, and all or none measure their own energy.
-
-    Returns:
-        The usage of each group, and the number of devices that run on their server's machine.
+    Return the usage of each group, and the number of devices that run on their server's machine.
     """
     alike: defaultdict[tuple[str, DeviceKind | None, bool], list[SessionWork]] = defaultdict(list)
     for each in did:
@@ -172,53 +179,34 @@ def _works(session: Session) -> bool:
 
 
 class WorkLog(Protocol):
-    """The interface for counting each session's work for a job, at one or several servers."""
+    """Counts each session's work for a job, at one or several servers."""
 
     def begin(self) -> None:
         """Start to count each session's work."""
-        ...
 
     def did(self) -> list[SessionWork]:
         """Return the work of each session since `begin`."""
-        ...
 
     def end(self) -> None:
         """Stop counting the sessions' work."""
-        ...
 
 
 class Elsewhere(WorkLog, Protocol):
-    """A `WorkLog` for the sessions at other servers that train the same job.
-
-    Attributes:
-        on_one_machine: whether all servers that train the job run on this machine.
-    """
+    """A `WorkLog` for the sessions at other servers that train the same job."""
 
     on_one_machine: bool
 
 
 class ServerLog:
-    """A `WorkLog` for the sessions of one server.
-
-    Call the methods from any thread except the thread of the server's loop.
-
-    Args:
-        live: the server's runtime.
-        energy: energy meter that reports ended sessions.
-        steady: returns the time on the fleet's clock, in seconds.
-    """
+    """A `WorkLog` of one server, for use outside its loop. `steady` is the fleet's clock."""
 
     def __init__(
-        self,
-        live: LiveRuntime,
-        energy: EnergyMeter,
-        steady: Callable[[], float] = time.monotonic,
+        self, live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic
     ) -> None:
         self._live, self._energy, self._steady = live, energy, steady
         self._log: JobLog | None = None
 
     def begin(self) -> None:
-        """Start to count each session's work, from zero."""
         self.end()
 
         def opened() -> JobLog:
@@ -229,14 +217,13 @@ class ServerLog:
         self._log = self._live.in_loop(opened)
 
     def did(self) -> list[SessionWork]:
-        """Return the work of each session since `begin`; empty if `begin` was never called."""
+        """Return each session's work since `begin`; empty if `begin` was never called."""
         log, live = self._log, self._live
         if log is None:
             return []
         return live.in_loop(lambda: log.did(live.manager.sessions, self._steady()))
 
     def end(self) -> None:
-        """Stop counting the sessions' work."""
         if (log := self._log) is not None:
             self._log = None
             self._live.in_loop(lambda: self._energy.watchers.remove(log.ended))
@@ -245,14 +232,8 @@ class ServerLog:
 class JobMeter:
     """Measures the energy used for a job, from the meter's creation until `close`.
 
-    Call the methods from any thread except the thread of a server's loop.
-
-    Args:
-        logs: logs that count the sessions' work at all servers.
-        power: provides the energy that this machine has used.
-        steady: returns the time on a monotonic clock, in seconds.
-        alone: whether all servers run on this machine. If not, the record contains no energy of
-            the servers, because the power of the other machines is unknown.
+    Do not use it in a server's loop. If not all servers run on this machine (`alone`), the record
+    has no energy of the servers, because the power of the other machines is unknown.
     """
 
     def __init__(

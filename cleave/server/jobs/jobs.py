@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -36,66 +37,42 @@ class JobState(Enum):
 
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
-_LAST_EVENTS = ("end", "stopped", "failed")
-"""Values of `event` that mark the last record of a job."""
+_LAST_EVENTS = ("end", "stopped", "failed")  # values of `event` that mark the last record of a job
 
 
 @dataclass
 class TrainingJob:
-    """A training job of this server, and its records.
+    """A training job of this server, and its records."""
 
-    Attributes:
-        id: `job-` and the job's number.
-        number: number of the job, which no other job of the server has.
-        arguments: the submitted request, which the runner interprets.
-        steps: number of optimizer steps at the end of the job.
-        model: model that the job trains or uses, as the request names it.
-        started_s: Unix time at which the job started to run, in seconds; None before.
-        state: state of the job.
-        waits: a sentence about what the job waits for; empty if the job does not wait.
-        run_folder: run folder of the job; empty until known.
-        pauses: whether an operator asked the job to pause.
-        finished: whether the job has completed its last step.
-        place: position in the queue. The job with the lowest position runs first. A job that is
-            queued again gets a new position at the end.
-        records: all records of the job so far.
-        stop: set to ask the running job to stop after its current step.
-        followers: functions to call after each new record.
-    """
-
-    id: str
+    id: str  # `job-` and the number
     number: int
-    arguments: Mapping[str, Any]
-    steps: int
+    arguments: Mapping[str, Any]  # the submitted request, which the runner interprets
+    steps: int  # number of optimizer steps at the end of the job
     model: str
-    started_s: float | None = None
+    started_s: float | None = None  # Unix time of the last start; None before
     state: JobState = JobState.QUEUED
-    waits: str = ""
-    run_folder: str = ""
-    pauses: bool = False
-    finished: bool = False
-    place: int = 0
+    waits: str = ""  # a sentence about what the job waits for; empty if it does not wait
+    run_folder: str = ""  # empty until known
+    pauses: bool = False  # whether an operator asked the job to pause
+    finished: bool = False  # whether the job has completed its last step
+    place: int = 0  # position in the queue, new each time that the job is queued
     records: list[Record] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-    followers: list[Callable[[], None]] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)  # set to stop after a step
+    followers: list[Callable[[], None]] = field(default_factory=list)  # called after new records
 
     @property
     def is_due(self) -> bool:
-        """Return whether the job is queued. If not, the job's entries in the queue are outdated."""
+        """Return whether the job is queued. If not, its entries in the queue are outdated."""
         return self.state is JobState.QUEUED
 
     @property
     def is_running(self) -> bool:
-        """Return whether the job is running. A running job may be waiting for devices."""
+        """Return whether the job is running. It may be waiting for devices."""
         return self.state is JobState.RUNNING
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether the job's last record has been added.
-
-        Followers must not check `state` instead, because it becomes final before the last record
-        is added.
-        """
+        """Return whether the job's last record was added, which is after `state` becomes final."""
         return (
             self.state in FINAL_STATES
             and bool(self.records)
@@ -104,26 +81,16 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """The interface through which a server runs training jobs.
+    """Runs training jobs. The server gets a runner from its caller, so it imports no training code.
 
-    The server gets a runner from its caller, so that it need not import training code.
+    All methods raise CleaveError with a sentence when the user can act on the reason.
     """
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Validate a job's arguments. Return the job's model and its total number of steps.
-
-        Raises:
-            CleaveError: when the job cannot run. The message is a sentence with the reason.
-        """
-        ...
+        """Validate a job's arguments. Return the job's model and its total number of steps."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a job with these arguments could continue after a pause.
-
-        Raises:
-            CleaveError: when the job could not continue. The message is a sentence with the reason.
-        """
-        ...
+        """Check that a job with these arguments could continue after a pause."""
 
     def run(
         self,
@@ -132,26 +99,13 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Run a job until it is done or asked to stop.
-
-        Args:
-            arguments: arguments of the job.
-            fleet: fleet to train on.
-            report: called with every record of the job.
-            stop: returns whether to stop after the current step.
-
-        Raises:
-            CleaveError: when the job fails for a reason that the user can act on.
-        """
-        ...
+        """Run a job until it is done or, after a step, `stop` returns True. Report each record."""
 
 
 class Jobs:
     """Queues a server's jobs, and runs them one after another in a thread.
 
     Args:
-        fleet: fleet to train on.
-        runner: validates and runs jobs.
         history: stores jobs across restarts of the server; None to store nothing.
         listener: called in any thread when a job changes its state, starts to wait or continues.
         clock: returns Unix time, in seconds.
@@ -180,14 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Create a job, queue it and return it.
-
-        Args:
-            arguments: arguments of the job, for the runner.
-
-        Raises:
-            CleaveError: when the arguments are invalid, or a queued job has the same name.
-        """
+        """Queue a new job and return it. Raise if it cannot run, or a queued job has its name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -211,10 +158,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the jobs that will run before a queued job, in order.
-
-        The list also contains the running job. It is empty if `job` is not queued.
-        """
+        """Return the running job and the queued jobs that run before a queued job, in order."""
         if not job.is_due:
             return []
         others = [
@@ -225,14 +169,7 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return the job.
-
-        A running job completes its current step and writes a checkpoint. A queued or paused job
-        stops immediately.
-
-        Raises:
-            UsageError: when no job has this id.
-        """
+        """Ask a job to stop, and return it. A running job writes a checkpoint after its step."""
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -246,11 +183,7 @@ class Jobs:
     def pause(self, id: str) -> TrainingJob:
         """Ask a job to pause until `resume` is called, and return the job.
 
-        A running job completes its current step and writes a checkpoint. Then the next queued job
-        starts.
-
-        Raises:
-            CleaveError: when no job has this id, or the job cannot pause.
+        A running job writes a checkpoint after its step. Then the next queued job starts.
         """
         job = self.find(id)
         with self._turn:
@@ -267,13 +200,7 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, and return the job.
-
-        The job may stem from before the server was restarted.
-
-        Raises:
-            CleaveError: when no job has this id, or the job cannot continue.
-        """
+        """Queue a paused, stopped or failed job again, also one of a previous server process."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -298,13 +225,7 @@ class Jobs:
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Recreate an unfinished job from before the server was restarted.
-
-        The job continues in its run folder or, if it never started, starts from its request.
-
-        Raises:
-            UsageError: when no stored job has this id, or the job cannot be resumed.
-        """
+        """Recreate an unfinished job of a previous server process from its folder or request."""
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
                 continue
@@ -326,11 +247,7 @@ class Jobs:
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return the job with this id, such as `job-3` or `3`.
-
-        Raises:
-            UsageError: when this process has no job with this id.
-        """
+        """Return the job with this id, such as `job-3` or `3`, or raise UsageError."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:
@@ -353,10 +270,7 @@ class Jobs:
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:
-        """Ask all jobs to stop, and wait up to `timeout_s` seconds until the running job ends.
-
-        The running job completes its current step and writes a checkpoint.
-        """
+        """Ask all jobs to stop, and wait up to `timeout_s` seconds for the running job to end."""
         for job in self.all():
             job.stop.set()
         self._queue.put(None)
@@ -383,11 +297,8 @@ class Jobs:
 
     def _train(self, job: TrainingJob) -> None:
         """Run a job until it ends, and report its last record."""
-
-        def report(record: Record) -> None:
-            self._report(job, record)
-
         try:
+            report = partial(self._report, job)
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
             if job.pauses and not job.finished:
                 self._rest(job)
@@ -451,8 +362,5 @@ class Jobs:
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return arguments that resume the job in a run folder.
-
-    If the job has completed no step, it starts from the beginning.
-    """
+    """Return arguments that resume the job in a run folder, or begin it if no step is complete."""
     return {"job": {}, "resume": run_folder, "begin": True}

@@ -1,8 +1,7 @@
 """Decisions about devices and join codes, which take effect before they are stored.
 
 A revoked or quarantined device must not be admitted even while the store is unwritable, as with a
-full disk or a locked file. So a decision takes effect in memory first. The writer retries to write
-it to the store until the write succeeds.
+full disk. So a decision takes effect in memory first. The writer retries until it is written.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, Store
 from cleave.server.store.writer import StoreWriter
 
+_Pending = TypeVar("_Pending")
 _Record = TypeVar("_Record", CodeRecord, DeviceRecord)
 
 
@@ -28,13 +29,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """The current permissions and faults of devices, and the void join codes. Thread-safe.
-
-    Args:
-        store: database to which decisions are written.
-        writer: writes decisions to the store in its own thread.
-        clock: returns Unix time, in seconds.
-    """
+    """The current permissions and faults of devices, and the void join codes. Thread-safe."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -49,58 +44,50 @@ class AccessStatuses:
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission, which takes effect immediately.
-
-        Args:
-            device: identity of the device.
-            name: name of the device, for messages.
-            standing: new permission of the device.
-            reason: reason for the new permission.
-        """
+        """Set a device's permission, which takes effect immediately. `name` is for messages."""
         with self._lock:
-            decision = _Decision(standing, reason, self._now())
-            self._decisions[device] = decision
+            decision = self._decisions[device] = _Decision(standing, reason, self._now())
 
         def write() -> None:
-            self._store.stand(device, decision.standing, decision.reason, decision.at_s)
-            with self._lock:
-                if self._decisions.get(device) is decision:
-                    del self._decisions[device]
+            self._store.stand(device, standing, reason, decision.at_s)
 
         why = f" ({reason})" if reason else ""
-        self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
+        text = f"{name} is {standing.value}{why}"
+        self._owe("standing", self._decisions, device, decision, write, text)
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
-        """Set whether the operator owns a device, which takes effect immediately.
-
-        Args:
-            device: identity of the device.
-            name: name of the device, for messages.
-            own: whether the operator owns the device.
-        """
+        """Set whether the operator owns a device, which takes effect immediately."""
         with self._lock:
             mark = self._own[device] = own, self._now()
-
-        def write() -> None:
-            self._store.mark_own(device, own)
-            with self._lock:
-                if self._own.get(device) is mark:
-                    del self._own[device]
-
         text = f"{name} is {'' if own else 'not '}the operator's own"
-        self._writer.owe(("own", device), write, text)
+        write = partial(self._store.mark_own, device, own)
+        self._owe("own", self._own, device, mark, write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code. From now on, no device can join with the code."""
+        """Void a join code. From now on, no device can join with it."""
         with self._lock:
             self._void[code] = reason
+        text = f"join code {code} is void ({reason})"
+        self._owe("code", self._void, code, reason, partial(self._store.void, code, reason), text)
 
-        def write() -> None:
-            self._store.void(code, reason)
+    def _owe(
+        self,
+        kind: str,
+        pending: dict[int, _Pending],
+        id: int,
+        value: _Pending,
+        write: Callable[[], None],
+        text: str,
+    ) -> None:
+        """Write a decision, and then remove it from memory unless another one has replaced it."""
+
+        def write_and_forget() -> None:
+            write()
             with self._lock:
-                self._void.pop(code, None)
+                if pending.get(id) is value:
+                    del pending[id]
 
-        self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
+        self._writer.owe((kind, id), write_and_forget, text)
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
         """Record a device's wrong result and the penalty points for it."""
@@ -118,9 +105,9 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Return the number of a device's recent wrong results, and the sum of the penalty points.
+        """Return the number of a device's recent wrong results, and their penalty points.
 
-        Only wrong results after `since_s` and after the device's last release from quarantine
+        Only wrong results since `since_s` and after the device's last release from quarantine
         count.
         """
         with self._lock:  # read before the store, to miss no fault; a fault in both counts once
@@ -133,10 +120,7 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the current Unix time, slightly increased if necessary to be unique.
-
-        The unique times identify faults and order decisions.
-        """
+        """Return the current Unix time, slightly increased if necessary to be unique."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
@@ -164,13 +148,9 @@ class AccessStatuses:
     ) -> _Record | None:
         """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be missed if it is written, and thus removed from memory, between the read
-        of the store and the lookup in memory. So this method reads the store until two consecutive
-        reads return the same record.
-
-        Args:
-            read: reads the record from the store.
-            now: updates a record with the decisions in memory.
+        A decision could be missed if it is written, and removed from memory, between reading the
+        store and the lookup in memory. So this method reads the store until two consecutive reads
+        return the same record.
         """
         record = read()
         while record is not None:

@@ -6,12 +6,11 @@ import secrets
 import stat
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from cleave.errors import CleaveError
 from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
-from cleave.server.auth.codes import CREDENTIAL_BYTES
+from cleave.server.auth.access import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
 _OPERATOR_TOKEN: Final = "operator.token"
@@ -26,12 +25,10 @@ class FolderInUseError(CleaveError):
 class DataFolder:
     """A server's data folder, which stays locked until the `with` block ends.
 
-    Args:
-        path: path of the folder. A missing folder is created, and only its owner can access it.
+    A missing folder is created, and only its owner can access it.
 
     Raises:
         FolderInUseError: when another server uses the folder.
-        CleaveError: when the folder cannot be created or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,17 +47,12 @@ class DataFolder:
     def __enter__(self) -> DataFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
 
     @property
     def store_path(self) -> Path:
-        """Return the path of the SQLite database in the folder."""
+        """Return the path of the SQLite database."""
         return self.path / _STORE
 
     @property
@@ -69,19 +61,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token from its file in the folder. Create a missing token.
-
-        Raises:
-            CleaveError: when the file cannot be read, or when other users can read it.
-        """
+        """Return the operator token, which is created if missing and must be private."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token from its file in the folder. Create a missing token.
-
-        Raises:
-            CleaveError: when the file cannot be read, or when other users can read it.
-        """
+        """Return the viewer token, like `operator_token`."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:
@@ -89,7 +73,9 @@ class DataFolder:
         try:
             refuse_link(path)
             if not path.exists():
-                write_atomically(path, _line(secrets.token_urlsafe(CREDENTIAL_BYTES)), 0o600)
+                write_atomically(
+                    path, f"{secrets.token_urlsafe(CREDENTIAL_BYTES)}\n".encode(), 0o600
+                )
             mode = stat.S_IMODE(path.stat().st_mode)
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
@@ -104,9 +90,9 @@ class DataFolder:
         return token
 
     def write_url(self, url: str) -> None:
-        """Write the operator URL to a file in the folder, for commands on this machine."""
+        """Write the operator URL to a file, for commands on this machine."""
         try:
-            write_atomically(self.url_path, _line(url), 0o600)
+            write_atomically(self.url_path, f"{url}\n".encode(), 0o600)
         except OSError as error:
             raise _unusable(self.url_path, error) from None
 
@@ -116,14 +102,7 @@ class DataFolder:
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator URL of the server that uses a data folder; empty if no server uses it.
-
-    Args:
-        folder: path of the data folder.
-
-    Raises:
-        CleaveError: when the file that contains the URL cannot be read.
-    """
+    """Return the operator URL of the server that uses a data folder; empty without a server."""
     path = folder / _URL
     try:
         return path.read_text(encoding="utf-8").strip()
@@ -138,10 +117,6 @@ def default_folder() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"
-
-
-def _line(text: str) -> bytes:
-    return f"{text}\n".encode()
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:

@@ -24,12 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for, according to one of its records.
-
-    Returns:
-        A sentence about what the job waits for; empty if the record says that the job continues;
-        None if the record does not concern waiting.
-    """
+    """Return what a job waits for; empty if it continues, None if the record says neither."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -37,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job's status when no server runs: an unfinished job becomes `interrupted`."""
+    """Return a stored job when no server runs: an unfinished job becomes `interrupted`."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -49,16 +44,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """The history of a server's jobs. Thread-safe.
-
-    Args:
-        store: database that contains the jobs.
-        writer: writes jobs to the store in its own thread.
-        clock: returns Unix time, in seconds.
-
-    Attributes:
-        interrupted: jobs that were running or queued when the previous server process ended.
-    """
+    """The history of a server's jobs, with those that a previous process left `interrupted`."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -86,14 +72,7 @@ class JobHistory:
     def submitted(
         self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int
     ) -> None:
-        """Record that a new job was queued.
-
-        Args:
-            number: number of the job.
-            model: model that the job trains or uses.
-            request: submitted request, with which the job can be started again.
-            steps_in_all: total number of optimizer steps.
-        """
+        """Record that a new job was queued."""
         self._keep(
             StoredJob(
                 number,

@@ -21,8 +21,7 @@ from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.store.schema import MIGRATIONS, Migration
 
-BUSY_S: Final = 5.0
-"""Seconds for which a write waits while another process writes to the database."""
+BUSY_S: Final = 5.0  # seconds for which a write waits while another process writes to the database
 
 CODES_KEPT_S: Final = 30 * 86400.0
 """Seconds for which the store keeps an expired join code, to tell a late device that it expired."""
@@ -31,7 +30,7 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """Permission of a device to join. Users see the values of this enum."""
+    """Permission of a device to join. Users see the values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -39,7 +38,7 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """How a device's last session ended. Users see the values of this enum."""
+    """How a device's last session ended. Users see the values."""
 
     AWAY = "away"
     LOST = "lost"
@@ -51,64 +50,36 @@ class StoreError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """What the store contains about a device, over all sessions of the device.
-
-    Attributes:
-        id: identity of the device.
-        name: unique name of the device, for users.
-        standing: permission of the device to join.
-        reason: why the device is quarantined or revoked; empty if not stated.
-        paired_s: Unix time at which the device first joined, in seconds.
-        seen_s: Unix time at which the server last heard of the device, in seconds.
-        absence: how the device's last session ended.
-        absence_reason: why the device's last session ended.
-        sessions: number of sessions that the device began.
-        losses: number of sessions in which the connection to the device was lost.
-        faults: number of wrong results in all sessions.
-        code: id of the join code with which the device joined; None if unknown.
-        done: total contribution of the device.
-        behavior: behavior of the device in its last session.
-        own: whether the operator owns the device. Own devices may train whole layers.
-    """
+    """What the store contains about a device, over all its sessions. Times are Unix times."""
 
     id: int
-    name: str
+    name: str  # unique
     standing: AccessStatus
-    reason: str
-    paired_s: float
-    seen_s: float
+    reason: str  # why the device is quarantined or revoked; empty if not stated
+    paired_s: float  # when it first joined
+    seen_s: float  # when the server last heard of it
     absence: Departure
     absence_reason: str
     sessions: int
-    losses: int
-    faults: int
-    code: int | None
+    losses: int  # sessions in which the connection was lost
+    faults: int  # wrong results
+    code: int | None  # id of its join code; None if unknown
     done: DeviceCounters
-    behavior: Behavior = field(default_factory=Behavior)
-    own: bool = False
+    behavior: Behavior = field(default_factory=Behavior)  # in its last session
+    own: bool = False  # by the operator; may train whole layers
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """What the store contains about a join code. The store does not contain the code itself.
-
-    Attributes:
-        id: number of the join code.
-        expires_s: Unix time at which the code expires, in seconds.
-        uses: number of devices that may join with the code.
-        used: number of devices that have joined with the code.
-        made_s: Unix time at which the code was created, in seconds; 0 if unknown.
-        void: reason why the code was voided; empty if the code is not void.
-        own: whether the operator owns the devices that join with the code.
-    """
+    """What the store contains about a join code, except the code itself. Times are Unix times."""
 
     id: int
     expires_s: float
-    uses: int
-    used: int
-    made_s: float = 0.0
-    void: str = ""
-    own: bool = False
+    uses: int  # number of devices that may join
+    used: int  # number of devices that have joined
+    made_s: float = 0.0  # 0 if unknown
+    void: str = ""  # why the code was voided; empty if it is not void
+    own: bool = False  # whether the operator owns the devices that join
 
     def is_open(self, now_s: float) -> bool:
         """Return whether a device may join with the code at Unix time `now_s`."""
@@ -117,35 +88,20 @@ class CodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What the store contains about a training job.
-
-    Attributes:
-        number: number of the job.
-        model: model that the job trains or uses.
-        state: a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`.
-        reason: why the job failed or was interrupted, or what the job waits for; empty otherwise.
-        submitted_s: Unix time at which the job was submitted, in seconds.
-        started_s: Unix time at which the job last started to run, in seconds; None before.
-        ended_s: Unix time at which the job ended or paused, in seconds; None before.
-        steps: number of completed optimizer steps, including steps before a resumption.
-        loss: loss of the last completed step; None if unknown or not finite.
-        run_folder: run folder of the job; empty if unknown.
-        request: submitted request, as JSON; empty if unknown.
-        steps_in_all: total number of optimizer steps; 0 if unknown, or if the job does not train.
-    """
+    """What the store contains about a training job. Times are Unix times."""
 
     number: int
     model: str
-    state: str
-    reason: str
+    state: str  # a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`
+    reason: str  # why it failed or was interrupted, or what it waits for; empty otherwise
     submitted_s: float
-    started_s: float | None
-    ended_s: float | None
-    steps: int
-    loss: float | None
-    run_folder: str
-    request: str = ""
-    steps_in_all: int = 0
+    started_s: float | None  # last start
+    ended_s: float | None  # end or pause
+    steps: int  # completed optimizer steps, including those before a resumption
+    loss: float | None  # of the last completed step; None if unknown or not finite
+    run_folder: str  # empty if unknown
+    request: str = ""  # as JSON; empty if unknown
+    steps_in_all: int = 0  # 0 if unknown, or if the job does not train
 
 
 class Store:
@@ -238,6 +194,10 @@ class Store:
             except sqlite3.Error as error:
                 raise self._failed(error) from None
 
+    def _write(self, sql: str, values: Sequence[Any]) -> None:
+        with self._writing() as db:
+            db.execute(sql, values)
+
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._reading:
             try:
@@ -257,68 +217,53 @@ class Store:
     # --- devices ---
 
     def devices(self) -> list[DeviceRecord]:
-        """Return all stored devices, in the order in which the devices first joined."""
+        """Return all stored devices, in the order in which they first joined."""
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
-        """Return the device with this identity; None if no device has this identity."""
-        found = self._rows(f"{_DEVICE} WHERE id = ?", id)
-        return _device(found[0]) if found else None
+        """Return the device with this identity, if any."""
+        return self._device_where("id = ?", id)
 
     def find_device(self, name: str) -> DeviceRecord | None:
-        """Return the device whose name or identity (as text) is `name`; None for no such device."""
-        found = self._rows(f"{_DEVICE} WHERE name = ?1 OR id = ?1 ORDER BY name != ?1", name)
-        return _device(found[0]) if found else None
+        """Return the device whose name or identity (as text) is `name`, if any."""
+        return self._device_where("name = ?1 OR id = ?1 ORDER BY name != ?1", name)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash; None for an unknown credential."""
-        found = self._rows(
-            f"{_DEVICE} WHERE id = (SELECT device FROM credentials WHERE hash = ?)", credential_hash
-        )
+        """Return the device whose credential has this hash, if any."""
+        with_credential = "id = (SELECT device FROM credentials WHERE hash = ?)"
+        return self._device_where(with_credential, credential_hash)
+
+    def _device_where(self, condition: str, value: object) -> DeviceRecord | None:
+        found = self._rows(f"{_DEVICE} WHERE {condition}", value)
         return _device(found[0]) if found else None
 
     def arrived(self, device: int, now_s: float) -> None:
         """Record that a device began a session."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?",
-                (now_s, device),
-            )
+        self._write(
+            "UPDATE devices SET sessions = sessions + 1, seen_s = ? WHERE id = ?", (now_s, device)
+        )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record that a device's session ended, with the way and the reason it ended."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
-                "losses = losses + ? WHERE id = ?",
-                (absence.value, reason, now_s, absence is Departure.LOST, device),
-            )
+        """Record that a device's session ended, and how and why."""
+        self._write(
+            "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
+            "losses = losses + ? WHERE id = ?",
+            (absence.value, reason, now_s, absence is Departure.LOST, device),
+        )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
         """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
-                (
-                    standing.value,
-                    reason,
-                    now_s if standing is AccessStatus.ADMITTED else 0.0,
-                    device,
-                ),
-            )
+        self._write(
+            "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
+            (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
+        )
 
     def mark_own(self, device: int, own: bool) -> None:
         """Record whether the operator owns a device."""
-        with self._writing() as db:
-            db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
+        self._write("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add contributions to the totals of several devices, in one transaction.
-
-        Args:
-            done: maps the identity of each device to the contribution to add.
-            now_s: Unix time, in seconds.
-        """
+        """Add contributions to the totals of several devices, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -330,27 +275,23 @@ class Store:
             )
 
     def record_behavior(self, device: int, behavior: Behavior) -> None:
-        """Record a device's behavior, such as its speed and failures."""
-        with self._writing() as db:
-            db.execute(
-                "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? "
-                "WHERE id = ?",
-                (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
-            )
+        """Record a device's behavior in its session."""
+        self._write(
+            "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? WHERE id = ?",
+            (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
+        )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
         """Record a device's wrong result and the penalty points for it."""
-        with self._writing() as db:
-            db.execute(
-                "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
-                (device, now_s, fault, penalty),
-            )
+        self._write(
+            "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
+            (device, now_s, fault, penalty),
+        )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
-        """Return a (Unix time, penalty points) pair for each recent wrong result of a device.
+        """Return a (Unix time, penalty points) pair for each wrong result since `since_s`.
 
-        Only wrong results after `since_s` and after the device's last release from quarantine
-        count.
+        Wrong results before the device's last release from quarantine do not count.
         """
         found = self._rows(
             "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
@@ -364,15 +305,7 @@ class Store:
     def add_code(
         self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
     ) -> CodeRecord:
-        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago.
-
-        Args:
-            hash: hash of the join code.
-            uses: number of devices that may join with the code.
-            expires_s: Unix time at which the code expires, in seconds.
-            now_s: current Unix time, in seconds.
-            own: whether the operator owns the devices that join with the code.
-        """
+        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
@@ -382,7 +315,7 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Return the record of the join code with this hash; None for an unknown code."""
+        """Return the record of the join code with this hash, if any."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 
@@ -392,23 +325,12 @@ class Store:
 
     def void(self, code: int, reason: str) -> None:
         """Void a join code, with which no device can then join."""
-        with self._writing() as db:
-            db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
+        self._write("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Add a device that joins with a join code, and count the use of the code.
-
-        Args:
-            code: id of the join code.
-            name: wanted name of the device. A number is appended if another device has the name.
-            credential_hash: hash of the device's new credential.
-            now_s: current Unix time, in seconds.
-
-        Returns:
-            The new device; None if the code is expired, void or used up.
-        """
+        """Add a device with a unique name by a join code. Return None if the code is unusable."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "
@@ -434,11 +356,10 @@ class Store:
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Store a job's current data. Replace the data of a job with the same number."""
+        """Store a job, or replace the data of the job with the same number."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
-        with self._writing() as db:
-            db.execute(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
+        self._write(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)
 
 
 _DEVICE: Final = (

@@ -16,11 +16,8 @@ from cleave.server.store.store import Store, StoreError
 
 _logger = logging.getLogger(__name__)
 
-WRITE_S: Final = 15.0
-"""Seconds between two writes of the devices' contributions."""
-
-RETRY_S: Final = 2.0
-"""Seconds between retries of failed writes."""
+WRITE_S: Final = 15.0  # seconds between two writes of the devices' contributions
+RETRY_S: Final = 2.0  # seconds between retries of failed writes
 
 
 @dataclass(slots=True, eq=False)
@@ -33,22 +30,12 @@ class _Owed:
 class StoreWriter:
     """Writes to the store in its own thread.
 
-    A write that is passed to `soon`, such as the start of a session, is dropped if it fails. A
-    write that is passed to `owe` is retried until it succeeds. The contributions of devices are
-    added up in memory, and written every `WRITE_S` seconds.
-
-    Args:
-        store: store to write to.
-        clock: returns Unix time, in seconds.
-        retry_s: seconds after which a failed write is retried.
+    A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
+    retried every `retry_s` seconds until it succeeds. The contributions of devices are added up,
+    and written every `WRITE_S` seconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Callable[[], float],
-        retry_s: float = RETRY_S,
-    ) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], retry_s: float = RETRY_S) -> None:
         self._store = store
         self._clock = clock
         self._retry_s = retry_s
@@ -77,16 +64,14 @@ class StoreWriter:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
     def soon(self, write: Callable[[], None]) -> None:
-        """Run `write` once in the writer's thread, after all writes that were requested earlier."""
+        """Run `write` once in the writer's thread, after all writes requested earlier."""
         self._orders.put(write)
 
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
-        """Run `write` in the writer's thread, and retry it until it succeeds.
+        """Run `write` in the writer's thread, and retry it while it raises StoreError.
 
-        Args:
-            key: identifies the write. A new write replaces a pending write with the same key.
-            write: function that writes to the store. It raises StoreError on failure.
-            what: description of the write for messages about a failure; empty for no messages.
+        It replaces a pending write with the same key. `what` describes it in messages; empty for
+        none.
         """
         with self._lock:
             self._owed.pop(key, None)

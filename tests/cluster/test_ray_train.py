@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cleave.cluster import shared_runner
-from cleave.cluster.shared_runner import SharedRunner
+from cleave.cluster import ray_train
+from cleave.cluster.ray_train import SharedRunner
 from cleave.errors import CleaveError, UsageError
 
 
@@ -40,7 +40,7 @@ def test_a_run_that_does_not_begin_leaves_no_folder(
     def starts_nothing(*_: object) -> None:
         raise CleaveError("the Ray cluster starts nothing")
 
-    monkeypatch.setattr(shared_runner, "train_together", starts_nothing)
+    monkeypatch.setattr(ray_train, "train_together", starts_nothing)
     asked = {"job": {"model": "opt-nano"}, "name": "mine"}
     with pytest.raises(CleaveError, match="starts nothing"):
         runner(tmp_path).run(asked, None, print, lambda: False)
