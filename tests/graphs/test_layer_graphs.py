@@ -13,13 +13,11 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from cleave.graphs import tracing
-from cleave.graphs.calls import decoder_layers, layer_calls
+from cleave.graphs.calls import OutsideLayers, decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.layer_graphs import export_layer
-from cleave.graphs.layer_parts import LayerPart
+from cleave.graphs.layer_parts import LayerPart, export_layer
 from cleave.graphs.model_graphs import model_graphs
-from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, to_onnx
 from cleave.protocol import limits
 from tests.graphs.models import WIDTH, small_model

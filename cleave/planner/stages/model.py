@@ -233,7 +233,7 @@ class PsCompute:
 class HeadSlice:
     """One slice of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    See `cleave.graphs.loss_slices`.
+    See `cleave.graphs.loss_graph`.
 
     Attributes:
         number: index of the slice, from 0.

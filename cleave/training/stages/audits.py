@@ -1,10 +1,8 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
-The result of a stage cannot be checked algebraically, unlike a GEMM. An *output audit* recomputes
-one micro-batch of a device on the PS, and compares the stage's output and input gradient. A *sums
-audit* recomputes all micro-batches whose gradients a device accumulated, and compares the gradient
-sums. Both audits run after all results of a step have arrived, and before any result is used.
-`cleave.training.stages.honest_error` defines the error that an honest device may make.
+An *output audit* recomputes one micro-batch of a device, and compares output and input gradient. A
+*sums audit* recomputes all micro-batches whose gradients a device accumulated. Both run after all
+results of a step have arrived, and before any is used. `honest_error` says what may differ.
 """
 
 from __future__ import annotations
@@ -54,14 +52,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    """A device's result that an audit compares with the local result.
-
-    Attributes:
-        device: ID of the device.
-        what: description of the result for error messages.
-        found: the result, converted to fp32.
-        dtype: dtype of the result on the wire.
-    """
+    """A device's result in fp32, with words for error messages and its dtype on the wire."""
 
     device: int
     what: str
@@ -74,11 +65,10 @@ class AuditCounters:
     """Counters of an `Auditor`.
 
     Attributes:
-        outputs: number of micro-batches recomputed by output audits.
-        sums: number of micro-batches recomputed by sums audits.
-        again: number of audits that recomputed with coarser rounding, because the error of a result
-            was not negligible.
-        faults: number of wrong results found.
+        outputs: micro-batches recomputed by output audits.
+        sums: micro-batches recomputed by sums audits.
+        again: audits that recomputed with coarser rounding, because an error was not negligible.
+        faults: wrong results found.
     """
 
     outputs: int = 0
@@ -113,8 +103,6 @@ class Auditor:
         """Audit a finished step and return the faults found.
 
         Args:
-            work: inputs of the step.
-            result: results of the step.
             surely: IDs of the devices that returned a proven wrong result in this step. All results
                 of these devices are audited.
         """
@@ -200,11 +188,7 @@ class Auditor:
     ) -> Iterator[Fault]:
         """Yield the faults that one audit finds, at most one per device.
 
-        Args:
-            record: record of the audited stage.
-            returned: the devices' results.
-            wanted: the local results, under the same keys as `returned`.
-            repeat: recomputes the local results with coarser rounding.
+        `repeat` recomputes the local results, `wanted`, with coarser rounding.
         """
         compared = {
             key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
@@ -228,11 +212,7 @@ class Auditor:
         compared: Mapping[Key, Comparison],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> None:
-        """Recompute with coarser rounding until rounding explains every error.
-
-        The number of recomputations is at most `MOST_REPEATS`. Each recomputation may raise the
-        explained error of the comparisons in `compared`.
-        """
+        """Recompute up to `MOST_REPEATS` times until coarser rounding explains every error."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
@@ -253,10 +233,7 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None = None,
     ) -> Array:
-        """Recompute a stage's output for a micro-batch by a forward pass only.
-
-        The arguments are those of `repeat`.
-        """
+        """Recompute a stage's output by a forward pass only. Arguments are those of `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, random)
@@ -270,7 +247,7 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None,
     ) -> list[Array]:
-        """Return a list with the input of each layer of a stage, followed by the stage's output."""
+        """Return the input of each layer of a stage, followed by the stage's output."""
         given = [moved(_array(record.x[batch]), random)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
@@ -297,7 +274,7 @@ class Auditor:
 
         Returns:
             The stage's output, its input gradient, and its loss. The loss is None unless the stage
-            computes the whole loss.
+                computes the whole loss.
         """
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
@@ -330,10 +307,7 @@ class Auditor:
         number: int,
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, None]:
-        """Recompute slice `number` of a vocabulary-parallel loss for one micro-batch.
-
-        The other arguments are those of `repeat`.
-        """
+        """Do what `repeat` does for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, random)
         y = self._run(part.forward, feed, random)[names.Y]
@@ -378,11 +352,10 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that returns a wrong result in every step.
+    """Return the probability that audits miss a device that is wrong in every step.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.
-        steps: number of steps.
     """
     return float((1 - audited) ** steps)
 

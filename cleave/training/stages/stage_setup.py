@@ -41,11 +41,8 @@ def staged_model(
 
     Args:
         job: settings of the job; the method is `stages` or `auto`.
-        model: causal language model of transformers.
-        fleet: the fleet that trains the model.
         ps: measured speed of the PS.
-        tiles: forecasts the duration of a step by tiles. It is used only by the method `auto`,
-            which compares stages with tiles.
+        tiles: with the method `auto`, forecasts the duration of a step by tiles.
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:

@@ -1,11 +1,8 @@
 """`cleave.offload(model, fleet, method="stages")`: stages in the caller's own training loop.
 
 A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
-computes the rest of the model locally. The backward pass returns the gradients of all layers at
-once.
-
-The caller may change the model between passes. So every forward pass checks whether the model still
-matches its graphs. If it does not, new graphs are exported.
+computes the rest locally. The backward pass returns the gradients of all layers at once. If the
+model has changed since its graphs were exported, a forward pass exports new ones.
 """
 
 from __future__ import annotations
@@ -27,13 +24,12 @@ from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
-from cleave.graphs.calls import decoder_layers
+from cleave.graphs.calls import Embedded, OutsideLayers, decoder_layers
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.model_state import content, model_state
-from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.graphs.packed import PackedBy
 from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import DeviceRates
@@ -59,11 +55,7 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "return_dict", "logits_to_keep", "output_attentions",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
-_MOST_KEPT: Final = 8
-"""Maximum number of cached sets of graphs.
-
-A model needs several sets if it is used, for example, with and without adapters.
-"""
+_MOST_KEPT: Final = 8  # cached sets of graphs, as for a model with and without adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +81,6 @@ class StagedForward:
     """Callable that replaces a model's forward pass, and runs the layers on a fleet by stages.
 
     Args:
-        model: a causal language model of transformers.
-        fleet: fleet that runs the layers.
         audit: probability of an output audit, per device, stage and step.
         local_after_s: seconds without devices before the layers run locally; None to wait for
             devices without limit.
@@ -123,16 +113,15 @@ class StagedForward:
         return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's forward pass with the layers on the fleet.
-
-        Returns:
-            The model's output; None if the caller must run the whole pass locally.
-        """
+        """Run a pass with the layers on the fleet; None if the caller must run it locally."""
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
         asked = [n for n in _NO_OUTPUTS if given.get(n)]
-        asked += [f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and self._asks(n)]
+        config: Any = self._model.config
+        asked += [
+            f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and getattr(config, n, False)
+        ]
         if unknown or asked or given.get("input_ids") is None:
             names = ", ".join(unknown + asked) or "no input_ids"
             raise UsageError(
@@ -186,30 +175,17 @@ class StagedForward:
             f"offload it by tiles"
         )
 
-    def _asks(self, output: str) -> bool:
-        """Return whether the model's configuration sets an option such as `output_attentions`."""
-        config: Any = self._model.config
-        return bool(getattr(config, output, False))
-
     def _keeps(self, use_cache: bool | None) -> bool:
         """Return whether a local forward pass would create a key-value cache.
 
-        A model with a key-value cache ignores document boundaries. Stages have no such cache. To
-        get the same output, the caller then passes a mask without padding, with which each sequence
-        is one document.
-
-        Args:
-            use_cache: the argument of the forward pass; None for the configuration's setting.
+        With one, a model ignores document boundaries. Stages have none: a mask without padding,
+        with which each sequence is one document, gives the same output.
         """
         config: Any = self._model.config
         return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
 
     def tell(self, why_here: str) -> None:
-        """Log a change between layers on the fleet and layers on this machine.
-
-        Args:
-            why_here: why the layers run on this machine; empty if they run on the fleet.
-        """
+        """Log a change between layers on the fleet (no reason) and on this machine."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -245,13 +221,9 @@ class StagedForward:
         # Graphs compute in fp32.
         with plain(self._model), torch.autocast("cpu", enabled=False):
             graphs = model_graphs(
-                self._model,
-                called.tokens,
-                cache,
-                padded=called.padded,
-                packed=by,
-                with_loss=False,
-            )
+                self._model, called.tokens, cache,
+                padded=called.padded, packed=by, with_loss=False,
+            )  # fmt: skip
         if said := described_refusals(graphs):
             _log.warning(said)
         if called.dtype not in self._speeds:
@@ -267,10 +239,7 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Record that a forward pass begins.
-
-        A previous forward pass whose backward pass has not run is abandoned.
-        """
+        """Record that a forward pass begins. One whose backward pass has not run is abandoned."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
@@ -284,7 +253,7 @@ class StagedForward:
 
 @contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that disables transformers' activation checkpointing."""
+    """Disable transformers' activation checkpointing within the context."""
     those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     # Checkpointing also installs a hook that sets `requires_grad` of the embedding's output.
     hooks = [
@@ -337,7 +306,7 @@ class _Pass:
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Run all layers.
+        """Run all layers; StageFailedError means that the fleet cannot complete the pass.
 
         Args:
             x: input of the first layer.
@@ -345,9 +314,6 @@ class _Pass:
 
         Returns:
             The output of the last layer.
-
-        Raises:
-            StageFailedError: the fleet cannot complete the pass.
         """
         self.owner.begin(self)
         assert self.plan is not None
@@ -396,8 +362,8 @@ class _Pass:
             dy: gradient of the last layer's output.
 
         Returns:
-            The gradient of the first layer's input, and the parameter gradients by the `id` of the
-            parameter.
+            The gradient of the first layer's input, and the parameter gradients by the parameter's
+                `id`.
 
         Raises:
             UsageError: the backward pass was already run, the forward pass was abandoned, or a
@@ -447,11 +413,7 @@ class _Pass:
         return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor) -> StepResult:
-        """Pass the gradient of the last layer's output to the fleet, and wait for the result.
-
-        Raises:
-            StageFailedError: the fleet cannot complete the backward pass.
-        """
+        """Pass the gradient of the last layer's output to the fleet, and wait for the result."""
         assert self.work is not None
         rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
         for number, piece in enumerate(torch.split(dy, rows)):
@@ -467,7 +429,7 @@ class _Pass:
                     return result
 
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Compute the result of `backward` on this machine by recomputing the forward pass."""
+        """Compute the result of `backward` here by recomputing the forward pass."""
         assert self.x is not None
         calls, trained = self.staged.calls, self.staged.trained_parameters()
         rows = [len(part.ids) for part in self.parts]

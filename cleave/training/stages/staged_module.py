@@ -1,27 +1,22 @@
 """Replacement of a model's forward pass by a forward pass by stages.
 
-The class of the model object is replaced by a subclass. The `forward` of the subclass runs on the
-fleet. So if a library later wraps the object's `forward`, the wrapper calls the fleet. The wrapper
-stays in place when the model is restored.
+The class of the model object is replaced by a subclass, whose `forward` runs on the fleet. A
+library that later wraps the object's `forward` wraps the fleet's, also after a restore.
 """
 
 from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from torch import nn
 
+from cleave.graphs.model_state import HOOKS
+
 ATTRIBUTE: Final = "_cleave_stages"
-_HOOKS: Final = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 class Passes(Protocol):
@@ -37,10 +32,7 @@ class Passes(Protocol):
 
 
 def passes_of(model: nn.Module) -> Passes | None:
-    """Return the object that runs a model's forward passes by stages.
-
-    It is None if the model is not offloaded by stages.
-    """
+    """Return what runs a model's passes by stages; None if it is not offloaded by stages."""
     found: Passes | None = vars(model).get(ATTRIBUTE)
     return found
 
@@ -59,14 +51,14 @@ def go_plainly(model: nn.Module) -> None:
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that restores a model's original forward pass within the context.
+    """Return a context manager that restores a model's original forward pass.
 
     Stages, wrappers of `forward`, and the model's own hooks are disabled.
     """
     held, staged = vars(model), type(model)
-    aside: Sequence[str] = (ATTRIBUTE, "forward", *_HOOKS)
+    aside = (ATTRIBUTE, "forward", *HOOKS)
     before = {name: held.pop(name) for name in aside if name in held}
-    held.update({name: type(before[name])() for name in _HOOKS})
+    held.update({name: type(before[name])() for name in HOOKS})
     model.__class__ = staged.__mro__[1]
     try:
         yield

@@ -24,8 +24,7 @@ from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import Method
 from cleave.training.loop.job import FallbackMode
 from cleave.training.stages.staged_module import go_by_stages, go_plainly, passes_of
-from cleave.training.tiles.offload_choice import OffloadChoice
-from cleave.training.tiles.offload_report import OffloadReport
+from cleave.training.tiles.offload_choice import OffloadChoice, OffloadReport
 from cleave.training.tiles.offloaded_linear import Operands
 
 _log = logging.getLogger(__name__)
