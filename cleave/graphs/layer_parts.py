@@ -105,7 +105,7 @@ class LayerPart:
 
         Returns:
             The gradients of the input and the parameters, by output name of the backward graphs. A
-                gradient is None if the output does not depend on the parameter.
+            gradient is None if the output does not depend on the parameter.
         """
         held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
         trained = [held[name].requires_grad_() for name in trainable]

@@ -202,7 +202,8 @@ class _Describer:
         if id(held) in self._under_way:
             return ["itself", len(self._under_way) - self._under_way.index(id(held))]
         self._under_way.append(id(held))
-        described = self._described(held, depth - 1) if depth else _address(held)
+        address = f"{type(held).__qualname__} at {id(held)}"
+        described = self._described(held, depth - 1) if depth else address
         self._under_way.pop()
         self._made[id(held)] = held, described  # a reference keeps the id from being reused
         return described
@@ -282,10 +283,6 @@ def _names(code: CodeType) -> list[str]:
     """Return the global and attribute names in a function's code and in its nested functions."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
     return sorted({*code.co_names, *inner})
-
-
-def _address(held: object) -> str:
-    return f"{type(held).__qualname__} at {id(held)}"
 
 
 @functools.cache

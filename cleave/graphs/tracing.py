@@ -201,7 +201,7 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     inputs = _examples(traced.inputs, traced.varying)
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
-        with _PlainLinear(), _NoLayerDrop():
+        with _Traceable():
             return traced.function(dict(zip(inputs, given, strict=True)))
 
     graph = _made(function, inputs, traced.varying)
@@ -210,7 +210,10 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
             raise LayerGraphError("it changes tensors that it was given")
-    _refuse_unknown_parameters(graph)
+    for node in graph.graph.find_nodes(op="get_attr"):
+        held = getattr(graph, str(node.target), None)
+        if isinstance(held, Tensor) and held.requires_grad:  # only inputs have a gradient
+            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
         if node.users:
@@ -219,14 +222,6 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph, used
-
-
-def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
-    """Refuse constants that require a gradient: graphs return gradients only for their inputs."""
-    for node in graph.graph.find_nodes(op="get_attr"):
-        held = getattr(graph, str(node.target), None)
-        if isinstance(held, Tensor) and held.requires_grad:
-            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
 
 
 def _made(
@@ -267,26 +262,18 @@ def _shares(node: fx.Node) -> bool:
     )
 
 
-class _PlainLinear(TorchFunctionMode):
-    """Computes linear layers as a matrix multiplication and an addition.
+class _Traceable(TorchFunctionMode):
+    """Replaces functions that a trace would handle badly.
 
-    Tracing torch's own linear function with a bias would fix the batch size.
+    A linear layer becomes a product and a sum: torch's own function with a bias would fix the batch
+    size. Some models draw one random number per layer to decide if they skip it: that is a `_Draw`.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not torch.nn.functional.linear:
-            return func(*args, **(kwargs or {}))
-        return _linear(*args, **(kwargs or {}))
-
-
-class _NoLayerDrop(TorchFunctionMode):
-    """Returns a `_Draw` where a model draws one random number to decide if it skips a layer."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        if func is torch.nn.functional.linear:
+            return _linear(*args, **(kwargs or {}))
         if func is torch.rand and args == ([],) and not kwargs:
             return _Draw()
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,8 @@
-"""Division of each step's sequences among several servers, and exchange of their results."""
+"""Division of each step's sequences among several servers, and exchange of their results.
+
+A server's speed is predicted until the server has computed a step, and measured from then on, with
+the fixed cost of a step. Repeated division converges until all servers need the same time.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,17 @@ from cleave.training.data.batches import Batch
 from cleave.training.loop.job_fleet import JobFleet
 from cleave.training.servers.ranks import LostServerError, Ranks
 
+# Fraction of the step time that a division must save: a server whose part changes must plan again.
 _WORTH: Final = 0.1
-"""Minimum fraction of the step time that a new division must save.
 
-A server whose part changes must compute a new plan.
-"""
-
-_NEWEST: Final = 0.5
-"""Weight of the speed of the newest step in the moving average of a server's speed."""
+_NEWEST: Final = 0.5  # weight of the newest step in the moving average of a server's speed
 
 
 def deal(rows: int, speeds: Sequence[float]) -> list[int]:
     """Return the number of batch rows that each server computes.
 
     Args:
-        rows: number of rows in the batch.
-        speeds: speed of each server, in any common unit. If all speeds are 0, servers get equal
-            parts.
+        speeds: speed of each server, in any common unit. If all are 0, servers get equal parts.
     """
     total = sum(speeds)
     if not total:
@@ -45,8 +43,7 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
     return dealt
 
 
-_TRUST: Final = 1.05
-"""Factor by which a server's speed is multiplied after each step in which it computed no rows."""
+_TRUST: Final = 1.05  # factor of a server's speed after each step in which it computed no rows
 
 
 @dataclass(slots=True)
@@ -66,24 +63,20 @@ class Pace:
         After a step without rows, the speed rises slightly, so that the server gets rows again.
 
         Args:
-            rows: number of rows that the server computed.
-            seconds: time that the rows took.
             capacity: capacity of the server's fleet during the step, in FLOP/s.
         """
-        if not rows and capacity > 0:
-            self.rows_per_s *= _TRUST
-        if not (rows and seconds > 0 and capacity > 0):
+        if capacity <= 0:
             return
-        shown = rows / seconds / capacity
-        old = self.rows_per_s or shown
-        self.rows_per_s = (1 - _NEWEST) * old + _NEWEST * shown
+        if not rows:
+            self.rows_per_s *= _TRUST
+        elif seconds > 0:
+            shown = rows / seconds / capacity
+            self.rows_per_s = (1 - _NEWEST) * (self.rows_per_s or shown) + _NEWEST * shown
 
 
 @dataclass(slots=True)
 class Dealer:
-    """Divides the rows of each step among servers.
-
-    Keeps the previous division while a new division would save little time.
+    """Divides the rows of each step among servers, and keeps a division while others save little.
 
     Attributes:
         dealt: number of rows of each server in the last step.
@@ -92,12 +85,7 @@ class Dealer:
     dealt: list[int] = field(default_factory=list)
 
     def next(self, rows: int, speeds: Sequence[float]) -> list[int]:
-        """Return the number of rows that each server computes in the next step.
-
-        Args:
-            rows: number of rows in the step.
-            speeds: speed of each server, in any common unit.
-        """
+        """Return the number of rows of each server in the next step, given relative speeds."""
         new = deal(rows, speeds)
         kept = self.dealt
         if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
@@ -106,12 +94,7 @@ class Dealer:
 
 
 def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return the predicted time of a step: the time that the slowest server takes.
-
-    Args:
-        dealt: number of rows of each server.
-        speeds: rows per unit of time of each server.
-    """
+    """Return the time that the slowest server takes."""
     pairs = [(rows, speed) for rows, speed in zip(dealt, speeds, strict=True) if rows]
     return max((rows / speed if speed else float("inf") for rows, speed in pairs), default=0.0)
 
@@ -122,7 +105,6 @@ def part_of(batches: Sequence[Batch], dealt: Sequence[int], rank: int) -> list[B
     Args:
         batches: all micro-batches of the step, each with the same number of rows.
         dealt: number of rows that each server computes.
-        rank: rank of the server.
     """
     first = sum(dealt[:rank])
     past = first + dealt[rank]
@@ -136,11 +118,8 @@ def part_of(batches: Sequence[Batch], dealt: Sequence[int], rank: int) -> list[B
     return found
 
 
+# Seconds without a device after which a server abandons its part of a step, which all then repeat.
 GIVES_BACK_S: Final = 10.0
-"""Seconds without a device after which a server abandons its part of a step.
-
-All servers then repeat the step, and servers with devices compute that part.
-"""
 
 _Value = TypeVar("_Value")
 
@@ -150,19 +129,16 @@ class Sums(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that this server has waited for other servers in the current step."""
-        ...
+        """Return the seconds that this server has waited for other servers in this step."""
 
     def add_up(self) -> None:
-        """Sum the gradients that are not summed yet over all servers; see `Optimizer.add_up`."""
-        ...
+        """Sum the gradients that are not summed yet over all servers."""
 
 
 class SharedSteps:
     """Divides each step's sequences among servers in proportion to their fleets' throughput.
 
     Args:
-        ranks: the servers.
         fleet: this server's fleet; None if the server computes without devices.
         clock: returns the current time in seconds.
         say: called with a message on rank 0 whenever the division changes.
@@ -195,8 +171,7 @@ class SharedSteps:
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the micro-batches of a step that this server computes.
 
-        A server that cannot compute now, because it has no devices, gets no micro-batches. If no
-        server can compute now, the division of the previous step is kept.
+        A server without devices gets none. If no server has devices, the previous division is kept.
 
         Args:
             batches: all micro-batches of the step, the same on every server.
@@ -218,8 +193,7 @@ class SharedSteps:
     def turns(self) -> tuple[int, int | None, int]:
         """Return which items of a list this server computes, as the (start, stop, step) of a slice.
 
-        The items are assigned round-robin to the servers that can compute now. If no server can
-        compute now, because none has devices, the items are assigned round-robin to all servers.
+        The items are assigned round-robin to the servers with devices, or to all if none has any.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
@@ -303,10 +277,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if this server should abandon its part of the step.
-
-        With several servers, a server abandons its part after GIVES_BACK_S seconds without devices.
-        """
+        """Return True if one of several servers has had no device for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -315,13 +286,7 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Return the counters of one step for all servers together.
-
-        Counters are summed over the servers. For `fleet_s` and `waited_s`, the maximum is taken.
-
-        Args:
-            spent: this server's counters of the step.
-        """
+        """Return the counters of a step summed over all servers; the maximum of the seconds."""
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]

@@ -35,6 +35,8 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
+Noise = np.random.Generator | None  # source of coarser rounding errors; None to compute normally
+Sums = dict[SumName, Array]  # sums of parameter gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,8 @@ class Auditor:
     ) -> Iterator[Fault]:
         self.counters.outputs += 1
 
-        def repeat(random: np.random.Generator | None) -> dict[str, Array]:
-            y, dx, loss = self.repeat(work, record, batch, {}, random)
+        def repeat(noise: Noise) -> dict[str, Array]:
+            y, dx, loss = self.repeat(work, record, batch, {}, noise)
             return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
 
         wanted = repeat(None)
@@ -159,10 +161,10 @@ class Auditor:
     ) -> Iterator[Fault]:
         self.counters.sums += len(sums.batches)
 
-        def repeat(random: np.random.Generator | None) -> dict[SumName, Array]:
-            totals: dict[SumName, Array] = {}
+        def repeat(noise: Noise) -> Sums:
+            totals: Sums = {}
             for batch in sorted(sums.batches):
-                self.repeat(work, record, batch, totals, random)
+                self.repeat(work, record, batch, totals, noise)
             return totals
 
         wanted = repeat(None)
@@ -184,7 +186,7 @@ class Auditor:
         record: StageRecord,
         returned: Mapping[Key, _Returned],
         wanted: Mapping[Key, Array],
-        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+        repeat: Callable[[Noise], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
         """Yield the faults that one audit finds, at most one per device.
 
@@ -208,60 +210,43 @@ class Auditor:
             )
 
     def _explain(
-        self,
-        compared: Mapping[Key, Comparison],
-        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+        self, compared: Mapping[Key, Comparison], repeat: Callable[[Noise], Mapping[Key, Array]]
     ) -> None:
         """Recompute up to `MOST_REPEATS` times until coarser rounding explains every error."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
         self.counters.again += 1
-        random = np.random.default_rng(self._rng.getrandbits(64))
+        noise = np.random.default_rng(self._rng.getrandbits(64))
         for _ in range(MOST_REPEATS):
-            again = repeat(random)
+            again = repeat(noise)
             for key, one in doubted.items():
                 one.repeated(again[key])
             doubted = {key: one for key, one in doubted.items() if one.excess > 1}
             if not doubted:
                 return
 
-    def output(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        random: np.random.Generator | None = None,
-    ) -> Array:
+    def output(self, work: StepWork, record: StageRecord, batch: int, noise: Noise = None) -> Array:
         """Recompute a stage's output by a forward pass only. Arguments are those of `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
-            feed = _slice_feed(part, record, batch, random)
-            return self._run(part.forward, feed, random)[names.Y]
-        return self._forward(work, record, batch, random)[-1]
+            feed = _slice_feed(part, record, batch, noise)
+            return self._run(part.forward, feed, noise)[names.Y]
+        return self._forward(work, record, batch, noise)[-1]
 
     def _forward(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        random: np.random.Generator | None,
+        self, work: StepWork, record: StageRecord, batch: int, noise: Noise
     ) -> list[Array]:
         """Return the input of each layer of a stage, followed by the stage's output."""
-        given = [moved(_array(record.x[batch]), random)]
+        given = [moved(_array(record.x[batch]), noise)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
+            given.append(moved(self._run(layer.forward, feed, noise)[names.Y], noise))
         return given
 
     def repeat(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        totals: dict[SumName, Array],
-        random: np.random.Generator | None,
+        self, work: StepWork, record: StageRecord, batch: int, totals: Sums, noise: Noise
     ) -> tuple[Array, Array, Array | None]:
         """Recompute a stage's forward and backward pass for one micro-batch.
 
@@ -270,16 +255,15 @@ class Auditor:
             record: record of the stage.
             batch: index of the micro-batch.
             totals: sums of parameter gradients. The micro-batch's gradients are added in place.
-            random: source of coarser rounding errors; None to compute normally.
 
         Returns:
             The stage's output, its input gradient, and its loss. The loss is None unless the stage
-                computes the whole loss.
+            computes the whole loss.
         """
         if record.plan.slice is not None:
-            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
+            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, noise)
         numbers = range(record.plan.first, record.plan.stop)
-        given = self._forward(work, record, batch, random)
+        given = self._forward(work, record, batch, noise)
         loss = None
         if record.plan.loss and work.loss is not None:
             feed = {
@@ -287,15 +271,15 @@ class Auditor:
                 names.TARGETS: _array(work.loss.targets[batch]),
                 **_arrays(work.loss.parameters),
             }
-            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, random)
+            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, noise)
             loss, dy = found[names.LOSS], found[names.DX]
         else:
             dy = _array(record.dy[batch])
         for number in reversed(numbers):
             layer = work.layers[number]
-            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, random)}
+            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, noise)}
             feed |= _arrays(layer.inputs(batch))
-            dy = self._add(work, layer.backward, feed, number, totals, random)[names.DX]
+            dy = self._add(work, layer.backward, feed, number, totals, noise)[names.DX]
         return given[-1], dy, loss
 
     def _repeat_slice(
@@ -303,17 +287,17 @@ class Auditor:
         work: StepWork,
         record: StageRecord,
         batch: int,
-        totals: dict[SumName, Array],
+        totals: Sums,
         number: int,
-        random: np.random.Generator | None,
+        noise: Noise,
     ) -> tuple[Array, Array, None]:
         """Do what `repeat` does for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
-        feed = _slice_feed(part, record, batch, random)
-        y = self._run(part.forward, feed, random)[names.Y]
+        feed = _slice_feed(part, record, batch, noise)
+        y = self._run(part.forward, feed, noise)[names.Y]
         # This is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
-        found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
+        found = self._add(work, part.backward, feed, slice_layer(number), totals, noise)
         return y, found[names.DX], None
 
     def _add(
@@ -322,26 +306,21 @@ class Auditor:
         graph: StageGraph,
         feed: dict[str, Array],
         number: int,
-        totals: dict[SumName, Array],
-        random: np.random.Generator | None,
+        totals: Sums,
+        noise: Noise,
     ) -> dict[str, Array]:
         for name, shape in sums_of(work, number).items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
-        found = self._run(graph, feed, random)
+        found = self._run(graph, feed, noise)
         for name in sums_of(work, number):
             totals[number, name] = found[names.new_total(name)]
         return found
 
-    def _run(
-        self,
-        graph: StageGraph,
-        feed: Mapping[str, Array],
-        random: np.random.Generator | None,
-    ) -> dict[str, Array]:
-        key = graph, random is not None
+    def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
+        key = graph, noise is not None
         if key not in self._sessions:
-            model = graph.model if random is None else noisy(graph.model, ROUNDING)
+            model = graph.model if noise is None else noisy(graph.model, ROUNDING)
             self._sessions[key] = GraphSession(model)
         session = self._sessions[key]
         shaped = {
@@ -360,11 +339,9 @@ def escape_chance(audited: float, steps: int) -> float:
     return float((1 - audited) ** steps)
 
 
-def _slice_feed(
-    part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
-) -> dict[str, Array]:
+def _slice_feed(part: SliceWork, record: StageRecord, batch: int, noise: Noise) -> dict[str, Array]:
     """Return the forward graph inputs of one slice of a vocabulary-parallel loss."""
-    x = moved(_array(record.x[batch]), random)
+    x = moved(_array(record.x[batch]), noise)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 
 

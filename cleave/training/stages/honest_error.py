@@ -191,7 +191,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
     Returns:
         Signed errors. The error of a pair of equal infinities or of two NaNs is 0. The error of any
-            other pair with a non-finite value is infinity.
+        other pair with a non-finite value is infinity.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
+from functools import partial
 
 from torch import nn
 
@@ -53,13 +54,12 @@ def staged_model(
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
-    cache = GraphCache.of_user()
-
-    def making(what: str) -> None:
-        note(f"making {what}")
-
+    making = partial(
+        model_graphs, model.train(), job.seq, GraphCache.of_user(),
+        packed=packed, progress=lambda what: note(f"making {what}"),
+    )  # fmt: skip
     try:
-        graphs = model_graphs(model.train(), job.seq, cache, packed=packed, progress=making)
+        graphs = making()
     except LayerGraphError as error:
         if not auto:
             raise
@@ -71,15 +71,7 @@ def staged_model(
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
-        made = model_graphs(
-            model,
-            job.seq,
-            cache,
-            packed=packed,
-            in_parts=True,
-            pieces=pieces_of_sequence(job.seq),
-            progress=making,
-        )
+        made = making(in_parts=True, pieces=pieces_of_sequence(job.seq))
         return ModelWork(model, made, dtype)
 
     return StagedModel(

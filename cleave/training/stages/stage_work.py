@@ -304,10 +304,10 @@ class ModelWork:
         loss, total = combined(found, targets.flatten().numpy(), scale)
         return loss, _floats(total)
 
-    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
-        """Convert a device's payload of dtype `dtype` to an fp32 tensor of shape `shape`."""
+    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType | None = None) -> Tensor:
+        """Convert a device's payload, by default in the wire dtype, to an fp32 tensor."""
         rows = int(np.prod(shape[:-1]))
-        values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
+        values = arrays.unpack(payload, rows, shape[-1], dtype or self.dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
     def gradients_of(

@@ -177,8 +177,7 @@ class StagedModel:
 
         Returns:
             The loss; `NotByStages` if no device can train layers, the connected devices failed in
-                this
-            or an earlier step, or another method is faster.
+            this or an earlier step, or another method is faster.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
@@ -301,7 +300,7 @@ class StagedModel:
                     self.pass_on(wanted, work, embedded)
                 case OutputReady(number, payload):
                     part, one = parts[number], embedded[number]
-                    y = self.work.tensor(payload, one.x.shape, self.work.dtype)
+                    y = self.work.tensor(payload, one.x.shape)
                     y = self.passes.forward(len(work.layers), number, y, one.beside)
                     losses[number], dy = self._loss(y, part.targets, scale)
                     dy = self.passes.backward(len(work.layers), number, dy)
@@ -312,7 +311,7 @@ class StagedModel:
                     self.runtime.give(number, total)
                 case SlicesBack(number, payloads):
                     shape = embedded[number].x.shape
-                    each = (self.work.tensor(p, shape, self.work.dtype) for p in payloads)
+                    each = (self.work.tensor(p, shape) for p in payloads)
                     self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
                 case StepFailed(reason, final):
                     if final:
@@ -327,7 +326,7 @@ class StagedModel:
         """Run a pass of the PS's layers that the fleet requests, and give the fleet the output."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
-        came = self.work.tensor(wanted.payload, one.x.shape, self.work.dtype)
+        came = self.work.tensor(wanted.payload, one.x.shape)
         if isinstance(wanted, InputWanted):
             made = self.passes.forward(run, number, came, one.beside)
         else:
@@ -344,7 +343,7 @@ class StagedModel:
         """Accumulate a finished step's gradients in the parameters, and return its loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
-            dx = self.work.tensor(payload, x.shape, self.work.dtype)
+            dx = self.work.tensor(payload, x.shape)
             dx = self.passes.backward(0, number, dx)
             if x.requires_grad:
                 torch.autograd.backward(x, dx.to(x.dtype))

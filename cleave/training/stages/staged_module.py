@@ -24,11 +24,9 @@ class Passes(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a forward pass with the arguments of the model's own `forward`."""
-        ...
 
     def close(self) -> None:
         """Let devices drop the weights and activations that they hold for the model."""
-        ...
 
 
 def passes_of(model: nn.Module) -> Passes | None:

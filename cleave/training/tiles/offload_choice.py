@@ -1,4 +1,4 @@
-"""Selection of the modules that run on a fleet, and the reason why each other module is local."""
+"""Selection of the modules that run on a fleet, and the report why each other module is local."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from cleave.training.tiles.offloaded_linear import (
 class OffloadChoice:
     """Selects the modules of a model to offload, and reports why other modules stay local.
 
-    Args:
-        model: the model.
-        include, exclude: patterns for module names; see `cleave.training.tiles.offload.offload`.
+    The arguments are those of `offload`.
     """
 
     def __init__(self, model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> None:
@@ -37,10 +35,7 @@ class OffloadChoice:
         self._conv1d = conv1d()
 
     def found(self) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-        """Select the modules to offload.
-
-        Returns:
-            For each module name, the module and the class that it gets when offloaded.
+        """Return each module to offload by name, and the class that it gets.
 
         Raises:
             UsageError: a module's weights have an unsupported dtype or are not on the CPU.
@@ -65,11 +60,7 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return the report of offloaded and local modules.
-
-        Args:
-            found: the result of `found`.
-        """
+        """Return the report of offloaded modules, the result of `found`, and local modules."""
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -113,15 +104,7 @@ class OffloadChoice:
 
 
 def _check_weight(layer: str, weight: Tensor) -> None:
-    """Check that a weight can be sent to devices.
-
-    Args:
-        layer: name of the module, for the error message.
-        weight: the weight.
-
-    Raises:
-        UsageError: the weight has an unsupported dtype or is not on the CPU.
-    """
+    """Raise UsageError if a layer's weight has an unsupported dtype or is not on the CPU."""
     if weight.device.type != "cpu":
         raise UsageError(
             f"layer {layer!r} lies on {weight.device}; the parameter server keeps the model in "
@@ -144,11 +127,9 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
     }
 
 
+# Fraction of offloaded parameters, among those that multiply activations, below which users are
+# warned.
 LEAST_SHARE: Final = 0.9
-"""Fraction of offloaded parameters below which `offload` warns.
-
-Only parameters that multiply activations count.
-"""
 
 _LISTED: Final = 8  # maximum number of local modules that a report lists
 
@@ -187,10 +168,7 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the offloaded fraction of the parameters that multiply activations.
-
-        It is 1 if the model has no such parameters.
-        """
+        """Return the offloaded fraction of the parameters that multiply activations, or else 1."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0

@@ -1,4 +1,4 @@
-"""Forward and backward passes of linear layers whose matrix multiplications run on a fleet."""
+"""Linear layers and mixture-of-experts modules whose matrix multiplications run on a fleet."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Operands:
     may change through `.data` or numpy without autograd's knowledge. So the operand of a leaf
     exists only from a layer's forward pass to the layer's backward pass.
 
-    Weights that are gathered for each pass get different memory in every pass. The operand of such
-    a weight belongs to the parameter, and exists until the next weight update; see `bind`.
+    A weight that is gathered for each pass gets different memory in every pass. Its operand belongs
+    to the parameter, and exists until the next weight update; see `bind`.
 
     Args:
         fleet: computes the GEMMs.
@@ -55,10 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory.
-
-        The values of the weight must not change before the next call of `updated`.
-        """
+        """Record that a weight has been gathered into new memory; see `updated`."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -67,7 +64,6 @@ class Operands:
         """Record that the memory of a gathered weight is about to be freed.
 
         Args:
-            weight: the weight.
             done: whether all GEMMs with the weight are complete. A running GEMM keeps a reference
                 to the memory.
         """
@@ -96,22 +92,12 @@ class Operands:
             operand = self._new(tensor)
             setattr(tensor, _ATTRIBUTE, (version, operand))
             return operand
+        place = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
         weight = self._whole.get(tensor.data_ptr())
-        if weight is not None and (weight.shape, weight.stride()) == (
-            tensor.shape,
-            tensor.stride(),
-        ):
+        if weight is not None and place[1:] == (tuple(weight.shape), weight.stride()):
             return self._of_gathered(weight)
         # With `holding`, an operand may outlive the backward pass. So the key includes the values.
-        values = content(tensor) if self.holding else b""
-        key = (
-            tensor.data_ptr(),
-            version,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.dtype,
-            values,
-        )
+        key = (*place, version, tensor.dtype, content(tensor) if self.holding else b"")
         leaf = self._leaves.get(key)
         if leaf is None:
             leaf = self._leaves[key] = self._new(tensor)
@@ -165,33 +151,22 @@ class _LinearFunction(torch.autograd.Function):
         if x.shape[-1] == 0:
             y.zero_()
         else:
-            flat = y.view(-1, width)
-            _multiply(
-                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), flat
-            ).result()
+            w_side = Side(w_operand, not weight_transposed)
+            _multiply(operands.fleet, Side(x_operand), w_side, y.view(-1, width)).result()
         if bias is not None:
             y += bias
         ctx.save_for_backward(x, weight)
-        ctx.operands, ctx.weight_transposed, ctx.has_bias = (
-            operands,
-            weight_transposed,
-            bias is not None,
-        )
+        ctx.operands, ctx.weight_transposed = operands, weight_transposed
+        ctx.has_bias = bias is not None
         # Only these references keep the operands of leaf tensors alive until the backward pass.
-        ctx.leaves = [
-            operand
-            for tensor, operand in ((x, x_operand), (weight, w_operand))
-            if tensor.grad_fn is None
-        ]
+        pairs = (x, x_operand), (weight, w_operand)
+        ctx.leaves = [operand for tensor, operand in pairs if tensor.grad_fn is None]
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the arguments of `forward`.
-
-        The fleet writes the gradients of x and the weight directly into the returned tensors.
-        """
+        """Return the gradients of the arguments of `forward`, which the fleet writes in place."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -233,7 +208,7 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b without waiting. The fleet writes the result into the memory of `out`."""
+    """Start out = a @ b. The fleet writes the result into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -248,8 +223,7 @@ def product(
         module: an offloaded module.
         x: input, shape (..., in).
         weight: shape (out, in); shape (in, out) if `weight_transposed`.
-        bias: shape (out,); may be None.
-        weight_transposed: whether the weight has shape (in, out).
+        bias: shape (out,).
 
     Returns:
         x @ W^T + bias; x @ W + bias if `weight_transposed`. The shape is (..., out).
@@ -296,10 +270,7 @@ class OffloadedLinear(nn.Linear):
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return the class of transformers' Conv1D, which is GPT-2's linear layer.
-
-    It is None if transformers is not installed.
-    """
+    """Return the class of transformers' Conv1D, GPT-2's linear layer; None without transformers."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -320,22 +291,17 @@ def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
 _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
+# Computes a linear layer on the fleet, given x, weight, bias and whether the weight is (in, out).
 Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
-"""Function of x, weight, bias and `transposed` that computes a linear layer on the fleet.
-
-The weight has shape (in, out) if `transposed` is True, else shape (out, in). The bias may be None.
-"""
 
 
 def auxiliary_weight(model: nn.Module) -> float:
-    """Return the weight of a mixture-of-experts model's load-balancing loss.
+    """Return the weight of the load-balancing loss of a mixture-of-experts model; 0 without one.
 
-    The weight is 0 if the model does not use this loss. A model of transformers uses it if the
-    configuration sets `output_router_logits`.
+    A model of transformers uses it if the configuration sets `output_router_logits`.
 
     Raises:
-        UsageError: the configuration sets `output_router_logits`, but the model has no attribute
-            with the weight.
+        UsageError: the model should use the loss, but has no attribute with the weight.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -357,12 +323,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 class _Products(TorchFunctionMode):
-    """Redirects multiplications by expert weights to a fleet while the mode is active.
-
-    Args:
-        parameters: 3-D parameters whose slices are the expert weights.
-        product: computes a linear layer on the fleet.
-    """
+    """Redirects multiplications by slices of 3-D `parameters` to a fleet while it is active."""
 
     def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
         super().__init__()
@@ -391,10 +352,13 @@ class _Products(TorchFunctionMode):
 def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
     """Return a subclass of a mixture-of-experts class that multiplies on a fleet.
 
+    The weights of all experts are slices of 3-D parameters. The eager forward pass multiplies by
+    one expert's slice after another, with `F.linear` or `@`.
+
     Args:
         base: original class of the module.
-        product: function that computes a linear layer. The arguments of the function are the
-            module, x, weight, bias, and whether the weight has shape (in, out).
+        product: computes a linear layer, given the module, x, weight, bias, and whether the weight
+            has shape (in, out).
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 
