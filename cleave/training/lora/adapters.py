@@ -200,12 +200,8 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     """Check that a checkpoint's adapters were trained with the frozen weights of a model.
 
-    Args:
-        meta: metadata of the checkpoint.
-        name: name of the model for the error message.
-
     Raises:
-        CleaveError: the frozen weights have changed since the checkpoint was saved.
+        CleaveError: the frozen weights of the model `name` have changed.
     """
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
@@ -243,10 +239,7 @@ def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy the trained parameters from a checkpoint's tensors into a model.
-
-    Args:
-        name: name of the model for the error message.
+    """Copy the trained parameters from a checkpoint's tensors into the model `name`.
 
     Raises:
         CleaveError: a parameter is not in the checkpoint, or has another shape there.

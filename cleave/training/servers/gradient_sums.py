@@ -42,7 +42,6 @@ class GradientSums:
     Args:
         parameters: all trained parameters by name.
         owners: rank that owns each parameter, by name.
-        clock: returns the current time in seconds.
 
     Attributes:
         waited_s: seconds that this server has waited for reductions.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.counters import FleetCounters
@@ -17,6 +17,7 @@ from cleave.fleet.local_fallback import AbandonedError
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job_fleet import JobFleet
+from cleave.training.loop.optimizer import Optimizer
 from cleave.training.servers.ranks import LostServerError, Ranks
 
 # Fraction of the step time that a division must save: a server whose part changes must plan again.
@@ -58,12 +59,9 @@ class Pace:
     rows_per_s: float = 0.0
 
     def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Update the speed after a step.
+        """Update the speed after a step. The capacity of the fleet is in FLOP/s.
 
         After a step without rows, the speed rises slightly, so that the server gets rows again.
-
-        Args:
-            capacity: capacity of the server's fleet during the step, in FLOP/s.
         """
         if capacity <= 0:
             return
@@ -124,17 +122,6 @@ GIVES_BACK_S: Final = 10.0
 _Value = TypeVar("_Value")
 
 
-class Sums(Protocol):
-    """The methods of `Optimizer` that sum gradients over all servers."""
-
-    @property
-    def waited_s(self) -> float:
-        """Return the seconds that this server has waited for other servers in this step."""
-
-    def add_up(self) -> None:
-        """Sum the gradients that are not summed yet over all servers."""
-
-
 class SharedSteps:
     """Divides each step's sequences among servers in proportion to their fleets' throughput.
 
@@ -169,12 +156,9 @@ class SharedSteps:
         return self._ranks.count > 1
 
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the micro-batches of a step that this server computes.
+        """Return which of a step's micro-batches, the same on all servers, this server computes.
 
         A server without devices gets none. If no server has devices, the previous division is kept.
-
-        Args:
-            batches: all micro-batches of the step, the same on every server.
         """
         rows = sum(len(batch.ids) for batch in batches)
         self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
@@ -202,13 +186,11 @@ class SharedSteps:
             return 0, 0, 1
         return servers.index(self._ranks.rank), None, len(servers)
 
-    def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Sums) -> float:
+    def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Optimizer) -> float:
         """Compute this server's part of a step, sum gradients, and update this server's speed.
 
         Args:
-            part: this server's micro-batches.
             work: computes the gradients of `part`; returns the part's contribution to the loss.
-            sums: sums the gradients over all servers.
 
         Returns:
             The loss of the whole step.

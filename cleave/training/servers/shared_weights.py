@@ -58,10 +58,9 @@ class Exchange:
 
 
 def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
-    """Return all exchanges of a step in order.
+    """Return all exchanges of a step with a number of passes, in order.
 
     Args:
-        passes: number of passes in the step.
         layers: number of layers. The units of the layers have indices 1 to `layers`.
         backward: True if each pass is a forward and a backward pass, False for forward passes only.
     """
@@ -105,9 +104,7 @@ class SharedWeights:
 
     Args:
         model: a causal language model of transformers, the same on all servers. It must use
-            activation checkpointing, so that autograd does not retain weights between forward and
-            backward pass.
-        ranks: the servers.
+            activation checkpointing, so that autograd does not retain weights between passes.
         clock: returns the current time in seconds.
 
     Attributes:

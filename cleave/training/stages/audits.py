@@ -64,13 +64,9 @@ class _Returned:
 
 @dataclass
 class AuditCounters:
-    """Counters of an `Auditor`.
+    """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    Attributes:
-        outputs: micro-batches recomputed by output audits.
-        sums: micro-batches recomputed by sums audits.
-        again: audits that recomputed with coarser rounding, because an error was not negligible.
-        faults: wrong results found.
+    `again` counts audits that recomputed with coarser rounding: an error was not negligible.
     """
 
     outputs: int = 0
@@ -83,13 +79,9 @@ class Auditor:
     """Audits steps by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per device, stage and step. The probability of a sums
-            audit is `rate` divided by the number of micro-batches in the sums. So both kinds of
-            audit have the same expected cost.
+        rate: probability of an output audit, per device, stage and step. That of a sums audit is
+            `rate` divided by the number of micro-batches in the sums, so that both cost the same.
         rng: random number generator that devices cannot predict; the system's by default.
-
-    Attributes:
-        counters: counters of all audits since creation.
     """
 
     def __init__(self, rate: float, rng: random.Random | None = None) -> None:
@@ -251,9 +243,6 @@ class Auditor:
         """Recompute a stage's forward and backward pass for one micro-batch.
 
         Args:
-            work: the step.
-            record: record of the stage.
-            batch: index of the micro-batch.
             totals: sums of parameter gradients. The micro-batch's gradients are added in place.
 
         Returns:

@@ -50,12 +50,10 @@ class Magnitudes:
 
     For n groups, the 2 n + 1 error measures are, in this order:
 
-    - the root mean square (RMS) error of each group, - the RMS of each group's error component
-    along the right values, which a common wrong factor changes, while random errors hardly do, -
-    the largest absolute error of all elements.
-
-    Args:
-        wanted: the right values.
+    - the root mean square (RMS) error of each group,
+    - the RMS of each group's error component along the right values, which a common wrong factor
+      changes, while random errors hardly do,
+    - the largest absolute error of all elements.
 
     Attributes:
         sizes: for each error measure, the RMS of the right values that it covers; for the last one,
@@ -107,14 +105,11 @@ class Magnitudes:
 
 @dataclass(slots=True)
 class Comparison:
-    """Comparison of a device's result with the local result.
+    """Comparison of a device's result with the local result, `wanted`.
 
     Attributes:
-        magnitudes: computes error measures relative to the local result.
-        wanted: the local result.
         found: error measures of the device's result.
-        rounding: for each error measure, the largest value in any recomputation with coarser
-            rounding.
+        rounding: for each error measure, the largest value in recomputations with coarser rounding.
     """
 
     magnitudes: Magnitudes
@@ -179,19 +174,14 @@ class Evidence:
 
 
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
-    """Return the errors of values that a device rounded to a dtype before sending.
+    """Return the errors of fp32 values that a device rounded to a dtype before sending.
 
     Half the distance between two values of the dtype is subtracted, which rounding to nearest
-    explains. So 16-bit values are judged as strictly as fp32 values.
+    explains. So 16-bit values are judged as strictly as fp32 values. The error of a pair of equal
+    infinities or of two NaNs is 0; that of any other pair with a non-finite value is infinity.
 
     Args:
-        found: received values, converted to fp32.
         wanted: right values before rounding, in the shape of `found`.
-        dtype: dtype to which the device rounded.
-
-    Returns:
-        Signed errors. The error of a pair of equal infinities or of two NaNs is 0. The error of any
-        other pair with a non-finite value is infinity.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted

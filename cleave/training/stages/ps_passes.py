@@ -15,11 +15,7 @@ class PsPasses:
     """Runs forward and backward passes of the layers that have no graph, on the PS.
 
     Consecutive layers without graphs form a *run*. The key of a run is the index of the device
-    layer that follows the run, among all device layers; at the end, it is the number of device
-    layers.
-
-    Args:
-        autocast: returns the autocast context manager for local passes.
+    layer that follows the run, among all device layers; at the end, it is their number.
 
     Attributes:
         runs: indices of each run's layers in the model, by the run's key.
@@ -40,13 +36,10 @@ class PsPasses:
         """Run a forward pass, and retain its autograd graph for `backward`.
 
         Args:
-            run: key of the run.
+            run: key of the run. If no run has this key, `x` is returned.
             batch: index of the micro-batch.
             x: input of the run's first layer.
             beside: for each layer of the model, the tensor arguments other than `x` by name.
-
-        Returns:
-            The run's output in fp32; `x` itself if no run has this key.
         """
         if run not in self.runs:
             return x
@@ -59,13 +52,9 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Run the backward pass after a call of `forward`, and accumulate parameter gradients.
+        """Return the gradient of a run's input, and accumulate parameter gradients.
 
-        Args:
-            dy: gradient of the run's output.
-
-        Returns:
-            The gradient of the run's input; `dy` itself if no run has this key.
+        It is `dy`, the gradient of the run's output, if no run has this key.
         """
         if run not in self.runs:
             return dy

@@ -42,7 +42,6 @@ def staged_model(
 
     Args:
         job: settings of the job; the method is `stages` or `auto`.
-        ps: measured speed of the PS.
         tiles: with the method `auto`, forecasts the duration of a step by tiles.
         stop, note, presence, own_products: see `StagedModel`.
 

@@ -82,7 +82,6 @@ class Sent:
 
         Args:
             tensor: the whole parameter.
-            dtype: dtype of tensors on the wire.
             part: slice of the LM head to which the sent rows belong; None if all rows are sent.
             values: the rows of `tensor` that are sent.
             make: converts `values` to an array.
@@ -291,11 +290,6 @@ class ModelWork:
     ) -> tuple[float, StageArray]:
         """Combine the forward results of all slices of the loss for one micro-batch.
 
-        Args:
-            payloads: forward result of each slice, in the order of the slices.
-            targets: target tokens of the micro-batch.
-            scale: factor by which each token's loss is multiplied.
-
         Returns:
             The loss, and the log-sum-exp over the vocabulary, which backward passes of slices need.
         """
@@ -320,7 +314,6 @@ class ModelWork:
 
         Args:
             gradients: the `gradients` of a `StepResult`.
-            dtype: dtype of the gradients on the wire.
             slices: number of slices of the loss; 0 if the loss is not vocabulary-parallel.
         """
         found: dict[int, Tensor] = {}
@@ -349,7 +342,6 @@ class ModelWork:
         Args:
             tokens: number of tokens in each micro-batch.
             sequence: tokens per sequence.
-            gradients: dtype of parameter gradients on the wire.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
@@ -551,7 +543,7 @@ def _codes(tensor: Tensor) -> StageArray:
 
 
 def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of a forward pass for sequences of so many tokens."""
+    """Return the FLOPs per token of a forward pass, given the tokens per sequence."""
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
     return 2 * products + _attention_flops(part, tokens)
 

@@ -260,7 +260,6 @@ class StagedModel:
         """Return the `StepWork` with which the fleet can run a step.
 
         Args:
-            parts: the micro-batches.
             embedded: for each micro-batch, the input of the first stage.
             scale: factor by which each token's loss is multiplied.
         """

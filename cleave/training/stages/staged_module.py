@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torch import nn
 
@@ -19,24 +19,13 @@ from cleave.graphs.model_state import HOOKS
 ATTRIBUTE: Final = "_cleave_stages"
 
 
-class Passes(Protocol):
-    """Callable that replaces a model's forward pass."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a forward pass with the arguments of the model's own `forward`."""
-
-    def close(self) -> None:
-        """Let devices drop the weights and activations that they hold for the model."""
+def passes_of(model: nn.Module) -> Any:
+    """Return a model's `StagedForward`; None if the model is not offloaded by stages."""
+    return vars(model).get(ATTRIBUTE)
 
 
-def passes_of(model: nn.Module) -> Passes | None:
-    """Return what runs a model's passes by stages; None if it is not offloaded by stages."""
-    found: Passes | None = vars(model).get(ATTRIBUTE)
-    return found
-
-
-def go_by_stages(model: nn.Module, passes: Passes) -> None:
-    """Replace a model's `forward` by `passes`, until `go_plainly` is called."""
+def go_by_stages(model: nn.Module, passes: Callable[..., Any]) -> None:
+    """Replace a model's `forward` by a `StagedForward`, until `go_plainly` is called."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
@@ -66,7 +55,7 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a model's class whose `forward` calls the model's `Passes`."""
+    """Return a subclass of a model's class whose `forward` calls the `StagedForward`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A forward wrapper may still call this function after the model is restored.

@@ -26,7 +26,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import SumsRecord, Suspect
 from cleave.scheduler.stages.usual_sizes import FAR, Place, Returned
 from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
-from cleave.training.stages.audits import Auditor
+from cleave.training.stages.audits import Auditor, Noise
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
 # Largest input or weight for which a device may be blamed; products of larger ones may overflow.
@@ -102,24 +102,21 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
-) -> tuple[Callable[[np.random.Generator | None], dict[Place, Array]], int]:
-    """Return a function that recomputes a result, and the passes that one call takes.
-
-    Its argument is the random number generator for coarser rounding; None for normal rounding.
-    """
+) -> tuple[Callable[[Noise], dict[Place, Array]], int]:
+    """Return a function that recomputes a result, and the passes that one call takes."""
     record, places = suspect.record, list(suspect.sizes)
 
-    def sums_again(random: np.random.Generator | None) -> dict[Place, Array]:
+    def sums_again(noise: Noise) -> dict[Place, Array]:
         totals: dict[SumName, Array] = {}
         for batch in sorted(record.sums[0].batches):
-            auditor.repeat(work, record, batch, totals, random)
+            auditor.repeat(work, record, batch, totals, noise)
         return {place: totals[_sum_name(place)] for place in places}
 
-    def pass_again(random: np.random.Generator | None) -> dict[Place, Array]:
+    def pass_again(noise: Noise) -> dict[Place, Array]:
         (batch,) = record.x
         if record.y:
-            return {places[0]: auditor.output(work, record, batch, random)}
-        _, dx, loss = auditor.repeat(work, record, batch, {}, random)
+            return {places[0]: auditor.output(work, record, batch, noise)}
+        _, dx, loss = auditor.repeat(work, record, batch, {}, noise)
         made = {Returned.GRADIENT: dx, Returned.LOSS: loss}
         return {place: np.asarray(made[place[0]]) for place in places}
 

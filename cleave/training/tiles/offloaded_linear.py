@@ -296,12 +296,10 @@ Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
 
 
 def auxiliary_weight(model: nn.Module) -> float:
-    """Return the weight of the load-balancing loss of a mixture-of-experts model; 0 without one.
-
-    A model of transformers uses it if the configuration sets `output_router_logits`.
+    """Return the weight of a mixture-of-experts model's load-balancing loss; 0 without one.
 
     Raises:
-        UsageError: the model should use the loss, but has no attribute with the weight.
+        UsageError: the configuration sets `output_router_logits`, but the model has no weight.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -356,9 +354,7 @@ def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> 
     one expert's slice after another, with `F.linear` or `@`.
 
     Args:
-        base: original class of the module.
-        product: computes a linear layer, given the module, x, weight, bias, and whether the weight
-            has shape (in, out).
+        product: computes a linear layer; see `product`.
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 
