@@ -134,13 +134,9 @@ def _mask(*, packed: bool, **how: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Parameters of the computation of attention weights from queries and keys.
+    """How attention weights are computed. The last block may have fewer queries than `rows`.
 
-    Attributes:
-        rows: number of queries in a block. The last block may have fewer queries.
-        factor: factor of the scores.
-        causal: whether a query attends only to its own and earlier positions, if there is no mask.
-        softcap: bound on the scores, applied with tanh.
+    `causal` counts only if there is no mask. `softcap` bounds the scores, applied with tanh.
     """
 
     rows: int
@@ -267,10 +263,9 @@ def _back(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The attention weights of one block of queries, with the tensors that the gradient needs.
+    """The attention weights of one block of queries, shape (batch, heads, rows, keys).
 
     Attributes:
-        weights: shape (batch, heads, rows, keys).
         squeezed: tanh(scores / softcap), same shape; None without a softcap.
         seen: true where a query attends to a key; None without a boolean or causal mask.
     """

@@ -24,11 +24,9 @@ class LayerCall:
     """A recorded call of one decoder layer.
 
     Attributes:
-        x: the layer's input, shape (batch, tokens, width).
+        x, y: the layer's input and output, shape (batch, tokens, width).
         beside: the other tensor arguments by name (masks, position embeddings).
-        y: the layer's output, same shape as `x`.
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        blocks: decides when attention runs over blocks of queries, and the size of a block.
         hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
     """
 
@@ -46,13 +44,7 @@ class LayerCall:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Call the layer as the model did, but with other tensors, and return its output.
-
-        Args:
-            parameters: the layer's parameters and buffers, by name.
-            x: the layer's input, shape (batch, tokens, width).
-            beside: the layer's other tensor arguments, by name.
-        """
+        """Call the layer as the model did, but with other tensors, and return its output."""
         leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -103,7 +95,6 @@ def layer_calls(
     Args:
         model: a causal language model of transformers.
         ids, mask, positions: the batch (see `called_with`).
-        blocks: decides when attention runs over blocks of queries, and the size of a block.
 
     Raises:
         LayerGraphError: when the model does not call each layer once, in order, with the output of
@@ -198,8 +189,7 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer, shape (batch, tokens, width). Its autograd graph leads to the
-            embedding.
+        x: input of the first layer, whose autograd graph leads to the embedding.
         beside: for each layer, the other tensor arguments by name (see `LayerCall.beside`).
     """
 
@@ -217,10 +207,7 @@ class OutsideLayers:
     def embed(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Embedded:
-        """Compute the input of the first layer and the other tensor arguments of all layers.
-
-        Args:
-            ids, mask, positions: the batch (see `called_with`).
+        """Compute the first layer's input and all layers' other arguments (see `called_with`).
 
         Raises:
             LayerGraphError: when the model does not call all layers as recorded, or a layer's other
@@ -277,11 +264,7 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Return a context manager in which one function replaces all layers of the model.
-
-        Args:
-            forward: maps the first layer's input to the last layer's output. It may call the
-                original layers.
+        """Replace all layers of the model by one function, which may call the original layers.
 
         Raises:
             LayerGraphError: when the model does not call each layer once, in order.

@@ -34,14 +34,9 @@ class GraphCache:
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return the object cached under a key. If there is none, create and cache the object.
+        """Return the object of a dataclass `kind` cached under a digest, or create and cache it.
 
         If several processes request the same object, one process creates it and the others wait.
-
-        Args:
-            key: a digest, as hexadecimal digits.
-            kind: dataclass of the object.
-            make: creates the object.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:

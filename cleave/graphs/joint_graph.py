@@ -26,10 +26,9 @@ _BATCHED_PRODUCTS: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
 
 @dataclass(frozen=True)
 class Part:
-    """A graph that is ready for export, with descriptions of its inputs and outputs.
+    """A graph in core ATen operations that is ready for export.
 
     Attributes:
-        graph: the graph in core ATen operations.
         inputs: an example of each input by name, in order of the inputs.
         batch_dims: index of the batch dimension of each input that has one.
         outputs: names of the outputs, in order.
@@ -84,9 +83,6 @@ class Splitter:
 
         Returns:
             The graphs, and each activation's number of elements per sample, by name.
-
-        Raises:
-            LayerGraphError: when an activation does not have exactly one batch dimension.
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]

@@ -246,7 +246,6 @@ class _Trace:
 
     Attributes:
         inputs: maps each input node to the name of the input.
-        y: node of the layer's output.
         results: nodes whose results have the shape of the layer's input, in order.
     """
 

@@ -123,11 +123,7 @@ class SliceGraphs:
 def export_slice(
     model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
 ) -> SliceGraphs:
-    """Export the graphs of a slice of a causal language model's loss.
-
-    Args:
-        loss: the model's loss as one graph.
-        rows: number of LM head rows in the slice.
+    """Export the graphs of a slice with a number of LM head rows, given the whole loss.
 
     Raises:
         LayerGraphError: when the loss cannot be cut into slices; the message says why.
@@ -191,10 +187,6 @@ def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
 
 def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:
     """Combine the forward outputs of all slices, each of shape (tokens, 2).
-
-    Args:
-        targets: target token IDs, shape (tokens,); -100 for ignored tokens.
-        scale: factor of each token's loss.
 
     Returns:
         The loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).

@@ -173,10 +173,9 @@ class _Kinds:
         self._cut: dict[str, list[LayerPart]] = {}
 
     def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
-        """Return the parts of a layer in order, each with its graphs.
+        """Return the parts of a layer, or the whole layer, in order, each with its graphs.
 
         Args:
-            whole: the layer as a single part. The result has this part alone if layers are not cut.
             path: the layer's module name in the model.
         """
         call = whole.call

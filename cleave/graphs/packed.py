@@ -45,11 +45,8 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
     """Return the attention mask that a model needs to separate documents; None if it needs none.
 
-    The mask is boolean and causal, and has the shape (batch, 1, tokens, tokens).
-
-    Args:
-        packed: how the model separates documents.
-        positions: each token's position in its document, shape (batch, tokens).
+    The mask is boolean and causal, and has the shape (batch, 1, tokens, tokens). The positions in
+    documents have the shape (batch, tokens).
     """
     if packed is not PackedBy.MASK or positions is None:
         return None

@@ -52,8 +52,8 @@ class TracedGraph:
 
     Attributes:
         function: takes the inputs by name, and returns the outputs in order.
-        inputs: an example of each input by name. The examples' values are not used, and
-            floating-point inputs become fp32.
+        inputs: an example of each input by name, of which only shape and dtype count.
+            Floating-point inputs become fp32.
         outputs: names of the outputs, in order.
         varying: names of the inputs whose first dimension is the batch.
     """
@@ -117,9 +117,6 @@ def to_onnx_split(
 
     Returns:
         The serialized results of `Splitter.split`.
-
-    Raises:
-        LayerGraphError: when the function cannot be traced, or draws random numbers.
     """
     graph, inputs = core_aten(traced)
     refuse_chance(graph)

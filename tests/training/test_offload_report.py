@@ -75,15 +75,27 @@ def test_of_every_family_nearly_all_that_multiplies_goes(fleet: Fleet, family: s
         assert "a forward of its own" in report.shortfall
     else:
         assert report.share > 0.98, str(report)
-    before = fleet.counters().gemms
     found = gradients(model)
-    assert fleet.counters().gemms > before
     cleave.restore(model)
     expected = gradients(model)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         largest = float(gradient.abs().max())
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * largest + 1e-9)
+
+
+@pytest.mark.slow
+def test_experts_multiply_on_the_fleet(fleet: Fleet) -> None:
+    """Each expert that a token goes to takes two products there, and four for its gradients."""
+    model = model_of("mixtral")
+    before = fleet.counters().gemms
+    report = cleave.offload(model, fleet, include=["*.experts"])
+    assert len(report.sent) == 2
+    gradients(model)
+    products = fleet.counters().gemms - before
+    assert products % 6 == 0
+    assert 6 * 2 <= products <= 6 * 2 * 4
+    cleave.restore(model)
 
 
 def test_what_stayed_is_named_with_the_reason(fleet: Fleet) -> None:

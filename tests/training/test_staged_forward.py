@@ -14,8 +14,10 @@ from torch import Tensor
 
 import cleave
 from cleave.errors import UsageError
+from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
 from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
+from tests.planner.test_stage_search import large_head
 from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -325,6 +327,11 @@ def test_a_fleet_without_devices_is_waited_for_once() -> None:
             for _ in range(4):
                 gradients(model, ids)
             assert 2.0 <= runtime.now() - began_s < 6.0
+
+
+def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
+    plan = staged_forward._plan_layers(*large_head())
+    assert plan.slices == ()
 
 
 def test_wrappers_of_forward_stay_around_the_passes() -> None:
