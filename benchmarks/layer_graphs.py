@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.arrays import Array
 from cleave.graphs.calls import LayerCall, layer_calls
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer
-from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.machine.graph_session import GraphSession
 from tests.graphs.models import small_model, with_lora
 

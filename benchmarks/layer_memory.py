@@ -27,8 +27,7 @@ from benchmarks import graph_memory
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.layer_graphs import export_layer
-from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.layer_parts import LayerPart, export_layer, tensors_of
 from cleave.graphs.loss_graph import export_loss
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.training.stages.stage_work import ModelWork

@@ -1,12 +1,13 @@
-"""Records the arguments with which a model calls its decoder layers in one forward pass."""
+"""Records how a model calls its decoder layers, and runs the model without its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,9 @@ class LayerCall:
     """A recorded call of one decoder layer.
 
     Attributes:
-        model: the model that called the layer.
-        layer: the decoder layer.
-        x: the layer's input, shape (batch, tokens, width).
-        beside: maps the name of each other tensor argument (masks, position embeddings) to the
-            tensor.
-        y: the layer's output, same shape as `x`.
+        x, y: the layer's input and output, shape (batch, tokens, width).
+        beside: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        blocks: decides when attention runs over blocks of queries, and the size of a block.
         hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
     """
 
@@ -48,13 +44,7 @@ class LayerCall:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Call the layer as the model did, but with other tensors, and return its output.
-
-        Args:
-            parameters: the layer's parameters and buffers, by name.
-            x: the layer's input, shape (batch, tokens, width).
-            beside: the layer's other tensor arguments, by name.
-        """
+        """Call the layer as the model did, but with other tensors, and return its output."""
         leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -62,19 +52,15 @@ class LayerCall:
         return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors among a later call's arguments, by name.
-
-        Args:
-            args, kwargs: arguments of the later call of this layer, without the first argument.
+        """Return the tensors among a later call's arguments after the first, by name.
 
         Raises:
             LayerGraphError: when an argument that is not a tensor differs from the recorded call.
         """
-        leaves, structure = _named_leaves(args, kwargs)
-        found = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
-        if structure != self._structure or _without_tensors(leaves) != list(self._leaves):
+        tensors, leaves, structure = _flattened(args, kwargs)
+        if structure != self._structure or leaves != list(self._leaves):
             raise LayerGraphError("the model calls its layers in another way than before")
-        return found
+        return tensors
 
 
 class _Name(str):
@@ -92,12 +78,8 @@ def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise LayerGraphError(f"{type(model).__name__} has no list of layers")
-    largest: nn.ModuleList = max(lists, key=_parameter_count)
+    largest: nn.ModuleList = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()))
     return tuple(largest)
-
-
-def _parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def layer_calls(
@@ -112,14 +94,7 @@ def layer_calls(
 
     Args:
         model: a causal language model of transformers.
-        ids: token IDs, shape (batch, tokens).
-        mask: padding or document mask (see `called_with`); None for no mask.
-        blocks: decides when attention runs over blocks of queries, and the size of a block.
-        positions: each token's position in its document, same shape as `ids`; None if each
-            sequence is one document.
-
-    Returns:
-        The recorded calls, in order of the layers.
+        ids, mask, positions: the batch (see `called_with`).
 
     Raises:
         LayerGraphError: when the model does not call each layer once, in order, with the output of
@@ -129,10 +104,23 @@ def layer_calls(
     if len(set(layers)) < len(layers):
         raise LayerGraphError("the model does not call its layers one after another, each once")
     calls: list[LayerCall] = []
-    hooks = [
-        layer.register_forward_hook(partial(_note, calls, model, blocks), with_kwargs=True)
-        for layer in layers
-    ]
+
+    def note(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: object
+    ) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            raise LayerGraphError("the model calls its layers without a tensor as first argument")
+        hooked = _hooked(layer)
+        beside, leaves, structure = _flattened(args[1:], kwargs)
+        for leaf in leaves:
+            if not isinstance(leaf, _PLAIN):
+                raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
+        in_tuple, y = isinstance(found, tuple), output_of(found)
+        calls.append(
+            LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, hooked, leaves, structure)
+        )
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         with plain_attention(model, blocks, packed=positions is not None), torch.no_grad():
             model(**called_with(ids, mask, positions))
@@ -147,73 +135,32 @@ def layer_calls(
     return calls
 
 
-def _note(
-    calls: list[LayerCall],
-    model: nn.Module,
-    blocks: Blocks,
-    layer: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    found: object,
-) -> None:
-    if not args or not isinstance(args[0], Tensor):
-        raise LayerGraphError("the model calls its layers without a tensor as first argument")
-    hooked = _hooked(layer)
-    leaves, structure = _named_leaves(args[1:], kwargs)
-    beside = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
-    for leaf in leaves:
-        if not isinstance(leaf, _NamedTensor | _PLAIN):
-            raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
-    names = _without_tensors(leaves)
-    in_tuple = isinstance(found, tuple)
-    y = output_of(found)
-    calls.append(
-        LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, hooked, names, structure)
-    )
-
-
 _PLAIN = bool | int | float | str | torch.dtype | None
 
 
-class _NamedTensor(NamedTuple):
-    name: str
-    tensor: Tensor
-
-
-def _named_leaves(
+def _flattened(
     args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[object], pytree.TreeSpec]:
-    """Flatten a call's arguments and name its tensors.
+) -> tuple[dict[str, Tensor], list[object], pytree.TreeSpec]:
+    """Return the tensors of a call by name, all arguments with names for tensors, and their tree.
 
-    Args:
-        args, kwargs: arguments of a layer's call, without the first argument.
-
-    Returns:
-        The flattened arguments, with each tensor as a `_NamedTensor`, and their tree structure.
+    The first argument of the layer, `x`, is not among the arguments.
     """
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
+    tensors: dict[str, Tensor] = {}
     leaves: list[object] = []
     for path, leaf in paths:
         if isinstance(leaf, Tensor):
             keys = (str(getattr(key, "key", getattr(key, "idx", ""))) for key in path[1:])
-            leaves.append(_NamedTensor(".".join(keys), leaf))
-        else:
-            leaves.append(leaf)
-    return leaves, structure
-
-
-def _without_tensors(leaves: Sequence[object]) -> list[object]:
-    """Replace each named tensor in a list of arguments by the tensor's name."""
-    return [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
+            name = _Name(".".join(keys))
+            tensors[name], leaf = leaf, name
+        leaves.append(leaf)
+    return tensors, leaves, structure
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return a sentence that names the module with hooks within a layer; empty if none has hooks.
+    """Return which module within a layer has hooks, as a graph would ignore them; empty for none.
 
-    A graph would ignore such hooks.
-
-    Raises:
-        LayerGraphError: when the layer itself has hooks, which would run in the recorded pass.
+    Hooks of the layer itself, which would run in the recorded pass, raise LayerGraphError.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -226,10 +173,7 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return the output tensor of a layer.
-
-    Args:
-        found: a layer's return value: the output tensor, or a tuple that starts with the output.
+    """Return a layer's output tensor, which may be the first element of what the layer returns.
 
     Raises:
         LayerGraphError: when the output is not a tensor.
@@ -238,3 +182,123 @@ def output_of(found: object) -> Tensor:
     if not isinstance(first, Tensor):
         raise LayerGraphError(f"it returns a {type(first).__name__} instead of a tensor")
     return first
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The arguments of a model's layers for one batch.
+
+    Attributes:
+        x: input of the first layer, whose autograd graph leads to the embedding.
+        beside: for each layer, the other tensor arguments by name (see `LayerCall.beside`).
+    """
+
+    x: Tensor
+    beside: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class OutsideLayers:
+    """Runs a causal language model without its layers, of which `calls` has the recorded calls."""
+
+    model: nn.Module
+    calls: Sequence[LayerCall]
+
+    def embed(
+        self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Embedded:
+        """Compute the first layer's input and all layers' other arguments (see `called_with`).
+
+        Raises:
+            LayerGraphError: when the model does not call all layers as recorded, or a layer's other
+                tensor arguments require a gradient.
+        """
+        given: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+        def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            beside = call.tensors_in(args, kwargs)
+            if trained := [name for name, tensor in beside.items() if tensor.requires_grad]:
+                raise LayerGraphError(f"its layers get {', '.join(trained)}, which is trained")
+            given.append((x, beside))
+            if len(given) == len(self.calls):
+                raise _AllCalledError
+            return (x,) if call.in_tuple else x
+
+        try:
+            packed = positions is not None
+            with plain_attention(self.model, packed=packed), self._layers_replaced(take):
+                self.model(**called_with(ids, mask, positions))
+        except _AllCalledError:
+            return Embedded(given[0][0], [beside for _, beside in given])
+        raise LayerGraphError("the model did not call all of its layers")
+
+    def logits(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the logits of single tokens, shape (tokens, 1, vocabulary).
+
+        Args:
+            parameters: parameters and buffers to use instead of the model's own, by name.
+            x: output of the last layer, shape (tokens, 1, width).
+
+        Raises:
+            LayerGraphError: when the model returns no logits.
+        """
+
+        def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            return (x,) if call.in_tuple else x
+
+        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on the IDs
+        how = {
+            "input_ids": ids,
+            "position_ids": ids,
+            # Pass a complete mask. The model's own code for creating masks depends on tensor
+            # values, so it cannot be traced.
+            "attention_mask": torch.ones(x.shape[0], 1, 1, 1, dtype=torch.bool),
+            "use_cache": False,
+        }
+        with plain_attention(self.model), self._layers_replaced(give):
+            found: Any = torch.func.functional_call(self.model, dict(parameters), (), how)
+        logits: object = found.logits
+        if not isinstance(logits, Tensor):
+            raise LayerGraphError(f"{type(self.model).__name__} returns no logits")
+        return logits
+
+    @contextmanager
+    def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Replace all layers of the model by one function, which may call the original layers.
+
+        Raises:
+            LayerGraphError: when the model does not call each layer once, in order.
+        """
+        first = self.calls[0]
+        called: list[nn.Module] = []
+
+        def run(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            called.append(call.layer)
+            if call is first:
+                replaced = [vars(each.layer).pop("forward") for each in self.calls]
+                try:
+                    x = forward(x)
+                finally:
+                    for each, one in zip(self.calls, replaced, strict=True):
+                        vars(each.layer)["forward"] = one
+            return (x,) if call.in_tuple else x
+
+        with self._layers_replaced(run):
+            yield
+        if called != [call.layer for call in self.calls]:
+            raise LayerGraphError("the model left out a layer, or called one again")
+
+    @contextmanager
+    def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
+        """Replace the `forward` of every layer; the replacement gets the recorded call first."""
+        for call in self.calls:
+            vars(call.layer)["forward"] = partial(forward, call)
+        try:
+            yield
+        finally:
+            for call in self.calls:
+                del vars(call.layer)["forward"]
+
+
+class _AllCalledError(Exception):
+    """Raised when the last layer is called, to skip the rest of the model."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,15 +18,10 @@ _SUFFIX: Final = ".graphs"
 
 
 class GraphCache:
-    """A folder of exported graphs.
-
-    The key of a graph is a digest of everything that the graph depends on.
+    """A folder of exported graphs, by a digest of everything that the graph depends on.
 
     A graph whose file is unreadable or damaged is exported again. If the folder is not writable,
     graphs are exported in every run.
-
-    Args:
-        folder: the cache folder, which is created when the first graph is cached.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,14 +33,9 @@ class GraphCache:
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return the object cached under a key. If there is none, create and cache the object.
+        """Return the object of a dataclass `kind` cached under a digest, or create and cache it.
 
         If several processes request the same object, one process creates it and the others wait.
-
-        Args:
-            key: a digest, as hexadecimal digits.
-            kind: dataclass of the object.
-            make: creates the object.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:
@@ -54,15 +44,13 @@ class GraphCache:
             if (kept := _read(path, kind)) is not None:
                 return kept
             made = make()
-            self._keep(path, made)
+            with suppress(OSError):  # the next run creates the object again
+                write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
             return made
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Hold an exclusive lock on a cache file within the context.
-
-        If locking fails, the context runs without a lock.
-        """
+        """Hold an exclusive lock on a cache file; without a lock if locking fails."""
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)
@@ -71,12 +59,6 @@ class GraphCache:
             return
         with lock:
             yield
-
-    def _keep(self, path: Path, made: Any) -> None:
-        try:
-            write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
-        except OSError:
-            return  # the next run creates the object again
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:

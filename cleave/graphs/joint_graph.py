@@ -1,10 +1,9 @@
 """Splits the joint trace of a function and its gradient into forward and backward graphs.
 
-The forward graph also returns *activations*. One backward graph takes the activations as inputs,
-and another backward graph recomputes them. Activations are the results of matrix multiplications,
-which are the costliest operations. The cheap operations between matrix multiplications (norms,
-additions, softmax) are always recomputed. Batched matrix multiplications whose result is larger
-than their operands, such as attention scores, are recomputed as well.
+The forward graph also returns *activations*: the results of matrix multiplications, which are the
+costliest operations. The cheap operations between them (norms, additions, softmax) are always
+recomputed, and so are batched multiplications whose result is larger than their operands, such as
+attention scores.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ _BATCHED_PRODUCTS: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
 
 @dataclass(frozen=True)
 class Part:
-    """A graph that is ready for export, with descriptions of its inputs and outputs.
+    """A graph in core ATen operations that is ready for export.
 
     Attributes:
-        graph: the graph in core ATen operations.
-        inputs: maps the name of each input to an example tensor, in order of the inputs.
-        batch_dims: maps the name of each input that has a batch dimension to the index of that
-            dimension.
+        inputs: an example of each input by name, in order of the inputs.
+        batch_dims: index of the batch dimension of each input that has one.
         outputs: names of the outputs, in order.
     """
 
@@ -43,52 +40,18 @@ class Part:
     outputs: Sequence[str]
 
 
-@dataclass(frozen=True)
-class SplitGraph:
-    """The forward graph and the two backward graphs of a function.
-
-    Attributes:
-        forward: returns the function's outputs and the activations.
-        backward: backward graph that recomputes the activations.
-        from_activations: backward graph that takes the activations as inputs.
-        activations: maps the name of each activation to its number of elements per sample.
-    """
-
-    forward: Part
-    backward: Part
-    from_activations: Part
-    activations: Mapping[str, int]
-
-
-def split(
-    joint: fx.GraphModule,
-    inputs: Mapping[str, Tensor],
-    batched: Set[str],
-    outputs: Sequence[str],
-    *,
-    batch_of: str,
-    of_forward: int,
-    name: Callable[[int], str],
-) -> SplitGraph:
-    """Split the joint graph of a function and its gradient into a forward and two backward graphs.
+class Splitter:
+    """Splits the joint graph of a function and its gradient.
 
     Args:
         joint: a function and its gradient as one graph in core ATen operations.
-        inputs: maps the name of each graph input to an example tensor, in order.
+        inputs: an example of each graph input by name, in order.
         batched: names of the inputs whose first dimension is the batch.
-        outputs: names of the graph outputs, in order.
         batch_of: name of the input that is the gradient of the function's output; its first
             dimension is the batch.
-        of_forward: number of leading graph outputs that do not depend on this gradient.
         name: returns the name of an activation, given its index.
-
-    Raises:
-        LayerGraphError: when an activation does not have exactly one batch dimension.
     """
-    return _Splitter(joint, inputs, batched, batch_of, name).split(outputs, of_forward)
 
-
-class _Splitter:
     def __init__(
         self,
         joint: fx.GraphModule,
@@ -109,7 +72,18 @@ class _Splitter:
             if node is self._dy or any(given in self._late for given in node.all_input_nodes):
                 self._late.add(node)
 
-    def split(self, outputs: Sequence[str], of_forward: int) -> SplitGraph:
+    def split(
+        self, outputs: Sequence[str], of_forward: int
+    ) -> tuple[tuple[Part, Part, Part], dict[str, int]]:
+        """Return a forward graph, and backward graphs that recompute and that take activations.
+
+        Args:
+            outputs: names of the joint graph's outputs, in order.
+            of_forward: number of leading outputs that do not depend on the gradient.
+
+        Returns:
+            The graphs, and each activation's number of elements per sample, by name.
+        """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]
         kept, again = self._needed(node for node in late)
@@ -119,18 +93,10 @@ class _Splitter:
         backward = self._backward(late, {}, set(self._joint.graph.nodes), outputs[of_forward:])
         from_activations = self._backward(late, activations, again, outputs[of_forward:])
         sizes = {named: _of_sample(node, self._batch) for node, named in activations.items()}
-        return SplitGraph(forward, backward, from_activations, sizes)
+        return (forward, backward, from_activations), sizes
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Find the activations that the backward pass needs.
-
-        Args:
-            outputs: the output nodes of the backward pass.
-
-        Returns:
-            The nodes whose results are activations, in the graph's order, and the nodes that the
-                backward pass recomputes from the activations.
-        """
+        """Return the nodes that are activations, in the graph's order, and those to recompute."""
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -159,8 +125,8 @@ class _Splitter:
         given = []
         for node in activations:
             dim, _ = _batch_dim(node, self._batch)
-            sizes = [*_apart(node, self._batch)]
-            shape = [batch if place == dim else size for place, size in enumerate(sizes)]
+            shape = _apart(node, self._batch)
+            shape[dim] = batch
             reshape = _ATEN.reshape.default
             given.append(_call(graph, reshape, (copies[node], shape), self._apart[node]))
         graph.output((*(copies[node] for node in outputs), *given))
@@ -174,9 +140,7 @@ class _Splitter:
         names: Sequence[str],
     ) -> Part:
         graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in self._placeholders:
-            copies[node] = graph.node_copy(node)
+        copies = {node: graph.node_copy(node) for node in self._placeholders}
         given = {node: graph.placeholder(f"activation_{n}") for n, node in enumerate(activations)}
         for node, placeholder in given.items():
             placeholder.meta["val"] = self._apart[node]
@@ -184,8 +148,8 @@ class _Splitter:
         for node in self._joint.graph.nodes:
             if node in given:
                 dim, times = _batch_dim(node, self._batch)
-                rows = _call(graph, operator.mul, (batch, times), times * self._batch)
-                shape = [rows if place == dim else n for place, n in enumerate(_sizes(node))]
+                shape = _sizes(node)
+                shape[dim] = _call(graph, operator.mul, (batch, times), times * self._batch)
                 reshape = _ATEN.reshape.default
                 copies[node] = _call(graph, reshape, (given[node], shape), node.meta["val"])
             elif node in wanted and node.op not in ("placeholder", "output"):
@@ -221,14 +185,7 @@ class _Splitter:
 def _call(
     graph: fx.Graph, target: Callable[..., Any], given: tuple[Any, ...], result: Any
 ) -> fx.Node:
-    """Add a call to a graph and return its node.
-
-    Args:
-        graph: the graph.
-        target: the operation.
-        given: arguments of the operation.
-        result: a value like the operation's result, which tracing would store as metadata.
-    """
+    """Add a call to a graph and return its node, with a `result` like the call's as metadata."""
     node = graph.call_function(target, given)
     node.meta["val"] = result
     return node
@@ -262,11 +219,7 @@ def _sizes(node: fx.Node) -> list[Any]:
 
 
 def _times(size: torch.SymInt) -> int:
-    """Return a symbolic size divided by the batch size.
-
-    Raises:
-        LayerGraphError: when the size is not a multiple of the batch size.
-    """
+    """Return a symbolic size divided by the batch size."""
     expression: Any = size.node.expr
     times = expression / next(iter(expression.free_symbols))
     if not times.is_Integer:
@@ -275,14 +228,7 @@ def _times(size: torch.SymInt) -> int:
 
 
 def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
-    """Find the batch dimension of an activation.
-
-    Returns:
-        The index of the dimension, and the dimension's size as a multiple of the batch size.
-
-    Raises:
-        LayerGraphError: when the activation does not have exactly one batch dimension.
-    """
+    """Return the index of an activation's batch dimension, and its multiple of the batch size."""
     dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
     if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
         raise LayerGraphError(f"it makes an array of shape {tuple(_sizes(node))}")
@@ -292,7 +238,7 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
     """Return an activation's shape with its batch dimension of size batch * n split in two.
 
-    The sizes of the two new dimensions are batch and n. The second is left out if n is 1.
+    The second of the two new dimensions, n, is left out if it is 1.
     """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
@@ -301,5 +247,6 @@ def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
 
 def _of_sample(node: fx.Node, batch: torch.SymInt) -> int:
     dim, times = _batch_dim(node, batch)
-    others: list[int] = [size for place, size in enumerate(_sizes(node)) if place != dim]
-    return times * prod(others)
+    sizes = _sizes(node)
+    sizes[dim] = times
+    return prod(sizes)

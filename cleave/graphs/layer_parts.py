@@ -1,9 +1,4 @@
-"""Cuts layers into two parts, for devices whose memory cannot hold a whole layer.
-
-Most layers add the output of attention to the layer's input, and then add the MLP's output to that
-sum. Only the sum passes from attention to the MLP, so attention and MLP can be separate stages. The
-cut is found in a trace of the layer and does not depend on module names.
-"""
+"""Layers and parts of layers as graphs. Parts are for devices that cannot hold a whole layer."""
 
 from __future__ import annotations
 
@@ -18,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
-from cleave.graphs.tracing import TracedGraph, core_aten
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.tracing import TracedGraph, core_aten, refuse_chance, to_onnx_split
 
-_LEAST_SHARE: Final = 1 / 8
-"""Minimum share of a layer's parameters in the smaller part; otherwise the layer is not cut."""
+_LEAST_SHARE: Final = 1 / 8  # of a layer's parameters in the smaller part; else it is not cut
 
 _ATEN: Final = torch.ops.aten
 _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
@@ -35,11 +30,10 @@ class LayerPart:
         call: the recorded call of the layer.
         layer: index of the layer in the model.
         x, y: example input and output of the part, shape (batch, tokens, width).
-        held: maps names, relative to the layer, to the part's parameters and buffers.
+        held: the part's parameters and buffers by their names in the layer.
         attends: whether the part contains attention.
         first, last: which intermediate results of the layer are the part's input and output. They
-            are indices among the results with the layer input's shape. None means the layer's own
-            input or output.
+            are indices among the results with the layer input's shape; None for the layer's own.
         pieces: number of chunks into which each sequence is cut. `x` and `y` then have the shape
             (batch * pieces, tokens / pieces, width).
     """
@@ -56,12 +50,7 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Return the part that is a whole layer.
-
-        Args:
-            call: the recorded call of the layer.
-            layer: index of the layer in the model.
-        """
+        """Return the part that is a whole layer."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -86,25 +75,11 @@ class LayerPart:
         }
 
     def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's parameters and buffers from graph inputs.
-
-        Args:
-            given: graph inputs by input name.
-
-        Returns:
-            A map from names relative to the layer to parameters and buffers.
-        """
+        """Return the layer's parameters and buffers by name, given all graph inputs."""
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
     def beside(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's other tensor arguments (masks, position embeddings) from graph inputs.
-
-        Args:
-            given: graph inputs by input name.
-
-        Returns:
-            A map from argument names to tensors.
-        """
+        """Return the layer's other tensor arguments by name, given all graph inputs."""
         return {n: given[names.beside(n)] for n in self.call.beside}
 
     @property
@@ -115,8 +90,7 @@ class LayerPart:
     def trainable(self) -> tuple[str, ...]:
         """Return the names of the part's parameters for which graphs return a gradient.
 
-        Such a parameter requires a gradient, and the part's output depends on it. For example, the
-        output does not depend on adapters that are merged or disabled.
+        The part's output must depend on them, which it does not on merged or disabled adapters.
         """
         wanted = [name for name, tensor in self.held.items() if tensor.requires_grad]
         found = self.gradients(wanted, torch.ones_like(self.x, dtype=torch.float32))
@@ -130,8 +104,8 @@ class LayerPart:
             dy: gradient of the part's output, same shape as `y`.
 
         Returns:
-            A map from output names of the backward graphs to the gradients of the input and the
-                parameters. A gradient is None if the output does not depend on the parameter.
+            The gradients of the input and the parameters, by output name of the backward graphs. A
+            gradient is None if the output does not depend on the parameter.
         """
         held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
         trained = [held[name].requires_grad_() for name in trainable]
@@ -149,11 +123,6 @@ class LayerPart:
         """Run this part of the layer on the given tensors and return its output.
 
         The layer's operations that precede the part also run, but do not affect the output.
-
-        Args:
-            parameters: the layer's parameters and buffers, by name.
-            x: the part's input.
-            beside: the layer's other tensor arguments, by name.
         """
         if self.is_whole:
             return self.call.run(parameters, x, beside)
@@ -168,21 +137,22 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part for sequences that are cut into `pieces` chunks.
-
-        The output stays the same only if the part processes each token independently.
-        """
+        """Return this part, which takes each token by itself, for sequences cut into chunks."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Cut the layer into two parts of similar size; return one part if it cannot be cut."""
+        """Cut the layer into two parts of similar size; return one part if it cannot be cut.
+
+        Most layers add the output of attention to the layer's input, and then add the MLP's output
+        to that sum. Only the sum passes from attention to the MLP. The cut is found in a trace.
+        """
         trace = _Trace.of(self)
         best: tuple[int, _Cut] | None = None
         for number, cut in trace.cuts():
-            if best is None or cut.larger < best[1].larger:
+            if best is None or cut.sizes[0] < best[1].sizes[0]:
                 best = number, cut
-        if best is None or best[1].smaller < _LEAST_SHARE * (best[1].smaller + best[1].larger):
+        if best is None or best[1].sizes[1] < _LEAST_SHARE * sum(best[1].sizes):
             return [self]
         number, found = best
         return self.cut_as(
@@ -193,11 +163,7 @@ class LayerPart:
         )
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
-        """Cut this layer at the same place as another layer of the same kind.
-
-        Args:
-            parts: the parts of the other layer.
-        """
+        """Cut this layer where another layer of the same kind was cut, given the other's parts."""
         found: list[LayerPart] = []
         for part in parts:
             x = found[-1].y if found else self.x
@@ -223,15 +189,9 @@ class _ReachedError(Exception):
 
 
 class _Replaced(TorchFunctionMode):
-    """A mode that runs a part of a layer by replacing one result and stopping at another result.
+    """Runs a part of a layer: replaces the result `first` by `x`, and stops at the result `last`.
 
-    The mode counts the results that have the shape of the layer's input.
-
-    Args:
-        x: replaces the result with the index `first`.
-        given: the layer's input.
-        first, last: indices of results (see `LayerPart`). The mode raises `_ReachedError` at
-            `last`. None to replace no result, or not to stop.
+    The indices count the results that have the shape of `given`, the layer's input.
     """
 
     def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
@@ -266,12 +226,7 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """The two parts of a layer that a possible cut would create.
-
-    Attributes:
-        first, second: parameters and buffers of the first and of the second part, by name.
-        attends_first, attends_second: whether the first and the second part contain attention.
-    """
+    """The parameters and buffers of the two parts of a possible cut, and whether they attend."""
 
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
@@ -279,18 +234,10 @@ class _Cut:
     attends_second: bool
 
     @property
-    def larger(self) -> int:
-        """Return the number of parameter elements in the larger part."""
-        return max(_elements(self.first), _elements(self.second))
-
-    @property
-    def smaller(self) -> int:
-        """Return the number of parameter elements in the smaller part."""
-        return min(_elements(self.first), _elements(self.second))
-
-
-def _elements(held: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in held.values())
+    def sizes(self) -> tuple[int, int]:
+        """Return the number of parameter elements in the larger and in the smaller part."""
+        one, other = (sum(t.numel() for t in p.values()) for p in (self.first, self.second))
+        return max(one, other), min(one, other)
 
 
 @dataclass(frozen=True)
@@ -298,9 +245,7 @@ class _Trace:
     """A traced forward pass of a layer.
 
     Attributes:
-        held: the layer's parameters and buffers, by name.
         inputs: maps each input node to the name of the input.
-        y: node of the layer's output.
         results: nodes whose results have the shape of the layer's input, in order.
     """
 
@@ -325,8 +270,8 @@ class _Trace:
     def cuts(self) -> Iterable[tuple[int, _Cut]]:
         """Yield the index of each result at which the layer can be cut, and the cut.
 
-        A cut is possible if the layer's output depends on the layer's input only through this
-        result, and the two parts share no trainable parameter.
+        The layer's output must depend on its input only through this result, and the two parts must
+        share no trainable parameter.
         """
         x = next(node for node, name in self.inputs.items() if name == names.X)
         for number, node in enumerate(self.results):
@@ -344,10 +289,7 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and all nodes that the node depends on.
-
-    The node `without` is left out, and so are the nodes that are needed only for `without`.
-    """
+    """Return a node and all nodes that it depends on, but not through the node `without`."""
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -368,3 +310,77 @@ def _attends(nodes: Iterable[fx.Node]) -> bool:
         node.target in _SCORES or isinstance(node.target, torch._ops.HigherOrderOperator)
         for node in nodes
     )
+
+
+@dataclass(frozen=True)
+class LayerGraphs:
+    """The graphs of one kind of layer, or of a part of a layer, for any batch size and in fp32.
+
+        forward           x, parameters, others                         -> y, activations
+        backward          x, dy, parameters, others, sums               -> dx, sums + gradients
+        from_activations  x, dy, parameters, others, sums, activations  -> dx, sums + gradients
+
+    `others` are masks and the like, `sums` the accumulated gradients of the parameters.
+    `from_activations` avoids most of the forward recomputation of `backward`.
+
+    Attributes:
+        forward, backward, from_activations: serialized ONNX models.
+        activations: number of elements per sample of each activation, by name.
+        parameters: names of the parameters and buffers, relative to the layer.
+        trainable: names of the parameters for which the backward graphs return a gradient.
+    """
+
+    forward: bytes
+    backward: bytes
+    from_activations: bytes
+    activations: dict[str, int]
+    parameters: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+
+def export_layer(part: LayerPart) -> LayerGraphs:
+    """Export the graphs of a layer, or of a part of a layer.
+
+    Raises:
+        LayerGraphError: when the layer cannot be exported as a graph; the message says why.
+    """
+    batch = part.x.shape[0]
+    if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:
+        raise LayerGraphError(f"its input has the shape {tuple(part.x.shape)}")
+    trainable = part.trainable()
+    inputs = part.inputs()
+    sums = {names.total(n): part.held[n] for n in trainable}
+    varying = part.varying() | {names.DY}
+
+    def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (part.run(part.parameters(given), given[names.X], part.beside(given)),)
+
+    def both(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
+            return part.run(part.parameters(given) | trained, x, part.beside(given))
+
+        trained = {n: given[names.parameter(n)] for n in trainable}
+        y, pull, *_ = torch.func.vjp(run, given[names.X], trained)
+        dx, gradients = pull(given[names.DY])
+        return (y, dx, *(given[names.total(n)] + gradients[n] for n in trainable))
+
+    module = part.call.layer
+    was_training = module.training
+    module.train()  # so that the trace contains dropout, which is then refused
+    try:
+        outputs = names.Y, names.DX, *(names.new_total(n) for n in trainable)
+        traced = TracedGraph(both, {**inputs, names.DY: part.x, **sums}, outputs, varying)
+        return LayerGraphs(
+            *to_onnx_split(traced, names.DY, 1, names.activation), tuple(part.held), trainable
+        )
+    except LayerGraphError:  # dropout makes the gradient fail first, with a less clear reason
+        alibi = part.call.beside.get("alibi")
+        if alibi is not None and alibi.shape[0] != batch:
+            raise LayerGraphError(
+                f"it is called with alibi of shape {tuple(alibi.shape)}, whose first dimension "
+                f"is not the {batch} sequences of the batch"
+            ) from None
+        refuse_chance(core_aten(TracedGraph(forward, inputs, (names.Y,), varying))[0])
+        raise
+    finally:
+        module.train(was_training)

@@ -1,8 +1,6 @@
-"""Exports everything after a model's last layer, including the loss, as one graph.
+"""Exports everything after a model's last layer: as one graph, or in slices of the vocabulary.
 
-    x, targets, scale, parameters, sums -> loss, dx, sums + gradients
-
-Norm, LM head and cross-entropy process each token independently. So the graph's batch dimension is
+Norm, LM head and cross-entropy process each token independently. So the graphs' batch dimension is
 the tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The caller
 bounds the memory of the logits by limiting the number of tokens per run.
 """
@@ -11,25 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cleave import graph_names as names
-from cleave.graphs.calls import LayerCall
-from cleave.graphs.outside import OutsideLayers
+from cleave.graphs.calls import LayerCall, OutsideLayers
+from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
+from cleave.machine.graph_session import Array
 
-IGNORED: Final = -100
-"""Target of a token that the loss ignores."""
+IGNORED: Final = -100  # target of a token that the loss ignores
 
 _EXAMPLE_TOKENS: Final = 2
 
 
 @dataclass(frozen=True)
 class LossGraph:
-    """The graph of everything after a model's last layer, including the loss.
+    """The graph  x, targets, scale, parameters, sums -> loss, dx, sums + gradients.
 
     Attributes:
         graph: serialized ONNX model.
@@ -45,15 +44,11 @@ class LossGraph:
 def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     """Export the graph of everything after a causal language model's last layer.
 
-    Args:
-        model: the causal language model.
-        calls: the recorded calls of the model's layers.
-
     Raises:
         LayerGraphError: when this part of the model cannot be exported; the message says why.
     """
     outside = OutsideLayers(model, calls)
-    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     inputs = {names.X: torch.zeros(_EXAMPLE_TOKENS, 1, calls[-1].y.shape[-1])}
     inputs |= {names.parameter(n): t for n, t in held.items()}
     varying = {names.X, names.TARGETS}
@@ -68,42 +63,136 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     inputs[names.SCALE] = torch.zeros(())
     inputs |= {names.total(n): held[n] for n in trainable}
     outputs = (names.LOSS, names.DX, *(names.new_total(n) for n in trainable))
-    loss = _Loss(outside, trainable)
-    return LossGraph(
-        to_onnx(TracedGraph(loss.gradients, inputs, outputs, varying)), parameters, trainable
-    )
 
-
-def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the parameters and buffers among a graph's inputs.
-
-    Args:
-        given: the graph's inputs by input name.
-
-    Returns:
-        A map from names in the model to parameters and buffers.
-    """
-    prefix = names.parameter("")
-    return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
-
-
-@dataclass(frozen=True)
-class _Loss:
-    outside: OutsideLayers
-    trainable: Sequence[str]
-
-    def gradients(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         held = parameters_in(given)
 
         def loss(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
-            logits = self.outside.logits({**held, **trained}, x).flatten(0, 1).float()
+            logits = outside.logits({**held, **trained}, x).flatten(0, 1).float()
             each = torch.nn.functional.cross_entropy(
                 logits, given[names.TARGETS], ignore_index=IGNORED, reduction="sum"
             )
             return each * given[names.SCALE]
 
-        trained = {n: held[n] for n in self.trainable}
         both = torch.func.grad_and_value(loss, argnums=(0, 1))
-        (dx, gradients), value = both(given[names.X], trained)
-        totals = (given[names.total(n)] + gradients[n] for n in self.trainable)
-        return (value.reshape(1), dx, *totals)
+        (dx, found), value = both(given[names.X], {n: held[n] for n in trainable})
+        return (value.reshape(1), dx, *(given[names.total(n)] + found[n] for n in trainable))
+
+    traced = TracedGraph(gradients, inputs, outputs, varying)
+    return LossGraph(to_onnx(traced), parameters, trainable)
+
+
+def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters and buffers among a graph's inputs, by name in the model."""
+    prefix = names.parameter("")
+    return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class SliceGraphs:
+    """The graphs of all slices that have a given number of LM head rows.
+
+    A *slice* is a range of rows of the LM head, together with the modules before the LM head:
+
+        forward    x, targets, first, parameters -> y
+        backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
+
+    `first` is the slice's first row. `y` has the shape (tokens, 2): for each token, the log-sum-exp
+    of the logits in the slice, and the logit of the target, which is 0 if the target is in another
+    slice. `dy` is the log-sum-exp over the whole vocabulary (`combined`). From `dy` each slice
+    computes its own part of the loss gradient, so devices never send logits:
+
+        dlogits = scale (exp(logits - log-sum-exp) - [the target's column])
+
+    The gradients of `x` and of the parameters before the LM head are summed over all slices.
+
+    Attributes:
+        forward, backward: serialized ONNX models.
+        parameters: names, in the model, of the parameters and buffers that the graphs take.
+        trainable: names of the parameters for which the backward graph returns a gradient.
+        cut: names of the parameters of which a slice takes only its own rows.
+    """
+
+    forward: bytes
+    backward: bytes
+    parameters: tuple[str, ...]
+    trainable: tuple[str, ...]
+    cut: tuple[str, ...]
+
+
+def export_slice(
+    model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
+) -> SliceGraphs:
+    """Export the graphs of a slice with a number of LM head rows, given the whole loss.
+
+    Raises:
+        LayerGraphError: when the loss cannot be cut into slices; the message says why.
+    """
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    cut = rows_of_head(model, loss)
+    if not cut:
+        raise LayerGraphError("its LM head is not a plain Linear, of which rows can be taken")
+    outside = OutsideLayers(model, calls)
+
+    def is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+        column = torch.arange(logits.shape[1]) + given[names.FIRST]
+        return column[None] == given[names.TARGETS][:, None]
+
+    def y_of(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        logits = outside.logits(parameters_in(given), given[names.X]).flatten(0, 1).float()
+        own = torch.where(is_target(given, logits), logits, 0.0).sum(1)
+        return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
+
+    def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        held = parameters_in(given)
+
+        def logits_of(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
+            return outside.logits({**held, **trained}, x).flatten(0, 1).float()
+
+        trained = {n: held[n] for n in loss.trainable}
+        logits, pulled = torch.func.vjp(logits_of, given[names.X], trained)  # type: ignore[misc]
+        counts = (given[names.TARGETS] >= 0).float() * given[names.SCALE]
+        off = torch.exp(logits - given[names.DY]) - is_target(given, logits).float()
+        dx, found = pulled(off * counts[:, None])
+        return (dx, *(given[names.total(n)] + found[n] for n in loss.trainable))
+
+    inputs = {
+        names.X: torch.zeros(_EXAMPLE_TOKENS, 1, calls[-1].y.shape[-1]),
+        names.TARGETS: torch.zeros(_EXAMPLE_TOKENS, dtype=torch.long),
+        names.FIRST: torch.zeros(1, dtype=torch.long),
+    }
+    sliced = {n: held[n][:rows] if n in cut else held[n] for n in loss.parameters}
+    inputs |= {names.parameter(n): tensor for n, tensor in sliced.items()}
+    varying = {names.X, names.TARGETS, names.DY}
+    forward = to_onnx(TracedGraph(y_of, inputs, (names.Y,), varying))
+    inputs |= {names.SCALE: torch.zeros(()), names.DY: torch.zeros(_EXAMPLE_TOKENS, 1)}
+    inputs |= {names.total(n): sliced[n] for n in loss.trainable}
+    outputs = (names.DX, *(names.new_total(n) for n in loss.trainable))
+    backward = to_onnx(TracedGraph(gradients, inputs, outputs, varying))
+    return SliceGraphs(forward, backward, loss.parameters, loss.trainable, cut)
+
+
+def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
+    """Return the names of the LM head's parameters, which have a row for each vocabulary token.
+
+    The tuple is empty if the LM head is not a plain `Linear`, so that the loss cannot be cut.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if type(head) is not nn.Linear:
+        return ()
+    own = {id(parameter) for parameter in head.parameters()}
+    named = dict(model.named_parameters())
+    return tuple(n for n in loss.parameters if n in named and id(named[n]) in own)
+
+
+def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:
+    """Combine the forward outputs of all slices, each of shape (tokens, 2).
+
+    Returns:
+        The loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
+    """
+    parts = np.stack([part.astype(np.float64) for part in of_slices])
+    with np.errstate(invalid="ignore"):  # a diverging training run has infinite logits
+        total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
+    each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
+    return float(each.sum() * scale), total[:, None].astype(np.float32)

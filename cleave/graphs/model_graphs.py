@@ -1,7 +1,4 @@
-"""Exports all graphs of a model: the loss, and forward and backward graphs of each kind of layer.
-
-Layers are of one kind if they differ only in their index and their parameters' values.
-"""
+"""Exports all graphs of a model: of the loss, and forward and backward of each kind of layer."""
 
 from __future__ import annotations
 
@@ -18,41 +15,29 @@ from cleave import attention_blocks
 from cleave import graph_names as names
 from cleave.graphs import (
     attention,
-    blocked_attention,
     calls,
-    exporter,
     joint_graph,
-    layer_graphs,
     layer_parts,
     loss_graph,
-    loss_slices,
-    outside,
     programs,
     tracing,
 )
 from cleave.graphs.calls import LayerCall, layer_calls, output_of
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer
-from cleave.graphs.layer_parts import LayerPart, tensors_of
-from cleave.graphs.loss_graph import LossGraph, export_loss
-from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
+from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
+from cleave.graphs.loss_graph import LossGraph, SliceGraphs, export_loss, export_slice, rows_of_head
 from cleave.graphs.model_state import digest, graph_key
-from cleave.graphs.packed import PackedBy, called_with, document_mask
+from cleave.graphs.packed import PackedBy, called_with, mask_for, vocabulary_of
 from cleave.machine.graph_session import Array, GraphSession
 
 _OURS: Final = (
     attention,
     attention_blocks,
-    blocked_attention,
     calls,
-    exporter,
     joint_graph,
-    layer_graphs,
     layer_parts,
     loss_graph,
-    loss_slices,
-    outside,
     programs,
     tracing,
 )
@@ -70,11 +55,10 @@ class ModelGraphs:
         calls: the recorded calls of all layers, in order.
         parts: the layers that can be exported, or the parts of these layers, in order.
         layers: the graphs of each element of `parts`. Parts of the same kind share their graphs.
-        loss: the graph of everything after the last layer, including the loss; None if it was not
-            requested.
+        loss: the graph of everything after the last layer; None if it was not requested.
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
             head rows; None if the loss cannot be cut into slices.
-        refused: maps the index of each layer that cannot be exported to the reason.
+        refused: why a layer cannot be exported, by its index.
     """
 
     calls: Sequence[LayerCall]
@@ -97,14 +81,11 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return the graphs of a model from the cache, and export missing graphs.
-
-    Exporting one graph takes seconds.
+    """Return a model's graphs from the cache. Exporting a graph that is missing takes seconds.
 
     Args:
         model: a causal language model of transformers.
         tokens: sequence length in tokens.
-        cache: stores graphs between runs.
         padded: whether batches have a padding mask.
         packed: how the model separates the documents in one sequence; None if each sequence is one
             document.
@@ -117,11 +98,14 @@ def model_graphs(
         LayerGraphError: when no layer can be exported, or the loss cannot be exported. The message
             says why.
     """
-    _refuse_auxiliary_loss(model)
+    if getattr(model.config, "output_router_logits", False):
+        raise LayerGraphError(
+            "its loss includes an auxiliary loss of its experts (config.output_router_logits)"
+        )
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
     # Use different tokens. A single token, such as padding, may be embedded as zeros, and then
     # every layer would return zeros.
-    ids = torch.arange(samples * tokens).reshape(samples, tokens) % _vocabulary(model)
+    ids = torch.arange(samples * tokens).reshape(samples, tokens) % vocabulary_of(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
         mask[1:, tokens // 2 :] = 0  # transformers drops a mask without padding
@@ -130,7 +114,7 @@ def model_graphs(
     if positions is not None:
         positions[1:, tokens // 2 :] -= tokens // 2
         if packed is PackedBy.MASK:
-            mask = document_mask(positions)
+            mask = mask_for(packed, positions)
     found = layer_calls(model, ids, mask, positions=positions)
     paths = {id(module): name for name, module in model.named_modules()}
     kinds = _Kinds(cache, progress, pieces, in_parts=in_parts)
@@ -176,11 +160,8 @@ def model_graphs(
 class _Kinds:
     """Exports the graphs of layers, once for each kind of layer.
 
-    Args:
-        cache: stores graphs between runs.
-        progress: called with a description of the graph before each export.
-        pieces: number of sequence chunks for parts that process each token independently.
-        in_parts: whether to cut layers into two parts with separate graphs, where possible.
+    Layers are of one kind if they differ only in their index and their parameters' values.
+    The arguments are those of `model_graphs`.
     """
 
     def __init__(
@@ -192,14 +173,10 @@ class _Kinds:
         self._cut: dict[str, list[LayerPart]] = {}
 
     def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
-        """Return the parts of a layer in order, each with its graphs.
+        """Return the parts of a layer, or the whole layer, in order, each with its graphs.
 
         Args:
-            whole: the layer as a single part. The result has this part alone if layers are not cut.
             path: the layer's module name in the model.
-
-        Raises:
-            LayerGraphError: when the layer cannot be exported.
         """
         call = whole.call
         if call.hooked:
@@ -247,35 +224,12 @@ class _Kinds:
         return graphs
 
 
-def _refuse_auxiliary_loss(model: Any) -> None:
-    """Ensure that the model's loss depends on its logits alone.
-
-    Raises:
-        LayerGraphError: when the loss includes an auxiliary loss.
-    """
-    if getattr(model.config, "output_router_logits", False):
-        raise LayerGraphError(
-            "its loss includes an auxiliary loss of its experts (config.output_router_logits)"
-        )
-
-
-def _vocabulary(model: Any) -> int:
-    size: int = model.get_input_embeddings().num_embeddings
-    return size
-
-
 def _refuse_other_attention(
     model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
 ) -> None:
-    """Ensure that the model's own attention gives the same output as `plain_attention`.
+    """Refuse a model whose own attention gives another output than `plain_attention`.
 
-    Args:
-        model: the model, which this function runs once.
-        calls: the recorded calls of the layers with `plain_attention`.
-        called: arguments with which the model was run.
-
-    Raises:
-        LayerGraphError: when the last layer's outputs differ.
+    The arguments are the recorded calls of the layers, and those with which the model was run.
     """
     found: list[Tensor] = []
 
@@ -299,13 +253,7 @@ def _refuse_other_attention(
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Ensure that a forward graph returns the example output of a part.
-
-    The graph may have been exported from another layer of the same kind.
-
-    Raises:
-        LayerGraphError: when the outputs differ.
-    """
+    """Refuse a forward graph, perhaps of another layer, that returns another example output."""
     session = GraphSession(graphs.forward, shares_memory=False)  # this session runs only once
     found, wanted = session.run(_feed(part))[names.Y], _fp32(part.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
@@ -315,11 +263,7 @@ def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
 
 
 def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Ensure that both backward graphs of a part return the gradients that PyTorch computes.
-
-    Raises:
-        LayerGraphError: when the gradients differ.
-    """
+    """Refuse backward graphs that do not return the gradients that PyTorch computes."""
     dy = torch.randn(part.x.shape, generator=torch.Generator().manual_seed(0))
     wanted = {n: _fp32(t) for n, t in part.gradients(graphs.trainable, dy).items() if t is not None}
     feed = _feed(part) | {names.DY: _fp32(dy)}

@@ -1,8 +1,7 @@
 """Digests of everything that a graph depends on, to find cached graphs and detect model changes.
 
-A graph is a snapshot of a module's computation at the time of tracing. The graph stays valid as
-long as the module's code, plain attributes, tensor shapes, `requires_grad`, training mode and hooks
-stay the same.
+A graph stays valid as long as the module's code, plain attributes, tensor shapes, `requires_grad`,
+training mode and hooks stay the same.
 """
 
 from __future__ import annotations
@@ -21,23 +20,22 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+# Packages whose version may affect the exported graphs.
 EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
-"""Packages whose version may affect the exported graphs."""
 
-_DEPTH: Final = 6
-"""Maximum nesting depth of described attribute values. Deeper values are described by address."""
+_DEPTH: Final = 6  # nesting depth below which attribute values are described by address
 
 _INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"}
-_HOOKS: Final = (
+HOOKS: Final = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+# Attributes for a layer's index and for gradient checkpointing, which do not affect its output.
 _NOT_OF_THE_FUNCTION: Final = frozenset(
     {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func"}
 )
-"""Attributes for a layer's index and for gradient checkpointing, which do not affect its output."""
 
 
 def graph_key(
@@ -87,14 +85,10 @@ def graph_key(
 
 
 def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
-    """Return a digest of everything that the graphs of a model's layers depend on.
+    """Return a digest of everything that the graphs of a model's decoder layers depend on.
 
-    The digest also covers the identity, shape and dtype of all the model's tensors. It covers
-    neither the tensors' values (see `content`) nor the code outside the layers.
-
-    Args:
-        model: the model.
-        layers: the model's decoder layers.
+    It covers the identity, shape and dtype of all the model's tensors. It covers neither their
+    values (see `content`) nor the code outside the layers.
     """
     describer = _Describer("", _names_of(model))
     described = [
@@ -105,7 +99,7 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
         [_modules(layer, describer) for layer in layers],
         _attention(model, describer),
         [
-            [id(hook) for kind in _HOOKS for hook in getattr(module, kind).values()]
+            [id(hook) for kind in HOOKS for hook in getattr(module, kind).values()]
             for layer in layers
             for module in layer.modules()
         ],
@@ -114,10 +108,7 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
 
 
 def content(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's values.
-
-    The digest is not cryptographic. It need not be, because no attacker chooses the values.
-    """
+    """Return a digest of a tensor's values, which is not cryptographic."""
     plain = tensor.detach().contiguous()
     return xxhash.xxh3_128_digest(plain.view(-1).view(torch.uint8).numpy().data)
 
@@ -128,10 +119,7 @@ def digest(text: str) -> str:
 
 
 def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the names and tensors of a model's parameters and buffers.
-
-    A tied tensor occurs under each of its names.
-    """
+    """Return the names and tensors of a model; a tied tensor occurs under each of its names."""
     parameters: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
     return parameters + list(model.named_buffers(remove_duplicate=False))
 
@@ -152,13 +140,9 @@ def _modules(
     left_out: Set[int] = frozenset(),
     without: Set[str] = frozenset(),
 ) -> list[Any]:
-    """Describe a module and all its submodules by class, code and attributes.
+    """Describe a module and its submodules, but those with an `id` in `left_out`.
 
-    Args:
-        module: the module.
-        describer: describes attribute values.
-        left_out: `id` of each submodule to leave out.
-        without: names of the attributes to leave out.
+    They are described by class, code and attributes, except the attributes in `without`.
     """
     without = without | _INTERNAL | _NOT_OF_THE_FUNCTION
     return [
@@ -196,8 +180,8 @@ class _Describer:
     A value without any other description is described by its memory address.
 
     Args:
-        path: name of a module. It is removed from described texts.
-        known: maps the `id` of each module that is described elsewhere to the module's name.
+        path: name of a module, which is removed from described texts.
+        known: name of each module that is described elsewhere, by its `id`.
     """
 
     def __init__(self, path: str, known: Mapping[int, str]) -> None:
@@ -206,12 +190,7 @@ class _Describer:
         self._under_way: list[int] = []  # ids of the enclosing values, to detect reference cycles
 
     def of(self, held: Any, depth: int) -> Any:
-        """Describe a value.
-
-        Args:
-            held: the value.
-            depth: maximum nesting depth; at 0 the value is described by its address.
-        """
+        """Describe a value; at a nesting `depth` of 0 by its address."""
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -223,16 +202,14 @@ class _Describer:
         if id(held) in self._under_way:
             return ["itself", len(self._under_way) - self._under_way.index(id(held))]
         self._under_way.append(id(held))
-        described = self._described(held, depth - 1) if depth else _address(held)
+        address = f"{type(held).__qualname__} at {id(held)}"
+        described = self._described(held, depth - 1) if depth else address
         self._under_way.pop()
         self._made[id(held)] = held, described  # a reference keeps the id from being reused
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of the source file that defines a class or function.
-
-        Without a source file, return the qualified name of the class or function.
-        """
+        """Return a digest of the source file of a class or function, or else its qualified name."""
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:
@@ -306,10 +283,6 @@ def _names(code: CodeType) -> list[str]:
     """Return the global and attribute names in a function's code and in its nested functions."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
     return sorted({*code.co_names, *inner})
-
-
-def _address(held: object) -> str:
-    return f"{type(held).__qualname__} at {id(held)}"
 
 
 @functools.cache

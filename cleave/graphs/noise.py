@@ -1,10 +1,9 @@
 """Adds random noise to graphs to measure the effect of rounding errors.
 
-The difference between a result and its exact value alone says little about a device's precision.
-Where numbers cancel, the whole result may be rounding error. For example, the gradient of a key
-projection's bias is zero in exact arithmetic. So noise that is larger than a device's rounding
-errors is added wherever rounding occurs: in each operation that sums or approximates. This is
-stochastic arithmetic (Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
+Where numbers cancel, a whole result may be rounding error: the gradient of a key projection's bias
+is zero in exact arithmetic. So noise that is larger than a device's rounding errors is added in
+each operation that sums or approximates (Vignes, "A stochastic arithmetic for reliable scientific
+computation", 1993).
 """
 
 from __future__ import annotations

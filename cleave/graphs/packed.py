@@ -1,7 +1,4 @@
-"""Packing of several documents into one sequence so that no token attends to another document.
-
-Packing works with causal language models of transformers.
-"""
+"""Packing of several documents into one sequence so that no token attends to another document."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ _MOST_OFF_16_BIT: Final = 0.1
 class PackedBy(Enum):
     """How a model separates the documents in one sequence.
 
-    POSITIONS: the model derives its attention masks from position IDs, which restart at 0 in each
-    document. MASK: the model's own attention masks ignore position IDs, but the model accepts a
-    complete attention mask.
+    POSITIONS: it derives its attention masks from position IDs, which restart at 0 in each
+    document. MASK: its own attention masks ignore position IDs, but it accepts a complete attention
+    mask.
     """
 
     POSITIONS = "positions"
@@ -35,10 +32,9 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 
     Args:
         ids: token IDs, shape (batch, tokens).
-        mask: padding mask (0 for padding), same shape as `ids`, or a mask from `document_mask`;
-            None for no mask.
-        positions: each token's position in its document, same shape as `ids`; None if each
-            sequence is one document.
+        mask: padding mask (0 for padding), same shape as `ids`, or a mask from `mask_for`.
+        positions: each token's position in its document, same shape as `ids`; None if each sequence
+            is one document.
     """
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     if positions is not None:  # not every model accepts positions
@@ -46,40 +42,22 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
     return given
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Return a causal attention mask in which tokens attend only to their own document.
-
-    The mask is boolean and has the shape (batch, 1, tokens, tokens).
-
-    Args:
-        positions: each token's position in its document, shape (batch, tokens).
-    """
-    document = (positions == 0).cumsum(1)
-    together = document[:, None, :, None] == document[:, None, None, :]
-    return together.tril()
-
-
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
     """Return the attention mask that a model needs to separate documents; None if it needs none.
 
-    Args:
-        packed: how the model separates documents.
-        positions: each token's position in its document, shape (batch, tokens); None if each
-            sequence is one document.
+    The mask is boolean and causal, and has the shape (batch, 1, tokens, tokens). The positions in
+    documents have the shape (batch, tokens).
     """
     if packed is not PackedBy.MASK or positions is None:
         return None
-    return document_mask(positions)
+    document = (positions == 0).cumsum(1)
+    return (document[:, None, :, None] == document[:, None, None, :]).tril()
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Test how a model can separate the documents in one sequence.
+    """Test how a model can separate documents: some models accept position IDs and ignore them.
 
-    A test is needed because some models accept position IDs, but their tokens still attend to other
-    documents.
-
-    Args:
-        model: a causal language model of transformers; its state is left unchanged.
+    The model's state is left unchanged.
 
     Raises:
         UsageError: when the model cannot separate documents.
@@ -101,12 +79,9 @@ def packed_by(model: nn.Module) -> PackedBy:
 
 
 def _apart(model: nn.Module, packed: PackedBy) -> bool:
-    """Return True if a model separates two documents in one sequence.
-
-    The second document's logits must be the same with and without the first document.
-    """
+    """Return True if the first of two documents does not change the second document's logits."""
     first, second = _LENGTHS
-    ids = torch.arange(1, 1 + first + second)[None] % _vocabulary(model)
+    ids = torch.arange(1, 1 + first + second)[None] % vocabulary_of(model)
     positions = torch.cat([torch.arange(first), torch.arange(second)])[None]
     with torch.no_grad():
         alone = model(**called_with(ids[:, first:], None, None)).logits.float()
@@ -125,6 +100,7 @@ def _has_windows(model: Any) -> bool:
     return getattr(config, "sliding_window", None) is not None or "sliding_attention" in kinds
 
 
-def _vocabulary(model: Any) -> int:
+def vocabulary_of(model: Any) -> int:
+    """Return the number of tokens that a model embeds."""
     size: int = model.get_input_embeddings().num_embeddings
     return size

@@ -1,8 +1,12 @@
-"""Converts graphs of core ATen operations to exported programs for torch's ONNX exporter."""
+"""Conversion of core ATen graphs to exported programs, and patches of torch's ONNX exporter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -26,9 +30,8 @@ class CoreAtenProgram(torch.export.ExportedProgram):
     def of(cls, part: Part) -> CoreAtenProgram | None:
         """Convert a graph to a program without tracing it again.
 
-        Returns:
-            The program; None if the graph changes tensors in place, or if a loop body contains
-                constant tensors. Such a graph must be traced again.
+        It is None if the graph must be traced again: if it changes tensors in place, or if a loop
+        body contains constant tensors.
         """
         nodes = list(all_nodes(part.graph))
         held = [node for node in nodes if _is_tensor_held(node, part.graph)]
@@ -48,17 +51,24 @@ class CoreAtenProgram(torch.export.ExportedProgram):
             ),
             state_dict={},
             range_constraints=dict(shapes.var_to_range),
-            module_call_graph=[_whole(example, len(results))],
+            module_call_graph=[
+                torch.export.ModuleCallEntry(
+                    "",
+                    torch.export.ModuleCallSignature(
+                        [],
+                        [],
+                        pytree.tree_structure((example, {})),
+                        pytree.tree_structure((0,) * len(results)),
+                    ),
+                )
+            ],
             example_inputs=(example, {}),
             constants={**constants},
         )
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Convert an exported program to a `CoreAtenProgram`.
-
-        A program that changes tensors in place is returned unchanged.
-        """
+        """Convert a program to a `CoreAtenProgram`, unless it changes tensors in place."""
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(
@@ -110,15 +120,9 @@ def changes_its_input(node: fx.Node) -> bool:
 def _with_constants(
     module: fx.GraphModule, names: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Turn constant tensors of a graph into inputs.
+    """Turn the constant tensors `names` of a graph into its first inputs.
 
-    Args:
-        module: the graph.
-        names: attribute names of the constant tensors.
-
-    Returns:
-        A graph whose first inputs are the constant tensors, and a map from the names of these
-            input nodes to the tensors.
+    The second result maps the names of these input nodes to the tensors.
     """
     if not names:
         return module, {}
@@ -141,10 +145,8 @@ def _is_tensor_held(node: fx.Node, module: fx.GraphModule) -> bool:
 
 
 def _input(name: str, *, constant: bool) -> signatures.InputSpec:
-    argument = signatures.TensorArgument(name)
-    if constant:
-        return signatures.InputSpec(signatures.InputKind.CONSTANT_TENSOR, argument, target=name)
-    return signatures.InputSpec(signatures.InputKind.USER_INPUT, argument, target=None)
+    kind = signatures.InputKind.CONSTANT_TENSOR if constant else signatures.InputKind.USER_INPUT
+    return signatures.InputSpec(kind, signatures.TensorArgument(name), name if constant else None)
 
 
 def _output(name: str) -> signatures.OutputSpec:
@@ -152,15 +154,105 @@ def _output(name: str) -> signatures.OutputSpec:
     return signatures.OutputSpec(signatures.OutputKind.USER_OUTPUT, argument, target=None)
 
 
-def _whole(example: tuple[Any, ...], results: int) -> torch.export.ModuleCallEntry:
-    """Return the signature of the program's top-level call.
+_TABLES: Final = "torch.onnx._internal.exporter._registration"
+_RULES: Final = "onnxscript.rewriter._rewrite_rule"
+_TYPES: Final = "torch.onnx._internal.fx.passes.type_promotion"
+_SIGNATURES: Final = "onnx_ir.schemas"
 
-    Args:
-        example: example inputs of the program.
-        results: number of outputs.
+
+@contextmanager
+def without_repetition() -> Iterator[None]:
+    """Return a context manager that makes torch's ONNX exporter twice as fast, with equal graphs.
+
+    The exporter then caches its translation table (which takes 0.25 s to build) and the signatures
+    of operations. It tries each optimizer rule only on operations that the rule can match. It skips
+    type promotion for operations without a promotion rule. A patch is skipped if the installed
+    version of torch or onnxscript does not have the patched function.
     """
-    given = pytree.tree_structure((example, {}))
-    returned = pytree.tree_structure((0,) * results)
-    return torch.export.ModuleCallEntry(
-        "", torch.export.ModuleCallSignature([], [], given, returned)
-    )
+    with ExitStack() as changes:
+        for module, owner, name, change in (
+            (_TABLES, "ONNXRegistry", "from_torchlib", _kept_table),
+            (_SIGNATURES, "OpSignature", "from_op_schema", _kept_signatures),
+            (_RULES, "RewriteRule", "try_rewrite", _where_it_can_match),
+            (_TYPES, "_TypePromotionInterpreter", "run_node", _where_types_matter),
+        ):
+            changes.enter_context(_changed(module, owner, name, change))
+        yield
+
+
+@contextmanager
+def _changed(
+    module: str, owner: str, name: str, change: Callable[[Any, Any], Any]
+) -> Iterator[None]:
+    """Replace an attribute of a class by `change(class, attribute)`, if the attribute exists."""
+    try:
+        changed: Any = getattr(importlib.import_module(module), owner)
+        made = vars(changed)[name]
+    except (ImportError, AttributeError, KeyError):
+        yield
+        return
+    setattr(changed, name, change(changed, made))
+    try:
+        yield
+    finally:
+        setattr(changed, name, made)
+
+
+def _kept_table(tables: Any, made: Any) -> Any:
+    def from_torchlib(**version: int) -> Any:
+        table = copy(_table(made.__get__(None, tables), **version))
+        table.functions = {name: list(found) for name, found in table.functions.items()}
+        return table
+
+    return staticmethod(from_torchlib)
+
+
+@cache
+def _table(made: Callable[..., Any], **version: int) -> Any:
+    return made(**version)
+
+
+def _kept_signatures(signatures: Any, made: Any) -> Any:
+    kept: dict[Any, Any] = {}
+
+    def from_op_schema(schema: Any) -> Any:
+        key = schema.domain, schema.name, schema.since_version
+        if key not in kept:
+            kept[key] = made.__get__(None, signatures)(schema)
+        return kept[key]
+
+    return staticmethod(from_op_schema)
+
+
+def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
+    """Return a `try_rewrite` that skips operations that cannot end the rule's pattern."""
+    ends: dict[Any, Any] = {}
+
+    def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **how: Any) -> Any:
+        if rule not in ends:
+            ends[rule] = _last_operation(rule)
+        if ends[rule] not in (None, (node.domain, node.op_type)):
+            return None
+        return made(rule, model, graph, node, **how)
+
+    return try_rewrite
+
+
+def _last_operation(rule: Any) -> Any:
+    """Return the domain and name of the last operation in a rule's pattern; None for any."""
+    try:
+        named = rule._target_pattern.output_nodes[0].op_identifier()
+    except (AttributeError, IndexError):
+        return None
+    return named and named[:2]
+
+
+def _where_types_matter(_: Any, made: Callable[..., Any]) -> Any:
+    def run_node(interpreter: Any, node: Any) -> Any:
+        packet = getattr(node.target, "overloadpacket", None)
+        known = node.op == "call_function" and packet is not None and "val" in node.meta
+        if known and interpreter.type_promotion_table.get_rule(packet) is None:
+            return node.meta["val"]
+        return made(interpreter, node)
+
+    return run_node

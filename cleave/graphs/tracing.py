@@ -18,28 +18,30 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.exporter import without_repetition
-from cleave.graphs.joint_graph import Part, split
-from cleave.graphs.programs import CoreAtenProgram, changes_its_input, traced_again
+from cleave.graphs.joint_graph import Part, Splitter
+from cleave.graphs.programs import (
+    CoreAtenProgram,
+    changes_its_input,
+    traced_again,
+    without_repetition,
+)
 from cleave.machine.graph_arrays import UnboundedError
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+# A larger serialized graph contains constant tensors that should be inputs.
 MAX_GRAPH_BYTES: Final = 4 * 2**20
-"""Maximum size of a serialized graph in bytes. A larger graph contains constant tensors that should
-be inputs."""
 
-MAX_GRAPH_NODES: Final = 4096
-"""Maximum number of operations in a graph and its subgraphs. Devices refuse larger graphs."""
+MAX_GRAPH_NODES: Final = 4096  # with the nodes of subgraphs; devices refuse larger graphs
 
+# Maps a pattern for the class name of the module that raised to the reason for the user.
 _KINDS: Final = {
     "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
     "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
     "Mamba|Mixer|Recurrent|Rwkv|DeltaNet|Ssm|SSM": "it keeps a state along the sequence ({0})",
 }
-"""Maps a pattern for the class name of the module that raised to the reason for the user."""
 
 _LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
@@ -49,9 +51,9 @@ class TracedGraph:
     """A function to trace, with descriptions of its inputs and outputs.
 
     Attributes:
-        function: takes a map from input names to tensors and returns the outputs in order.
-        inputs: an example of each input, by name. The examples' values are not used, and
-            floating-point inputs become fp32.
+        function: takes the inputs by name, and returns the outputs in order.
+        inputs: an example of each input by name, of which only shape and dtype count.
+            Floating-point inputs become fp32.
         outputs: names of the outputs, in order.
         varying: names of the inputs whose first dimension is the batch.
     """
@@ -62,88 +64,19 @@ class TracedGraph:
     varying: Set[str]
 
 
-def to_onnx(traced: TracedGraph) -> bytes:
-    """Export a function as a serialized ONNX model without the function's unused inputs.
-
-    Raises:
-        LayerGraphError: when the function cannot be traced, or draws random numbers.
-    """
-    with _reasons():
-        graph, inputs = _core_aten(traced)
-        _refuse_chance(graph)
-        dims = dict.fromkeys(traced.varying, 0)
-        return _to_onnx(Part(graph, inputs, dims, traced.outputs))
-
-
-@dataclass(frozen=True)
-class SplitModels:
-    """The serialized ONNX models of a function and its gradient; see `SplitGraph`."""
-
-    forward: bytes
-    backward: bytes
-    from_activations: bytes
-    activations: Mapping[str, int]
-
-
-def to_onnx_split(
-    traced: TracedGraph, gradient: str, of_forward: int, name: Callable[[int], str]
-) -> SplitModels:
-    """Export a function and its gradient as separate forward and backward ONNX models.
-
-    Args:
-        traced: one function that computes both the outputs and the gradients.
-        gradient: name of the input that is the gradient of the forward pass's output.
-        of_forward: number of leading outputs that the forward pass computes.
-        name: returns the name of an activation, given its index.
-
-    Raises:
-        LayerGraphError: when the function cannot be traced, or draws random numbers.
-    """
-    with _reasons():
-        graph, inputs = _core_aten(traced)
-        _refuse_chance(graph)
-        found = split(
-            graph,
-            inputs,
-            traced.varying & inputs.keys(),
-            traced.outputs,
-            batch_of=gradient,
-            of_forward=of_forward,
-            name=name,
-        )
-        return SplitModels(
-            _to_onnx(found.forward),
-            _to_onnx(found.backward),
-            _to_onnx(found.from_activations),
-            found.activations,
-        )
-
-
-def _to_onnx(part: Part) -> bytes:
-    if (known := CoreAtenProgram.of(part)) is not None:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the warnings and logs that are meant for the exporter's developers."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # logged errors are raised as well
         try:
-            return _checked(_translated(known, part).model_proto, part)
-        except torch.onnx.OnnxExporterError:
-            pass  # a second trace may decompose the operation that has no ONNX translation
-    program = traced_again(part)
-    try:
-        model = _translated(CoreAtenProgram.traced(program), part)
-    except torch.onnx.OnnxExporterError:  # some operations must be decomposed before translation
-        model = _translated(program, part)
-    return _checked(model.model_proto, part)
-
-
-def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx.ONNXProgram:
-    with without_repetition():
-        model = torch.onnx.export(
-            program,
-            input_names=list(part.inputs),
-            output_names=list(part.outputs),
-            dynamo=True,
-            verbose=False,
-        )
-    assert model is not None
-    return model
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
 
 
 @contextmanager
@@ -156,6 +89,67 @@ def _reasons() -> Iterator[None]:
         raise
     except Exception as error:
         raise LayerGraphError(_reason(error)) from error
+
+
+@_reasons()
+def to_onnx(traced: TracedGraph) -> bytes:
+    """Export a function as a serialized ONNX model without the function's unused inputs.
+
+    Raises:
+        LayerGraphError: when the function cannot be traced, or draws random numbers.
+    """
+    graph, inputs = core_aten(traced)
+    refuse_chance(graph)
+    return _to_onnx(Part(graph, inputs, dict.fromkeys(traced.varying, 0), traced.outputs))
+
+
+@_reasons()
+def to_onnx_split(
+    traced: TracedGraph, gradient: str, of_forward: int, name: Callable[[int], str]
+) -> tuple[bytes, bytes, bytes, dict[str, int]]:
+    """Export a function and its gradient as separate forward and backward ONNX models.
+
+    Args:
+        traced: one function that computes both the outputs and the gradients.
+        gradient: name of the input that is the gradient of the forward pass's output.
+        of_forward: number of leading outputs that the forward pass computes.
+        name: returns the name of an activation, given its index.
+
+    Returns:
+        The serialized results of `Splitter.split`.
+    """
+    graph, inputs = core_aten(traced)
+    refuse_chance(graph)
+    splitter = Splitter(graph, inputs, traced.varying & inputs.keys(), gradient, name)
+    parts, activations = splitter.split(traced.outputs, of_forward)
+    forward, backward, from_activations = map(_to_onnx, parts)
+    return forward, backward, from_activations, activations
+
+
+def _to_onnx(part: Part) -> bytes:
+    if (known := CoreAtenProgram.of(part)) is not None:
+        try:
+            return _checked(_translated(known, part), part)
+        except torch.onnx.OnnxExporterError:
+            pass  # a second trace may decompose the operation that has no ONNX translation
+    program = traced_again(part)
+    try:
+        return _checked(_translated(CoreAtenProgram.traced(program), part), part)
+    except torch.onnx.OnnxExporterError:  # some operations must be decomposed before translation
+        return _checked(_translated(program, part), part)
+
+
+def _translated(program: torch.export.ExportedProgram, part: Part) -> Any:
+    with without_repetition():
+        model = torch.onnx.export(
+            program,
+            input_names=list(part.inputs),
+            output_names=list(part.outputs),
+            dynamo=True,
+            verbose=False,
+        )
+    assert model is not None
+    return model.model_proto
 
 
 def _reason(error: Exception) -> str:
@@ -173,10 +167,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class name of the innermost module of the model in an error's traceback.
-
-    Modules of torch itself do not count. Without a module, the name is "code".
-    """
+    """Return the class of the innermost module, except torch's own, in a traceback; else "code"."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -194,16 +185,7 @@ def _chain(error: BaseException) -> str:
     return "\n".join(reversed(texts))
 
 
-def refuse_chance(traced: TracedGraph) -> None:
-    """Ensure that a function draws no random numbers, as dropout does.
-
-    Raises:
-        LayerGraphError: when the function cannot be traced, or draws random numbers.
-    """
-    with _reasons():
-        _refuse_chance(_core_aten(traced)[0])
-
-
+@_reasons()
 def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """Trace a function to core ATen operations.
 
@@ -213,15 +195,10 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     Raises:
         LayerGraphError: when the function cannot be traced.
     """
-    with _reasons():
-        return _core_aten(traced)
-
-
-def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     inputs = _examples(traced.inputs, traced.varying)
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
-        with _PlainLinear(), _NoLayerDrop():
+        with _Traceable():
             return traced.function(dict(zip(inputs, given, strict=True)))
 
     graph = _made(function, inputs, traced.varying)
@@ -230,7 +207,10 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
             raise LayerGraphError("it changes tensors that it was given")
-    _refuse_unknown_parameters(graph)
+    for node in graph.graph.find_nodes(op="get_attr"):
+        held = getattr(graph, str(node.target), None)
+        if isinstance(held, Tensor) and held.requires_grad:  # only inputs have a gradient
+            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
         if node.users:
@@ -241,33 +221,10 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     return graph, used
 
 
-def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
-    """Ensure that a graph has no constant that requires a gradient.
-
-    Graphs return gradients only for their inputs.
-
-    Raises:
-        LayerGraphError: when a constant requires a gradient.
-    """
-    for node in graph.graph.find_nodes(op="get_attr"):
-        held = getattr(graph, str(node.target), None)
-        if isinstance(held, Tensor) and held.requires_grad:
-            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
-
-
 def _made(
     function: Callable[..., Any], inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> fx.GraphModule:
-    """Trace a function to core ATen operations and replace in-place operations where possible.
-
-    Args:
-        function: takes the inputs in order.
-        inputs: an example of each input, by name.
-        varying: names of the inputs whose first dimension is the batch.
-
-    Raises:
-        LayerGraphError: when the computation depends on the batch size.
-    """
+    """Trace a function to core ATen operations and replace in-place operations where possible."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _without_values(inputs, varying) as (given, shapes):
@@ -280,10 +237,9 @@ def _made(
 
 
 def _make_functional(graph: fx.Graph) -> None:
-    """Replace in-place operations by out-of-place operations, in the given graph.
+    """Replace in-place operations in a graph, unless another operation may read the changed memory.
 
-    An in-place operation stays if another operation may read the changed memory. Some of PyTorch's
-    own gradients contain in-place operations that no decomposition removes.
+    Some of PyTorch's own gradients contain in-place operations that no decomposition removes.
     """
     for node in graph.nodes:
         if not changes_its_input(node):
@@ -303,29 +259,18 @@ def _shares(node: fx.Node) -> bool:
     )
 
 
-class _PlainLinear(TorchFunctionMode):
-    """A mode that computes linear layers as a matrix multiplication and an addition.
+class _Traceable(TorchFunctionMode):
+    """Replaces functions that a trace would handle badly.
 
-    Tracing torch's own linear function with a bias would fix the batch size.
+    A linear layer becomes a product and a sum: torch's own function with a bias would fix the batch
+    size. Some models draw one random number per layer to decide if they skip it: that is a `_Draw`.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not torch.nn.functional.linear:
-            return func(*args, **(kwargs or {}))
-        return _linear(*args, **(kwargs or {}))
-
-
-class _NoLayerDrop(TorchFunctionMode):
-    """A mode in which drawing a single random number returns a `_Draw`.
-
-    Some models draw one random number per layer to decide whether to skip the layer.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        if func is torch.nn.functional.linear:
+            return _linear(*args, **(kwargs or {}))
         if func is torch.rand and args == ([],) and not kwargs:
             return _Draw()
         return func(*args, **(kwargs or {}))
@@ -349,10 +294,6 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
     """Return example inputs whose batch size differs from the size of every other dimension.
 
     Tracing treats sizes that are equal in the examples as equal for every batch.
-
-    Args:
-        inputs: an example of each input, by name.
-        varying: names of the inputs whose first dimension is the batch.
     """
     own = {n for name, t in inputs.items() for n in t.shape[name in varying :]}
     samples = next(n for n in count(3) if n not in own)
@@ -368,11 +309,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 def _without_values(
     inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
-    """Return a context manager for tracing with fake tensors, which have no values.
-
-    It yields the fake tensors of the inputs, and the environment that records assumptions about
-    the batch size.
-    """
+    """Yield fake tensors of the inputs, and the environment that records assumptions on sizes."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -396,7 +333,8 @@ def _without_values(
         yield found, shapes
 
 
-def _refuse_chance(graph: fx.GraphModule) -> None:
+def refuse_chance(graph: fx.GraphModule) -> None:
+    """Raise LayerGraphError if a graph draws random numbers, as dropout does."""
     for node in graph.graph.nodes:
         target = node.target
         if (
@@ -430,15 +368,7 @@ def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 def _slice_backward(
     grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """Compute the gradient of a slice's input by padding.
-
-    Unlike PyTorch's own decomposition, padding needs no constant index tensors.
-
-    Args:
-        grad: gradient of the slice.
-        sizes: shape of the slice's input.
-        dim, start, end, step: arguments of the slice.
-    """
+    """Compute the gradient of a slice's input by padding, which needs no constant index tensors."""
     dim %= grad.dim()
     before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
     if step > 1:  # insert zeros after each element
@@ -457,16 +387,7 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Check an exported model and serialize it without metadata about its source.
-
-    Args:
-        model: the exported ONNX model.
-        part: the graph that was exported.
-
-    Raises:
-        LayerGraphError: when the model has too many bytes or operations, or operations outside the
-            ONNX standard; or when a device cannot compute the model's working memory before a run.
-    """
+    """Serialize an exported model without metadata on its source, and check what devices need."""
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
     nodes = list(_nodes(model.graph))
@@ -497,21 +418,3 @@ def _nodes(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _nodes(attribute.g)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings and logs within the context.
-
-    They are meant for the exporter's developers.
-    """
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # logged errors are raised as well
-        try:
-            yield
-        finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)

@@ -73,8 +73,7 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
     from onnx import helper
 
     from cleave.graphs.calls import layer_calls
-    from cleave.graphs.layer_graphs import LayerGraphs
-    from cleave.graphs.layer_parts import LayerPart
+    from cleave.graphs.layer_parts import LayerGraphs, LayerPart
     from cleave.graphs.loss_graph import export_loss
     from cleave.graphs.model_graphs import ModelGraphs
     from cleave.training.stages.stage_work import ModelWork
@@ -133,7 +132,7 @@ def test_figures_are_those_of_a_real_model(family: str) -> None:
 def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from cleave.graphs.outside import Embedded
+    from cleave.graphs.calls import Embedded
 
     real, model = real_model(family, lora=lora)
     spec = spec_from_config(model.config.to_dict(), family)

@@ -22,8 +22,7 @@ from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.graphs.attention import attention
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer
-from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.machine.graph_session import Array, GraphSession
 from tests.examples import examples
 from tests.graphs.models import small_model

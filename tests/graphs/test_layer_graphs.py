@@ -13,31 +13,17 @@ from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from cleave.graphs import tracing
-from cleave.graphs.calls import decoder_layers, layer_calls
+from cleave.graphs.calls import OutsideLayers, decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.layer_graphs import export_layer
-from cleave.graphs.layer_parts import LayerPart
+from cleave.graphs.layer_parts import LayerPart, export_layer
 from cleave.graphs.model_graphs import model_graphs
-from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, to_onnx
 from cleave.protocol import limits
-from tests.graphs.models import WIDTH, small_model
+from tests.graphs.models import small_model
 
 pytestmark = pytest.mark.slow
 IDS = torch.arange(20).reshape(2, 10)
-
-
-def test_layers_are_found_and_called_in_order() -> None:
-    model = small_model("llama")
-    calls = layer_calls(model, IDS)
-    assert [call.layer for call in calls] == list(decoder_layers(model))
-    assert calls[0].x.shape == (2, 10, WIDTH)
-    assert set(calls[0].beside) == {
-        "position_embeddings.0", "position_embeddings.1", "position_ids",
-    }  # fmt: skip
-    parameters = dict(calls[0].layer.named_parameters())
-    torch.testing.assert_close(calls[0].run(parameters, calls[0].x, calls[0].beside), calls[0].y)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -94,16 +80,6 @@ def test_layers_that_are_never_skipped_are_no_chance() -> None:
     np.testing.assert_array_equal(graph.run(None, {"x": given})[0], 2 * given)
     with pytest.raises(LayerGraphError, match="set its layerdrop to 0"):
         to_onnx(skipping(0.1))
-
-
-def test_hooks_on_inner_modules_are_refused() -> None:
-    model: Any = small_model("llama")
-    model.model.layers[1].mlp.register_forward_hook(lambda *given: None)
-    hooked = [call.hooked for call in layer_calls(model, IDS)]
-    assert hooked == ["", "there are hooks on its module mlp"]
-    model.model.layers[1].register_forward_hook(lambda *given: None)
-    with pytest.raises(LayerGraphError, match="hooks on its layer LlamaDecoderLayer"):
-        layer_calls(model, IDS)
 
 
 def test_a_layer_that_looks_at_values_is_refused() -> None:

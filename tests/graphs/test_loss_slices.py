@@ -13,8 +13,7 @@ from cleave import graph_names as names
 from cleave.arrays import Array
 from cleave.graphs.calls import layer_calls
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.loss_graph import IGNORED, export_loss
-from cleave.graphs.loss_slices import combined, export_slice, rows_of_head
+from cleave.graphs.loss_graph import IGNORED, combined, export_loss, export_slice, rows_of_head
 from cleave.machine.graph_session import GraphSession
 from cleave.planner.stages.model import HeadSlice
 from tests.graphs.models import VOCABULARY, WIDTH, small_model, with_lora

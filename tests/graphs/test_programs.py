@@ -17,8 +17,7 @@ from cleave.graphs import tracing
 from cleave.graphs.calls import layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.joint_graph import Part
-from cleave.graphs.layer_graphs import export_layer
-from cleave.graphs.layer_parts import LayerPart
+from cleave.graphs.layer_parts import LayerPart, export_layer
 from cleave.graphs.programs import CoreAtenProgram
 from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 from tests.graphs.models import small_model

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.training.data.batches import Batch
-from cleave.training.servers.dealing import Dealer, Pace, deal, part_of
+from cleave.training.servers.shared_steps import Dealer, Pace, deal, part_of
 
 SPEEDS = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e6)), min_size=1, max_size=6)
 

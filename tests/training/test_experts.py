@@ -16,7 +16,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, prepare, train
-from cleave.training.tiles.experts import auxiliary_weight
+from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import load_folder
 
 SIZES: dict[str, Any] = {

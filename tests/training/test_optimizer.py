@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,7 @@ import cleave
 from cleave.errors import CleaveError, UsageError
 from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
-from cleave.training.loop.records import Record, StepRecord
-from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.schedule import Decay, Schedule
-from cleave.training.loop.trainer import TrainContext, train
 from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec
 from tests.graphs.models import VOCABULARY, small_model
@@ -206,24 +202,11 @@ def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
     assert rates[110] == pytest.approx(0.5 if decay is Decay.CONSTANT else 0.1)
     middle = {Decay.COSINE: 0.3, Decay.LINEAR: 0.3, Decay.CONSTANT: 0.5, Decay.WSD: 0.5}
     assert rates[60] == pytest.approx(middle[decay])
+    linear = Schedule(0.4, 0, 4, Decay.LINEAR, 0.0, 0)  # without warm-up
+    assert [linear.rate(n) for n in range(4)] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     if decay is Decay.WSD:
         assert rates[90] == pytest.approx(0.5)
         assert rates[100] == pytest.approx(0.3)
-
-
-def test_a_run_without_warm_up_falls_from_its_first_step(tmp_path: Path, corpus_file: Path) -> None:
-    rates: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            rates.append(record.learning_rate)
-
-    job = JobSpec(
-        "opt-nano", str(corpus_file), method="local", steps=4, batch=1, seq=8,
-        learning_rate=0.4, schedule="linear", floor=0.0, warmup_steps=0,
-    )  # fmt: skip
-    train(job, RunFolder.create(tmp_path, "mine"), TrainContext(None, report))
-    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from torch import nn
 import cleave
 from cleave.arrays import DType
 from cleave.errors import UsageError
-from cleave.graphs.calls import layer_calls
+from cleave.graphs.calls import Embedded, layer_calls
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.graphs.outside import Embedded
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.training.data.batches import (

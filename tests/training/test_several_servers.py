@@ -32,54 +32,62 @@ def servers() -> Iterator[Servers]:
     started.close()
 
 
-@pytest.mark.parametrize("method", ["local", "tiles", "stages"])
-def test_losses_are_those_of_one_server_whatever_each_has(
-    servers: Servers, tmp_path: Path, method: str
-) -> None:
-    job = replace(JOB, method=method, accumulate=1 if method == "stages" else 2)
-    devices = [0, 0, 0] if method == "local" else [5, 2, 3]
-    expected = alone(job, tmp_path / "one", devices[0])
-    first, *others = servers.do(3, tmp_path / "store", losses_of, job, tmp_path / "many", devices)
-    assert first == pytest.approx(expected, abs=CLOSE)
-    assert others == [[], []]  # who is not the first reports no step
+SHARDED = {"memory": "sharded"}
 
 
 @pytest.mark.parametrize(
     "changed",
     [
+        {"accumulate": 2},
+        {"method": "tiles", "accumulate": 2},
+        {"method": "stages"},
         {"dtype": "fp16", "clip": 0.0},
         {"dtype": "bf16", "clip": 0.05},
         {"optimizer": "muon", "lora": ""},
         {"lora": "r=4", "keep_best": True},
         {"lora": "r=4,dropout=0.3"},
         {"batch": 2},  # so that a server has nothing to do
+        {**SHARDED, "accumulate": 2},
+        {**SHARDED, "batch": 2, "accumulate": 3, "clip": 0.05},
+        {**SHARDED, "method": "tiles", "accumulate": 2},  # devices keep weights for micro-batches
+        {**SHARDED, "method": "auto"},
+        {**SHARDED, "method": "tiles", "model": "llama-nano"},  # with a head of its own weights
+        {**SHARDED, "method": "tiles", "dtype": "bf16"},
+        {**SHARDED, "dtype": "fp16", "clip": 0.0},
+        {**SHARDED, "optimizer": "muon"},
+        {**SHARDED, "optimizer": "adafactor"},
+        {**SHARDED, "method": "tiles", "lora": "r=4", "keep_best": True},
+        {**SHARDED, "lora": "r=4,save=lm_head"},
+        {**SHARDED, "packing": "separate"},
     ],
     ids=str,
 )
 def test_losses_are_those_of_one_server_however_it_trains(
     servers: Servers, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
-    job = replace(JOB, method="local", **changed)
-    expected = alone(job, tmp_path / "one")
-    first, *_ = servers.do(3, tmp_path / "store", losses_of, job, tmp_path / "many", [0, 0, 0])
-    loose = job.dtype != "fp32"
-    assert first == pytest.approx(expected, abs=2e-3 if loose else CLOSE)
+    job = replace(JOB, **{"method": "local", **changed})
+    devices = [0, 0, 0] if job.method == "local" else [5, 2, 3]
+    expected = alone(replace(job, memory="plain"), tmp_path / "one", devices[0])
+    first, *others = servers.do(3, tmp_path / "store", losses_of, job, tmp_path / "many", devices)
+    assert first == pytest.approx(expected, abs=CLOSE if job.dtype == "fp32" else 2e-3)
+    assert others == [[], []]  # who is not the first reports no step
 
 
+@pytest.mark.parametrize("memory", ["plain", "sharded"])
 @pytest.mark.parametrize("then", [1, 2])
 def test_a_checkpoint_of_three_servers_goes_on_on_any_number(
-    servers: Servers, tmp_path: Path, then: int
+    servers: Servers, tmp_path: Path, then: int, memory: str
 ) -> None:
-    job, folder = replace(JOB, method="local"), tmp_path / "many"
-    longer = replace(job, steps=6)
-    alone(job, tmp_path / "one")
-    expected = alone(longer, tmp_path / "one", resume=True)
+    plain, folder = replace(JOB, method="local", memory="plain"), tmp_path / "many"
+    alone(plain, tmp_path / "one")
+    expected = alone(replace(plain, steps=6), tmp_path / "one", resume=True)
+    job = replace(plain, memory=memory)
     servers.do(3, tmp_path / "store", losses_of, job, folder, [0, 0, 0])
     if then == 1:
-        found = alone(longer, folder, resume=True)
+        found = alone(replace(plain, steps=6), folder, resume=True)
     else:
-        again = tmp_path / "again"
-        found = servers.do(then, again, losses_of, longer, folder, [0, 0, 0], True)[0]
+        job, again = replace(job, steps=6), tmp_path / "again"
+        found = servers.do(then, again, losses_of, job, folder, [0, 0, 0], True)[0]
     assert found == pytest.approx(expected, abs=CLOSE)
 
 
@@ -98,11 +106,14 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
     assert all("server 3 has another text" in str(each) for each in said)
 
 
-@pytest.mark.parametrize("method", ["stages", "local"])
+@pytest.mark.parametrize(
+    ("method", "memory"), [("stages", "auto"), ("local", "auto"), ("local", "sharded")]
+)
 def test_what_fails_on_one_server_ends_all_and_says_where(
-    servers: Servers, tmp_path: Path, method: str
+    servers: Servers, tmp_path: Path, method: str, memory: str
 ) -> None:
-    job, devices = replace(JOB, method=method), [3, 3] if method == "stages" else [0, 0]
+    job = replace(JOB, method=method, memory=memory)
+    devices = [3, 3] if method == "stages" else [0, 0]
     first, second = servers.do(
         2, tmp_path / "store", _with_broken_disk, job, tmp_path / "run", devices
     )
@@ -191,8 +202,11 @@ def test_a_checkpoint_is_written_again_after_a_full_disk(servers: Servers, tmp_p
     } == {f"of {rank}.{n}": [float(rank)] for rank in range(3) for n in range(1, 4)}
 
 
-def test_a_server_that_is_killed_is_noticed_by_the_others(servers: Servers, tmp_path: Path) -> None:
-    job = replace(JOB, method="local", steps=50, eval_every=0)
+@pytest.mark.parametrize("memory", ["plain", "sharded"])
+def test_a_server_that_is_killed_is_noticed_by_the_others(
+    servers: Servers, tmp_path: Path, memory: str
+) -> None:
+    job = replace(JOB, method="local", memory=memory, steps=50, eval_every=0)
     said = servers.do(
         3, tmp_path / "store", losses_of, job, tmp_path / "run", [0, 0, 0], False, (2, 3)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,17 +27,6 @@ class Others(Alone):
 
     def agree(self, value: Any) -> list[Any]:
         return [value, *(other(value) for other in self._others)]
-
-
-class Added:
-    """Sums of gradients, for which the backward pass waited so long."""
-
-    def __init__(self, waited_s: float) -> None:
-        self.waited_s = waited_s
-        self.times = 0
-
-    def add_up(self) -> None:
-        self.times += 1
 
 
 class Fleet:
@@ -71,12 +61,9 @@ def batches(rows: int) -> list[Batch]:
     return [Batch(ids, ids)]
 
 
-def test_what_all_did_is_what_each_gets() -> None:
+def test_what_all_did_is_what_each_gets_and_a_failure_is_raised_everywhere() -> None:
     steps = shared(Others(lambda said: {"done": 2.5}, lambda said: {"done": 1.0}))
     assert steps.together(lambda: 0.5) == [0.5, 2.5, 1.0]
-
-
-def test_a_failure_is_raised_everywhere_and_says_where() -> None:
     failed = {"failed": "its disk broke", "deserted": False}
     with pytest.raises(CleaveError, match="server 3 of 3 failed: its disk broke"):
         shared(Others(lambda said: {"done": 1}, lambda said: failed)).together(lambda: 0)
@@ -117,7 +104,7 @@ def test_rows_go_by_what_is_predicted_then_by_what_was_shown() -> None:
         return 1.0
 
     ranks._others = (lambda said: {"done": 0.0},)
-    steps.do(part, slow, Added(waited_s=0.0))
+    steps.do(part, slow, Mock(waited_s=0.0))
     ranks._others = (lambda speed: 1.0,)
     assert [len(batch.ids) for batch in steps.part(batches(12))] == [7]
     assert said == [
@@ -139,22 +126,26 @@ def test_waiting_for_slower_servers_does_not_make_a_server_slow() -> None:
         return 1.0
 
     ranks._others = (lambda said: {"done": 0.0},)
-    steps.do(part, ahead, Added(waited_s=4.0))
+    steps.do(part, ahead, Mock(waited_s=4.0))
     ranks._others = (lambda speed: 1.0,)
     assert [len(batch.ids) for batch in steps.part(batches(12))] == [8]
 
 
-def test_gradients_are_added_up_where_a_part_failed_too_but_not_after_a_loss() -> None:
-    ranks = Others(lambda said: {"done": 1.0})
-    for error, times in ((CleaveError("disk"), 1), (LostServerError("gone"), 0)):
-        added = Added(0.0)
-        with pytest.raises(CleaveError):
-            shared(ranks).do(batches(1), fails(error), added)
-        assert added.times == times
-    added = Added(0.0)
-    with pytest.raises(RuntimeError):
-        shared(ranks).do(batches(1), fails(RuntimeError("a defect")), added)
-    assert added.times == 0  # the process ends, which others notice at once
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        (CleaveError("disk"), 1),
+        (LostServerError("gone"), 0),
+        (RuntimeError("a defect"), 0),  # the process ends, which others notice at once
+    ],
+)
+def test_gradients_are_added_up_where_a_part_failed_too_but_not_after_a_loss(
+    error: Exception, times: int
+) -> None:
+    sums = Mock(waited_s=0.0)
+    with pytest.raises(type(error)):
+        shared(Others(lambda said: {"done": 1.0})).do(batches(1), fails(error), sums)
+    assert sums.add_up.call_count == times
 
 
 def test_a_server_without_devices_has_no_part_and_gives_up_one_after_a_while() -> None:

@@ -127,6 +127,11 @@ def staged(
     return StagedModel(work, fleet.runtime, planner, PS, **settings)
 
 
+def twice(model: nn.Module, cache: GraphCache) -> tuple[nn.Module, nn.Module, ModelGraphs]:
+    """Return a model, a copy, and the graphs."""
+    return model, copy.deepcopy(model), model_graphs(model, TOKENS, cache)
+
+
 def gradients_of(found: StagedModel) -> Any:
     return lambda ids: found.gradients(rows(ids))
 
@@ -142,52 +147,20 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
 
 
 @pytest.mark.parametrize("kept", [NOTHING_KEPT, KEPT, KeptBatches(inputs=1, activations=2)])
-@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("loss", ["here", "on a device", "in slices"])
 @pytest.mark.parametrize("family", ["opt", "llama"])
 def test_gradients_are_those_of_plain_pytorch(
-    family: str, loss: bool, kept: KeptBatches, cache: GraphCache
+    family: str, loss: str, kept: KeptBatches, cache: GraphCache
 ) -> None:
-    model = small_model(family)
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
+    """One of the two slices is on two devices. OPT's head is its embedding, too."""
+    model, plain, graphs = twice(small_model(family), cache)
+    even = EvenStages(loss=loss == "on a device", kept=kept)
+    planner = SlicedLoss(2, kept) if loss == "in slices" else even
     with emulated(5, seed=1) as fleet:
-        found = staged(model, graphs, fleet, loss=loss, kept=kept)
+        found = staged(model, graphs, fleet, planner=planner)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
-
-
-@pytest.mark.parametrize("kept", [NOTHING_KEPT, KEPT])
-@pytest.mark.parametrize("family", ["opt", "llama"])
-def test_a_loss_in_slices_changes_nothing(
-    family: str, kept: KeptBatches, cache: GraphCache
-) -> None:
-    """Two slices, one of them on two devices; OPT's head is its embedding, too."""
-    model = small_model(family)
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
-    with emulated(5, seed=1) as fleet:
-        found = staged(model, graphs, fleet, planner=SlicedLoss(2, kept))
-        (ids,) = batches(1)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
-
-
-@pytest.mark.parametrize(
-    ("lora", "dtype", "most"),
-    [(False, DType.FP32, 1e-5), (False, DType.BF16, 2e-2), (True, DType.FP32, 1e-5)],
-)
-def test_steps_with_a_loss_in_slices_lose_as_plain_pytorch_does(
-    lora: bool, dtype: DType, most: float, cache: GraphCache
-) -> None:
-    model = with_lora(small_model("llama")) if lora else small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
-    with emulated(5, seed=1) as fleet:
-        found = staged(model, graphs, fleet, dtype=dtype, planner=SlicedLoss(2, KEPT))
-        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
-    assert mine == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -196,9 +169,9 @@ def test_a_vocabulary_may_be_smaller_than_the_width(
     slices: int, cache: GraphCache, *, tied: bool
 ) -> None:
     """The norm before the head is longer then, and was taken for it."""
-    model = small_model("llama", vocab_size=9, tie_word_embeddings=tied)
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
+    model, plain, graphs = twice(
+        small_model("llama", vocab_size=9, tie_word_embeddings=tied), cache
+    )
     ids = batches(1)[0] % 9
     with emulated(5, seed=1) as fleet:
         planner = SlicedLoss(slices, KEPT) if slices else None
@@ -210,8 +183,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
     """As those do that are larger than a message."""
-    model = small_model("llama")
-    graphs = model_graphs(model, TOKENS, cache)
+    model, _, graphs = twice(small_model("llama"), cache)
     (ids,) = batches(1)
     found = []
     for message_bytes in (2**28, 1000):
@@ -225,27 +197,31 @@ def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: Gra
         assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_ten_steps_lose_as_plain_pytorch_does(clip: float | None, cache: GraphCache) -> None:
-    model = small_model("gpt2")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
-    with emulated(3, seed=1) as fleet:
-        found = staged(model, graphs, fleet)
-        mine = trained(model, gradients_of(found), batches(10), clip=clip)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(10), clip=clip)
-    assert mine == pytest.approx(expected, rel=1e-4)
-
-
-def test_16_bit_numbers_on_the_wire_change_losses_little(cache: GraphCache) -> None:
-    model = small_model("llama")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
-    with emulated(3, seed=1) as fleet:
-        found = staged(model, graphs, fleet, dtype=DType.BF16)
-        mine = trained(model, gradients_of(found), batches(10), clip=1.0)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(10), clip=1.0)
-    assert mine == pytest.approx(expected, rel=2e-2)
+@pytest.mark.parametrize(
+    ("family", "dtype", "sliced", "clip", "most"),
+    [
+        ("gpt2", DType.FP32, False, None, 1e-4),
+        ("gpt2", DType.FP32, False, 0.5, 1e-4),
+        ("llama", DType.BF16, False, 1.0, 2e-2),
+        ("opt", DType.FP32, True, 1.0, 1e-5),
+        ("opt", DType.BF16, True, 1.0, 2e-2),
+        ("llama-lora", DType.FP32, True, 1.0, 1e-5),
+    ],
+)
+def test_steps_lose_as_plain_pytorch_does(
+    family: str, dtype: DType, sliced: bool, clip: float | None, most: float, cache: GraphCache
+) -> None:
+    model, plain, graphs = twice(
+        with_lora(small_model("llama")) if family == "llama-lora" else small_model(family), cache
+    )
+    count = 4 if sliced else 10
+    with emulated(5 if sliced else 3, seed=1) as fleet:
+        found = staged(
+            model, graphs, fleet, dtype=dtype, planner=SlicedLoss(2, KEPT) if sliced else None
+        )
+        mine = trained(model, gradients_of(found), batches(count), clip=clip)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
+    assert mine == pytest.approx(expected, rel=most)
 
 
 def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
@@ -266,9 +242,7 @@ def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
 
 
 def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
-    model = with_lora(small_model("llama"))
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
+    model, plain, graphs = twice(with_lora(small_model("llama")), cache)
     with emulated(2, seed=1) as fleet:
         found = staged(model, graphs, fleet)
         sent = []
@@ -289,9 +263,7 @@ def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
 
 @pytest.mark.parametrize("sliced", [False, True])
 def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, sliced: bool) -> None:
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, cache)
+    model, plain, graphs = twice(small_model("opt"), cache)
     fleet = emulated(8, seed=1)
     runtime = fleet.runtime
     assert isinstance(runtime, VirtualRuntime)
@@ -315,8 +287,7 @@ def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, slice
 
 
 def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -> None:
-    model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
+    model, _, graphs = twice(small_model("opt"), cache)
     notes: list[str] = []
     fleet = emulated(1, seed=1)
     runtime = fleet.runtime
@@ -341,8 +312,7 @@ def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> 
     def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
         raise PlanError("every device is too small")
 
-    model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
+    model, _, graphs = twice(small_model("opt"), cache)
     notes: list[str] = []
     with emulated(1, seed=1) as fleet:
         found = StagedModel(
@@ -353,38 +323,36 @@ def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> 
     assert notes == ["there is no plan for stages: every device is too small"]
 
 
+def broken(graphs: ModelGraphs) -> ModelGraphs:
+    """Graphs that no device can run backward."""
+    layers = [replace(one, backward=one.forward) for one in graphs.layers]
+    return ModelGraphs(graphs.calls, graphs.parts, layers, graphs.loss)
+
+
 def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: GraphCache) -> None:
     model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
-    broken = [replace(one, backward=one.forward) for one in graphs.layers]
+    graphs = broken(model_graphs(model, TOKENS, cache))
+    (ids,) = batches(1)
     with emulated(6, seed=1) as fleet:
-        found = staged(model, ModelGraphs(graphs.calls, graphs.parts, broken, graphs.loss), fleet)
+        found = staged(model, graphs, fleet)
         with pytest.raises(FleetError, match="too many devices failed"):
-            found.gradients(rows(batches(1)[0]))
-
-
-def test_where_something_else_may_do_a_step_stages_rest_after_one_failed(cache: GraphCache) -> None:
-    model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
-    broken = [replace(one, backward=one.forward) for one in graphs.layers]
+            found.gradients(rows(ids))
     notes: list[str] = []
-    with emulated(1, seed=1) as fleet:
-        graphs = ModelGraphs(graphs.calls, graphs.parts, broken, graphs.loss)
+    with emulated(1, seed=1) as fleet:  # where something else may do a step, stages rest
         found = staged(model, graphs, fleet, local_after_s=0.0, note=notes.append)
         for _ in range(RESTING_STEPS):
-            assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
+            assert isinstance(found.gradients(rows(ids)), NotByStages)
         (resting,) = [note for note in notes if "go without stages" in note]
         assert "no device is left that did not fail: device 1: " in resting
         assert all(parameter.grad is None for parameter in model.parameters())
-        found.gradients(rows(batches(1)[0]))
+        found.gradients(rows(ids))
         assert "set aside" in notes[-1]  # the device, whose runs all failed
 
 
 def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_left(
     cache: GraphCache,
 ) -> None:
-    model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
+    model, _, graphs = twice(small_model("opt"), cache)
     notes: list[str] = []
     with emulated(2, seed=1) as fleet:
         runtime = fleet.runtime
@@ -409,8 +377,7 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
 
 def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
     """What tiles keep there makes room for a step, and tiles get what the step leaves."""
-    model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, cache)
+    model, _, graphs = twice(small_model("opt"), cache)
     devices = [replace(device, memory_bytes=16 * 2**20) for device in paper_fleet(2)]
     with emulated(devices, seed=1) as fleet:
         found = staged(model, graphs, fleet)

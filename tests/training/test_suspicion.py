@@ -161,38 +161,29 @@ def test_a_liar_is_named_and_set_aside_and_harms_nothing(
     assert mine == pytest.approx(expected, rel=MOST[dtype])
 
 
-@pytest.mark.parametrize("value", [math.nan, MILLION])
-@pytest.mark.parametrize("place", [output, dx, sums])
-def test_a_slice_of_the_loss_is_held_to_the_same(
-    place: Place, value: float, cache: GraphCache
+@pytest.mark.parametrize(
+    "lies",
+    [
+        *([(place, value, 0, 1)] for place in (output, dx, sums) for value in (math.nan, MILLION)),
+        [(output, math.inf, 0, 1), (sums, math.nan, 3, 2)],
+    ],
+)
+def test_liars_are_named_where_a_device_has_a_slice_of_the_loss(
+    lies: list[Any], cache: GraphCache
 ) -> None:
     """Device 1 has a slice."""
     model = small_model("llama")
     plain = copy.deepcopy(model)
-    lie = Lie(place, value)
-    with fleet_of(lie) as fleet:
+    told, notes = [Lie(*each) for each in lies], list[str]()
+    with fleet_of(*told) as fleet:
         planner = SlicedLoss(2, KEPT, first=True)
-        mine = trained(
-            model, gradients_of(staged(fleet, model, cache, planner=planner)), batches(2), clip=1.0
-        )
-        assert lie.told == 1
-        assert there(fleet) == {2, 3, 4}
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(2), clip=1.0)
-    assert mine == pytest.approx(expected, rel=1e-5)
-
-
-def test_two_liars_in_one_step_are_both_named(cache: GraphCache) -> None:
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    notes: list[str] = []
-    lies = Lie(output, math.inf, 0, 1), Lie(sums, math.nan, 3, 2)
-    with fleet_of(*lies) as fleet:
-        found = staged(fleet, model, cache, note=notes.append)
+        found = staged(fleet, model, cache, planner=planner, note=notes.append)
         mine = trained(model, gradients_of(found), batches(3), clip=1.0)
-        assert there(fleet) == {3, 4}
+        assert all(lie.told == 1 for lie in told)
+        liars = {lie.device for lie in told}
+        assert there(fleet) == {1, 2, 3, 4} - liars
     assert {note.split(":")[0] for note in notes if "quarantined" in note} == {
-        "device 1 is quarantined",
-        "device 2 is quarantined",
+        f"device {liar} is quarantined" for liar in liars
     }
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(3), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-5)

@@ -54,9 +54,13 @@ def test_any_text_comes_back_as_it_was(tokenizer: TextTokenizer, texts: list[str
         assert tokenizer.decode(torch.from_numpy(ids)) == tokenizer.decode(ids.tolist())
 
 
-def test_it_is_trained_once_and_always_alike(cache: Path, tokenizer: TextTokenizer) -> None:
+def test_it_is_trained_once_and_kept_where_the_environment_says(
+    cache: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     assert default_tokenizer(cache, progress=told.append).fingerprint == tokenizer.fingerprint
+    monkeypatch.setenv("CLEAVE_CACHE", str(cache))
+    assert default_tokenizer(progress=told.append).fingerprint == tokenizer.fingerprint
     assert told == []
 
 
@@ -71,15 +75,6 @@ def test_training_again_gives_the_same_and_damage_is_repaired(tmp_path: Path) ->
         assert path.read_bytes() == good
     assert len(told) == 3
     assert str(SMALL) in path.name
-
-
-def test_the_environment_says_where_it_is_kept(
-    cache: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setenv("CLEAVE_CACHE", str(cache))
-    assert default_tokenizer(progress=told.append).fingerprint == tokenizer.fingerprint
-    assert told == []
 
 
 def test_a_cache_that_cannot_be_written_is_only_a_remark(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ class PsCompute:
 class HeadSlice:
     """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    All slices have about the same number of rows. See `cleave.graphs.loss_slices`.
+    All slices have about the same number of rows. See `cleave.graphs.loss_graph`.
     """
 
     number: int

@@ -96,7 +96,7 @@ class LayerWork:
     """The arrays, graphs and costs of one layer in one step.
 
     Attributes:
-        forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
+        forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_parts`).
         parameters: maps the name of a graph input to the layer's parameter.
         sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
         beside: maps the name of a graph input to a keyword argument of the layer that all
@@ -155,7 +155,7 @@ class LossWork:
 class SliceWork:
     """The arrays, graphs and costs of one vocabulary-parallel loss slice.
 
-    See `cleave.graphs.loss_slices`.
+    See `cleave.graphs.loss_graph`.
 
     Attributes:
         forward, backward: the slice's graphs.

@@ -103,8 +103,8 @@ from cleave.training.servers.ranks import Alone, Ranks
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.training.stages.staged import NotByStages
-from cleave.training.tiles.experts import auxiliary_weight
 from cleave.training.tiles.offload import hold_weights, restore
+from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import (
     ModelSource,
     enable_checkpointing,

@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-ADAPTER_CONFIG: Final = "adapter_config.json"
-"""Name of a file that exists in a folder with adapters, but not in one with a whole model."""
+ADAPTER_CONFIG: Final = "adapter_config.json"  # only a folder with adapters has it
 
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
-FROZEN: Final = "frozen"
-"""Key of a checkpoint's metadata under which the digest of the frozen weights is stored."""
+FROZEN: Final = "frozen"  # key of the frozen weights' digest in a checkpoint's metadata
 
 _SAMPLES: Final = 4096  # earlier versions hashed about this many elements per frozen weight
 _WHOLE: Final = "sha256:"
@@ -47,13 +45,8 @@ _WHOLE: Final = "sha256:"
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
     """Load a model and add LoRA adapters.
 
-    If `lora` quantizes the model, the weights are loaded in the dtype of their files.
-
-    Args:
-        source: a folder or a registered model.
-        lora: settings of the adapters.
-        seed: seed for the initial values of the adapters, and of the model's weights if the source
-            has no weights.
+    If `lora` quantizes the model, the weights are loaded in the dtype of their files. The seed is
+    for the initial values of the adapters, and of the weights if the source has none.
 
     Raises:
         UsageError: the model cannot be loaded, or the settings are not compatible with it.
@@ -65,13 +58,8 @@ def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[Pef
 def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
     """Freeze a model's weights and add LoRA adapters in place.
 
-    The initial adapters do not change the model's output, because their matrix B is zero.
-
-    Args:
-        model: the model. It can still be called directly, and its unquantized parameters stay in
-            the same memory.
-        spec: settings of the adapters.
-        seed: seed for the initial values of the adapters.
+    The initial adapters do not change the model's output, because their matrix B is zero. The model
+    can still be called directly, and its unquantized parameters stay in the same memory.
 
     Returns:
         `peft`'s wrapper of the model, which can save and merge the adapters.
@@ -135,10 +123,8 @@ def _quantize(model: Any, bits: Bits) -> str:
     """Quantize the frozen linear layers, except in adapters and in modules that are fully trained.
 
     All unquantized parameters are converted to fp32. DoRA's weight norms are recomputed from the
-    quantized weights, so that the initial adapters still do not change the model's output.
-
-    Returns:
-        An empty text if at least one layer was quantized; else the reason why no layer can be.
+    quantized weights, so that the initial adapters still do not change the model's output. The
+    result is the reason why no layer can be quantized; else it is empty.
     """
     # `peft`'s wrapper of a fully trained module also contains a frozen copy of the module.
     keep = {
@@ -185,11 +171,9 @@ def is_linear(module: nn.Module) -> bool:
 def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
     """Return a digest of the frozen weights; an empty text if no weight is frozen.
 
-    Adapters only work with the frozen weights of their training. Checkpoints store this digest
-    instead of the frozen weights.
+    Checkpoints store this digest instead of the frozen weights, which their adapters need.
 
     Args:
-        model: the model.
         sampled: whether to hash only a sample of each weight's elements, as earlier versions did.
     """
     found = hashlib.sha256()
@@ -216,13 +200,8 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     """Check that a checkpoint's adapters were trained with the frozen weights of a model.
 
-    Args:
-        model: the model.
-        meta: metadata of the checkpoint.
-        name: name of the model for the error message.
-
     Raises:
-        CleaveError: the frozen weights have changed since the checkpoint was saved.
+        CleaveError: the frozen weights of the model `name` have changed.
     """
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
@@ -234,11 +213,7 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Load the base model of a run, and load the adapters from a checkpoint of the run.
-
-    Args:
-        job: the run's settings.
-        checkpoint: a checkpoint of the run.
+    """Load the base model of a run, given its settings, and the adapters of a checkpoint.
 
     Raises:
         CleaveError: the base model's weights are missing or have changed.
@@ -264,12 +239,7 @@ def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy the trained parameters from a checkpoint into a model.
-
-    Args:
-        model: the model.
-        tensors: the checkpoint's tensors by name.
-        name: name of the model for the error message.
+    """Copy the trained parameters from a checkpoint's tensors into the model `name`.
 
     Raises:
         CleaveError: a parameter is not in the checkpoint, or has another shape there.
@@ -289,8 +259,7 @@ def open_adapters(folder: Path) -> PeftModel:
     """Load the adapters in a folder, and the base model that the folder refers to.
 
     Raises:
-        UsageError: the adapters or the base model are missing or cannot be loaded, or `peft` is not
-            installed.
+        UsageError: adapters or base model are missing or damaged, or `peft` is not installed.
     """
     try:
         from peft import PeftConfig, PeftModel

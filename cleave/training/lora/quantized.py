@@ -1,9 +1,8 @@
 """Frozen weights quantized to 4 or 8 bits, for training adapters (QLoRA, arXiv 2305.14314).
 
 Each row of a weight is cut into blocks of `BLOCK` elements. A block has one code per element, and
-one scale, which is the largest magnitude in the block. Codes and scales are buffers of the module,
-and are sent to devices like frozen weights. A layer's graph dequantizes the codes. So a device has
-fp32 weights of only one layer in memory, while the layer's graph runs.
+one scale, its largest magnitude. Codes and scales are buffers of the module. Devices get them like
+frozen weights; while a layer's graph runs, a device has fp32 weights of that layer only.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from cleave.workload.quantization import BLOCK, Bits, can_quantize
 CODES: Final = "codes"
 SCALES: Final = "scales"
 
+# The 16 values of NF4: quantiles of the normal distribution (arXiv 2305.14314, appendix E).
 NORMAL_FLOAT: Final = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-"""The 16 values of NF4: quantiles of the normal distribution (arXiv 2305.14314, appendix E)."""
 
 _MIDDLE: Final = 128  # 8-bit code of the value 0
 _LARGEST: Final = 127
@@ -39,7 +38,6 @@ def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
     Args:
         weight: matrix of shape (rows, columns). The number of columns is a multiple of `BLOCK`.
-        bits: bits per code.
 
     Returns:
         The codes as uint8, shape (rows, columns / codes per byte), and the scales as bf16, shape
@@ -69,34 +67,24 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Convert codes and scales to an fp32 matrix of shape (rows, columns).
+    """Convert results of `quantize` to an fp32 matrix of shape (rows, columns).
 
-    The function uses only operations that every build of ONNX Runtime supports. The number of bits
-    follows from the shapes of the arguments.
-
-    Args:
-        codes, scales: results of `quantize`.
+    It uses only operations that every build of ONNX Runtime supports.
     """
     rows, blocks = scales.shape
     each = scales.float()
     if codes.shape[1] == blocks * BLOCK:
         values, each = codes.float() - _MIDDLE, each / _LARGEST
     else:
-        values = F.embedding(codes.int(), _pairs(codes.device))
+        table = torch.tensor(NORMAL_FLOAT, device=codes.device)
+        # A lookup table of shape (256, 2): the two NF4 values that each byte encodes.
+        pairs = torch.stack([table.repeat(16), table.repeat_interleave(16)], dim=1)
+        values = F.embedding(codes.int(), pairs)
     return (values.reshape(rows, blocks, BLOCK) * each[..., None]).reshape(rows, blocks * BLOCK)
 
 
-def _pairs(device: torch.device) -> Tensor:
-    """Return a lookup table of shape (256, 2): the two NF4 values that each byte encodes."""
-    values = torch.tensor(NORMAL_FLOAT, device=device)
-    return torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=1)
-
-
 class _Product(torch.autograd.Function):
-    """Multiplies by a quantized weight.
-
-    For the backward pass, the function saves the codes and scales instead of the fp32 weight.
-    """
+    """Multiplies by a quantized weight, and saves its codes and scales for the backward pass."""
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -116,10 +104,7 @@ class _Product(torch.autograd.Function):
 class QuantizedLinear(nn.Module):
     """A linear layer whose frozen weight is quantized to 4 or 8 bits.
 
-    Args:
-        linear: the layer to quantize. The new layer uses the same bias tensor, but has no reference
-            to the weight tensor.
-        bits: bits per code.
+    It uses the bias tensor of the quantized layer, but has no reference to the weight tensor.
     """
 
     codes: Tensor
@@ -160,13 +145,11 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
-    """Quantize the frozen linear layers of a model in place, one after another.
+    """Quantize the frozen linear layers within the lists of a model in place, one after another.
 
     Adapters cannot be merged into a quantized layer: `merge` of such an adapter raises UsageError.
 
     Args:
-        model: the model. Only linear layers within an `nn.ModuleList` are quantized.
-        bits: bits per code.
         keep: modules that are not quantized.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
@@ -197,15 +180,9 @@ def dequantize_all(model: nn.Module) -> None:
 
 
 def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return the shape (rows, columns) of each matrix of a layer.
+    """Return the shape (rows, columns) of each matrix of a layer, given its tensors by name.
 
-    A quantized weight has the shape of its dequantized matrix.
-
-    Args:
-        held: the layer's parameters and buffers by name.
-
-    Returns:
-        The shape of each matrix, by the name of the weight or of the codes of a quantized weight.
+    A quantized weight has its codes' name and the shape of its dequantized matrix.
     """
     found = {}
     for name, tensor in held.items():

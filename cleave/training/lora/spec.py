@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cleave.errors import UsageError, to_install
@@ -10,14 +11,10 @@ from cleave.errors import UsageError, to_install
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ALL_LINEAR: Final = "all-linear"
-"""Value of `targets` that selects all linear layers except the LM head."""
+ALL_LINEAR: Final = "all-linear"  # as `targets`: all linear layers except the LM head
 
+# QLoRA's rate for models of up to 13B parameters (arXiv 2305.14314, appendix B.2).
 LEARNING_RATE: Final = 2e-4
-"""Default learning rate with adapters: QLoRA's rate for models of up to 13B parameters.
-
-The source is arXiv 2305.14314, appendix B.2.
-"""
 
 _FORM: Final = "as in --lora r=16,alpha=32,targets=q_proj+v_proj"
 
@@ -33,8 +30,7 @@ class LoraSpec:
         dropout: dropout probability for the input of each adapter. Stages require 0.
         dora: whether to train weight norms in addition to B and A (DoRA, arXiv 2402.09353).
         save: names of modules whose own weights are trained and saved.
-        bits: bits per element of the quantized frozen weights, 4 or 8 (arXiv 2305.14314); 0 if the
-            frozen weights are not quantized.
+        bits: bits per element of the quantized frozen weights, 4 or 8; 0 for no quantization.
     """
 
     rank: int = 16
@@ -42,14 +38,14 @@ class LoraSpec:
     targets: tuple[str, ...] = (ALL_LINEAR,)
     dropout: float = 0.0
     dora: bool = False
-    save: tuple[str, ...] = field(default=())
+    save: tuple[str, ...] = ()
     bits: int = 0
 
     @classmethod
     def of(cls, text: str) -> Self:
         """Parse a value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
 
-        An omitted setting gets its default value. The default of alpha is twice the rank.
+        The default of alpha is twice the rank.
 
         Raises:
             UsageError: the text is malformed.
@@ -69,17 +65,13 @@ class LoraSpec:
             attribute, read, needs = _READERS[name]
             try:
                 values[attribute] = read(value)
-            except ValueError:
+            except (KeyError, ValueError):
                 raise UsageError(f"--lora has {name}={value}; give {needs}, {_FORM}") from None
         values.setdefault("alpha", 2.0 * values.get("rank", cls().rank))
         return cls(**values)
 
     def config(self) -> LoraConfig:
-        """Convert the settings to `peft`'s configuration, which has no counterpart of `bits`.
-
-        Raises:
-            UsageError: `peft` is not installed.
-        """
+        """Convert the settings to `peft`'s configuration, which has no counterpart of `bits`."""
         try:
             from peft import LoraConfig
         except ImportError as error:
@@ -98,49 +90,31 @@ class LoraSpec:
         )
 
 
-def _rank(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+def _where(read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return a reader that raises ValueError if a value does not fit."""
 
+    def checked(text: str) -> Any:
+        if not fits(value := read(text)):
+            raise ValueError
+        return value
 
-def _alpha(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise ValueError
-    return value
-
-
-def _share(text: str) -> float:
-    if not 0 <= (value := float(text)) < 1:
-        raise ValueError
-    return value
+    return checked
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split("+"))
-    if not all(names):
-        raise ValueError
-    return names
+    return tuple(part.strip() for part in text.split("+"))
 
 
-def _flag(text: str) -> bool:
-    if text not in ("", "true", "false"):
-        raise ValueError
-    return text != "false"
-
-
-def _bits(text: str) -> int:
-    if text not in ("4", "8"):
-        raise ValueError
-    return int(text)
-
-
-_READERS: Final[dict[str, tuple[str, Any, str]]] = {
-    "r": ("rank", _rank, "a whole number, 1 or more"),
-    "alpha": ("alpha", _alpha, "a number above 0"),
-    "targets": ("targets", _names, f"names of linear layers with + between them, or {ALL_LINEAR}"),
-    "dropout": ("dropout", _share, "a chance, from 0 to below 1"),
-    "dora": ("dora", _flag, "true or false"),
-    "save": ("save", _names, "names of modules with + between them"),
-    "bits": ("bits", _bits, "4 or 8"),
+_READERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
+    "r": ("rank", _where(int, lambda n: n >= 1), "a whole number, 1 or more"),
+    "alpha": ("alpha", _where(float, lambda n: 0 < n < float("inf")), "a number above 0"),
+    "targets": (
+        "targets",
+        _where(_names, all),
+        f"names of linear layers with + between them, or {ALL_LINEAR}",
+    ),
+    "dropout": ("dropout", _where(float, lambda n: 0 <= n < 1), "a chance, from 0 to below 1"),
+    "dora": ("dora", {"": True, "true": True, "false": False}.__getitem__, "true or false"),
+    "save": ("save", _where(_names, all), "names of modules with + between them"),
+    "bits": ("bits", {"4": 4, "8": 8}.__getitem__, "4 or 8"),
 }

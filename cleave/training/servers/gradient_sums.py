@@ -1,10 +1,9 @@
 """Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
 
-Once a parameter's gradient is complete, all servers reduce the gradient to the server that owns the
-parameter. The other servers free the gradient (arXiv 1910.02054, section 5). All servers send
-gradients in the order in which a backward pass completes them: the last parameter's gradient first.
-If a parameter gets no gradient in a pass, the gradients of all earlier parameters are therefore
-sent only after the pass.
+Once a parameter's gradient is complete, all servers reduce it to the server that owns the
+parameter, and the others free it (arXiv 1910.02054, section 5). All servers send gradients in the
+order in which a backward pass completes them: the last parameter's first. If a parameter gets no
+gradient in a pass, the gradients of all earlier parameters are sent only after the pass.
 """
 
 from __future__ import annotations
@@ -20,29 +19,14 @@ from torch import Tensor, nn
 
 from cleave.training.servers.ranks import Exchange, Ranks
 
-BUCKET_BYTES: Final = 8 * 2**20
-"""Maximum size, in bytes, of a bucket of gradients that are reduced together.
+BUCKET_BYTES: Final = 8 * 2**20  # of gradients that are reduced together
 
-A larger gradient is reduced alone.
-"""
-
-MOST_UNDER_WAY: Final = 1
-"""Maximum number of reductions that a server leaves in flight.
-
-When a new reduction exceeds this number, the server waits for its oldest reduction.
-"""
+MOST_UNDER_WAY: Final = 1  # reductions; with a further one, a server waits for its oldest
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A bucket of gradients whose reduction is in flight.
-
-    Attributes:
-        names: names of the parameters.
-        owner: rank of the server that owns the parameters.
-        flat: all gradients of the bucket, concatenated into a 1-D tensor.
-        exchange: the reduction.
-    """
+    """A bucket of parameters, whose gradients in `flat` are being reduced to the owner."""
 
     names: list[str]
     owner: int
@@ -56,10 +40,8 @@ class GradientSums:
     Every server creates a `GradientSums` with the same parameters, and calls `finish` at the end.
 
     Args:
-        ranks: the servers.
         parameters: all trained parameters by name.
-        owners: maps a parameter's name to the rank of the server that owns the parameter.
-        clock: returns the current time in seconds.
+        owners: rank that owns each parameter, by name.
 
     Attributes:
         waited_s: seconds that this server has waited for reductions.
@@ -84,11 +66,7 @@ class GradientSums:
         self._under_way: deque[_Sent] = deque()
 
     def complete(self, name: str) -> None:
-        """Mark a parameter's gradient as complete on this server, and send buckets that are full.
-
-        Raises:
-            LostServerError: when another server is lost.
-        """
+        """Mark a parameter's gradient as complete on this server, and send full buckets."""
         self._complete.add(name)
         while self._left and self._left[-1] in self._complete:
             self._collect(self._left.pop())
@@ -103,9 +81,6 @@ class GradientSums:
 
         Returns:
             The names of the parameters that had a gradient on at least one server.
-
-        Raises:
-            LostServerError: when another server is lost.
         """
         while self._left:
             self._collect(self._left.pop())
@@ -121,10 +96,7 @@ class GradientSums:
         return found
 
     def _collect(self, name: str) -> None:
-        """Add a parameter's gradient to the bucket of its owner and dtype.
-
-        Send the bucket if it is full.
-        """
+        """Add a gradient to the bucket of its owner and dtype, and send a full bucket."""
         parameter = self._parameters[name]
         if parameter.grad is not None:
             self._here.add(name)

@@ -1,9 +1,8 @@
 """Collective operations of the servers that train one model together, as data-parallel ranks.
 
 Every rank draws the same batches, and computes some of the sequences with its own fleet. Gradients
-are summed over all ranks. Each rank owns some parameters: the rank holds their optimizer state and
-updates them (ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order. A rank
-without gradients contributes zeros.
+are summed over all ranks. Each rank updates the parameters that it owns, and holds their optimizer
+state (ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -21,18 +20,10 @@ from torch import Tensor
 
 from cleave.errors import CleaveError
 
-BUCKET_BYTES: Final = 32 * 2**20
-"""Maximum size, in bytes, of a bucket of tensors that are broadcast together.
+BUCKET_BYTES: Final = 32 * 2**20  # of tensors that are broadcast together
 
-A larger tensor is broadcast alone.
-"""
-
+# Timeout of a collective operation. A step may take hours; torch reports a dead rank at once.
 WAIT_S: Final = 7 * 24 * 3600
-"""Timeout of a collective operation in seconds.
-
-The timeout is long because a step may take hours. It is not needed to detect a dead rank: torch
-reports a dead rank at once.
-"""
 
 _END: Final = -1
 
@@ -47,8 +38,7 @@ class Collected:
 
     Attributes:
         tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
-        fetch: returns the values of another rank's tensor as a CPU tensor, given the tensor's name.
-            None with a single rank.
+        fetch: returns another rank's tensor on the CPU, given its name. None with a single rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -60,15 +50,9 @@ class Exchange(Protocol):
 
     def done(self) -> bool:
         """Return True once the operation is complete or has failed."""
-        ...
 
     def wait(self) -> None:
-        """Wait until the operation is complete.
-
-        Raises:
-            LostServerError: when another rank is lost.
-        """
-        ...
+        """Wait until the operation is complete; LostServerError means that another rank is lost."""
 
 
 class Ranks(Protocol):
@@ -83,58 +67,33 @@ class Ranks(Protocol):
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Gather one value from each rank, and return the values of all ranks in rank order.
-
-        Args:
-            value: this rank's value; must be representable in JSON.
-        """
-        ...
+        """Return the values of all ranks in rank order. They must be representable in JSON."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start to sum a tensor over all ranks into the owner's tensor.
+        """Start to sum a tensor of one shape and dtype over all ranks into the owner's tensor.
 
-        Do not use the tensor until the sum is complete. On ranks other than the owner, the tensor's
-        values are undefined afterwards.
-
-        Args:
-            owner: rank that receives the sum.
-            tensor: this rank's summand, of the same shape and dtype on all ranks.
+        Do not use the tensor until the sum is complete. On other ranks, it is undefined afterwards.
         """
-        ...
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Broadcast each tensor from its owner into the same tensor on all other ranks.
-
-        Args:
-            tensors: this rank's tensors, with the same shapes and dtypes on all ranks.
-            owners: rank that owns each tensor.
-        """
-        ...
+        """Broadcast each tensor from its owner into the same tensor on all other ranks."""
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """Return a context manager within which rank 0 can read the tensors of all ranks.
+        """Return a context manager that yields the tensors of all ranks on rank 0, else None.
 
-        Other ranks send their tensors on request, and wait until rank 0 leaves its block.
-
-        Args:
-            tensors: this rank's tensors by name. A name must not occur on two ranks.
-
-        Returns:
-            A context manager that yields the tensors of all ranks on rank 0, and None on other
-            ranks.
+        Other ranks send their tensors on request, and wait until rank 0 leaves its block. A name
+        must not occur on two ranks.
         """
-        ...
 
 
 class _Finished:
     """A collective operation of a single rank, which is complete from the start."""
 
     def done(self) -> bool:
-        """Return True: the operation was complete from the start."""
         return True
 
     def wait(self) -> None:
-        """Return at once: the operation was complete from the start."""
+        """Return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +103,9 @@ class _PendingReduce:
     work: dist.Work
 
     def done(self) -> bool:
-        """Return True once the reduction is complete or has failed."""
         return self.work.is_completed()
 
     def wait(self) -> None:
-        """Wait until the reduction is complete.
-
-        Raises:
-            LostServerError: when another rank is lost.
-        """
         with _noticing_loss():
             self.work.wait()
 
@@ -164,18 +117,15 @@ class Alone:
     count = 1
 
     def agree(self, value: Any) -> list[Any]:
-        """Return a list of which `value` is the only item."""
         return [value]
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Return a completed operation: the sum over a single rank is `tensor` itself."""
         return _Finished()
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         """Do nothing: there is no other rank to broadcast to."""
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """Return a context manager that yields this rank's tensors."""
         return nullcontext(Collected(tensors))
 
 
@@ -201,7 +151,6 @@ class TorchRanks:
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in pairs]
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start an asynchronous `torch.distributed.reduce` of a tensor to its owner."""
         with _noticing_loss():
             return _PendingReduce(dist.reduce(tensor, owner, async_op=True))
 
@@ -213,10 +162,7 @@ class TorchRanks:
 
     @contextmanager
     def collect(self, tensors: Mapping[str, Tensor]) -> Iterator[Collected | None]:
-        """Return a context manager within which rank 0 can read the tensors of all ranks.
-
-        Rank 0 fetches the tensors of other ranks one at a time, to save memory.
-        """
+        """Fetch tensors of other ranks one at a time, to save memory; see `Ranks.collect`."""
         names = [
             (n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
         ]
@@ -245,11 +191,7 @@ class TorchRanks:
                 self._ask(_END)
 
     def _ask(self, number: int) -> int:
-        """Broadcast the index of the tensor that rank 0 requests; return rank 0's index.
-
-        Args:
-            number: index of the requested tensor, or `_END`. Ignored on ranks other than 0.
-        """
+        """Broadcast the index of the tensor that rank 0 requests, or `_END`, and return it."""
         asked = torch.tensor([number])
         dist.broadcast(asked, 0)
         return int(asked)
@@ -264,7 +206,7 @@ class TorchRanks:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Return a context manager that converts torch's RuntimeError into LostServerError."""
+    """Convert torch's RuntimeError into LostServerError."""
     try:
         yield
     except RuntimeError as error:
@@ -293,12 +235,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Return a context manager that yields the concatenated elements of all tensors.
-
-    Args:
-        tensors: tensors of one dtype.
-        unpack: whether to copy the elements back into `tensors` at the end of the block.
-    """
+    """Yield the elements of tensors of one dtype in a row, and copy them back if `unpack`."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
@@ -311,18 +248,11 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Assign each parameter to a rank such that all ranks have similar memory requirements.
+    """Assign each parameter, given its number of elements, to a rank with equal memory in mind.
 
-    For each parameter that a rank owns, the rank holds a gradient and two optimizer moments. In
-    addition, every rank holds the largest parameter's gradient until that gradient is summed. The
-    largest parameter is usually the embedding, whose gradient is complete last.
-
-    Args:
-        sizes: number of elements of each parameter.
-        count: number of ranks.
-
-    Returns:
-        The owning rank of each parameter, in the order of `sizes`.
+    A rank holds a gradient and two optimizer moments of each parameter that it owns. In addition,
+    every rank holds the largest parameter's gradient until that gradient is summed. The largest
+    parameter is usually the embedding, whose gradient is complete last.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)

@@ -1,11 +1,15 @@
-"""Division of each step's sequences among several servers, and exchange of their results."""
+"""Division of each step's sequences among several servers, and exchange of their results.
+
+A server's speed is predicted until the server has computed a step, and measured from then on, with
+the fixed cost of a step. Repeated division converges until all servers need the same time.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Final, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.counters import FleetCounters
@@ -13,36 +17,115 @@ from cleave.fleet.local_fallback import AbandonedError
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job_fleet import JobFleet
-from cleave.training.servers.dealing import Dealer, Pace, part_of
+from cleave.training.loop.optimizer import Optimizer
 from cleave.training.servers.ranks import LostServerError, Ranks
 
-GIVES_BACK_S: Final = 10.0
-"""Seconds without a device after which a server abandons its part of a step.
+# Fraction of the step time that a division must save: a server whose part changes must plan again.
+_WORTH: Final = 0.1
 
-All servers then repeat the step, and servers with devices compute that part.
-"""
+_NEWEST: Final = 0.5  # weight of the newest step in the moving average of a server's speed
+
+
+def deal(rows: int, speeds: Sequence[float]) -> list[int]:
+    """Return the number of batch rows that each server computes.
+
+    Args:
+        speeds: speed of each server, in any common unit. If all are 0, servers get equal parts.
+    """
+    total = sum(speeds)
+    if not total:
+        return deal(rows, [1.0] * len(speeds))
+    shares = [rows * speed / total for speed in speeds]
+    dealt = [int(share) for share in shares]
+    # Each remaining row goes to the server that would finish its rows first.
+    able = [rank for rank, speed in enumerate(speeds) if speed]
+    for _ in range(rows - sum(dealt)):
+        dealt[min(able, key=lambda rank: (dealt[rank] + 1) / speeds[rank])] += 1
+    return dealt
+
+
+_TRUST: Final = 1.05  # factor of a server's speed after each step in which it computed no rows
+
+
+@dataclass(slots=True)
+class Pace:
+    """Measures the speed of one server relative to its fleet's capacity.
+
+    Attributes:
+        rows_per_s: rows per second, divided by the fleet's capacity. 0 until the first step or
+            prediction.
+    """
+
+    rows_per_s: float = 0.0
+
+    def took(self, rows: int, seconds: float, capacity: float) -> None:
+        """Update the speed after a step. The capacity of the fleet is in FLOP/s.
+
+        After a step without rows, the speed rises slightly, so that the server gets rows again.
+        """
+        if capacity <= 0:
+            return
+        if not rows:
+            self.rows_per_s *= _TRUST
+        elif seconds > 0:
+            shown = rows / seconds / capacity
+            self.rows_per_s = (1 - _NEWEST) * (self.rows_per_s or shown) + _NEWEST * shown
+
+
+@dataclass(slots=True)
+class Dealer:
+    """Divides the rows of each step among servers, and keeps a division while others save little.
+
+    Attributes:
+        dealt: number of rows of each server in the last step.
+    """
+
+    dealt: list[int] = field(default_factory=list)
+
+    def next(self, rows: int, speeds: Sequence[float]) -> list[int]:
+        """Return the number of rows of each server in the next step, given relative speeds."""
+        new = deal(rows, speeds)
+        kept = self.dealt
+        if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
+            self.dealt = new
+        return self.dealt
+
+
+def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
+    """Return the time that the slowest server takes."""
+    pairs = [(rows, speed) for rows, speed in zip(dealt, speeds, strict=True) if rows]
+    return max((rows / speed if speed else float("inf") for rows, speed in pairs), default=0.0)
+
+
+def part_of(batches: Sequence[Batch], dealt: Sequence[int], rank: int) -> list[Batch]:
+    """Return the micro-batches, or parts of micro-batches, that one server computes.
+
+    Args:
+        batches: all micro-batches of the step, each with the same number of rows.
+        dealt: number of rows that each server computes.
+    """
+    first = sum(dealt[:rank])
+    past = first + dealt[rank]
+    size = len(batches[0].ids)
+    found = []
+    for number, batch in enumerate(batches):
+        rows = slice(max(first - number * size, 0), max(past - number * size, 0))
+        if len(batch.ids[rows]):
+            positions = None if batch.positions is None else batch.positions[rows]
+            found.append(Batch(batch.ids[rows], batch.labels[rows], positions))
+    return found
+
+
+# Seconds without a device after which a server abandons its part of a step, which all then repeat.
+GIVES_BACK_S: Final = 10.0
 
 _Value = TypeVar("_Value")
-
-
-class Sums(Protocol):
-    """The methods of `Optimizer` that sum gradients over all servers."""
-
-    @property
-    def waited_s(self) -> float:
-        """Return the seconds that this server has waited for other servers in the current step."""
-        ...
-
-    def add_up(self) -> None:
-        """Sum the gradients that are not summed yet over all servers; see `Optimizer.add_up`."""
-        ...
 
 
 class SharedSteps:
     """Divides each step's sequences among servers in proportion to their fleets' throughput.
 
     Args:
-        ranks: the servers.
         fleet: this server's fleet; None if the server computes without devices.
         clock: returns the current time in seconds.
         say: called with a message on rank 0 whenever the division changes.
@@ -73,13 +156,9 @@ class SharedSteps:
         return self._ranks.count > 1
 
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the micro-batches of a step that this server computes.
+        """Return which of a step's micro-batches, the same on all servers, this server computes.
 
-        A server that cannot compute now, because it has no devices, gets no micro-batches. If no
-        server can compute now, the division of the previous step is kept.
-
-        Args:
-            batches: all micro-batches of the step, the same on every server.
+        A server without devices gets none. If no server has devices, the previous division is kept.
         """
         rows = sum(len(batch.ids) for batch in batches)
         self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
@@ -98,8 +177,7 @@ class SharedSteps:
     def turns(self) -> tuple[int, int | None, int]:
         """Return which items of a list this server computes, as the (start, stop, step) of a slice.
 
-        The items are assigned round-robin to the servers that can compute now. If no server can
-        compute now, because none has devices, the items are assigned round-robin to all servers.
+        The items are assigned round-robin to the servers with devices, or to all if none has any.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
@@ -108,13 +186,11 @@ class SharedSteps:
             return 0, 0, 1
         return servers.index(self._ranks.rank), None, len(servers)
 
-    def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Sums) -> float:
+    def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Optimizer) -> float:
         """Compute this server's part of a step, sum gradients, and update this server's speed.
 
         Args:
-            part: this server's micro-batches.
             work: computes the gradients of `part`; returns the part's contribution to the loss.
-            sums: sums the gradients over all servers.
 
         Returns:
             The loss of the whole step.
@@ -183,10 +259,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if this server should abandon its part of the step.
-
-        With several servers, a server abandons its part after GIVES_BACK_S seconds without devices.
-        """
+        """Return True if one of several servers has had no device for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -195,13 +268,7 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Return the counters of one step for all servers together.
-
-        Counters are summed over the servers. For `fleet_s` and `waited_s`, the maximum is taken.
-
-        Args:
-            spent: this server's counters of the step.
-        """
+        """Return the counters of a step summed over all servers; the maximum of the seconds."""
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]

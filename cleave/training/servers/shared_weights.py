@@ -1,13 +1,11 @@
 """Weights sharded over several servers (ZeRO, stage 3: arXiv 1910.02054).
 
-Each weight is stored on the server that owns the weight. Other servers gather a layer's weights for
-the layer's forward pass, and again for its backward pass. Servers gather weights outside the layers
-once per step. After a layer's backward pass, each gradient is summed on the server that owns the
-weight.
+Each weight is stored on the server that owns it. Other servers gather a layer's weights for its
+forward pass, and again for its backward pass; those outside the layers once per step. After a
+layer's backward pass, each gradient is summed on the weight's owner.
 
-All servers perform the same exchanges in the same order; see `exchanges`. A server with fewer
-micro-batches performs the exchanges of the first passes without computing. A server that has
-abandoned its part of the step performs the remaining exchanges without computing.
+All servers perform the same exchanges in the same order. A server with fewer micro-batches performs
+those of the first passes without computing, and one that abandoned its part the remaining ones.
 """
 
 from __future__ import annotations
@@ -31,31 +29,27 @@ from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.tiles.offloaded_linear import Operands
 
-OUTSIDE: Final = 0
-"""Index of the unit that holds all weights outside the layers. Layer units follow from index 1."""
+OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; layers follow from 1
 
 
 class Kind(Enum):
-    """What an exchange does with a unit's weights."""
+    """What an exchange does with a unit's weights.
+
+    FORWARD, BACKWARD: gather them for a pass. DONE: release them; after a backward pass, also sum
+    the gradients.
+    """
 
     FORWARD = auto()
-    """Gather the unit's weights for its forward pass."""
-
     BACKWARD = auto()
-    """Gather the unit's weights for its backward pass."""
-
     DONE = auto()
-    """Release the unit's weights; after a backward pass, also sum the unit's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a step. All servers perform a step's exchanges in the same order.
+    """One exchange of a unit's weights in a step.
 
     Attributes:
         number: index of the pass in the step, from 0.
-        kind: what is done with the unit's weights.
-        unit: index of the unit whose weights are exchanged.
     """
 
     number: int
@@ -64,10 +58,9 @@ class Exchange:
 
 
 def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
-    """Return all exchanges of a step in order.
+    """Return all exchanges of a step with a number of passes, in order.
 
     Args:
-        passes: number of passes in the step.
         layers: number of layers. The units of the layers have indices 1 to `layers`.
         backward: True if each pass is a forward and a backward pass, False for forward passes only.
     """
@@ -110,14 +103,12 @@ class SharedWeights:
     """Gathers each layer's weights before the layer's passes, and frees them afterwards.
 
     Args:
-        model: a causal language model of transformers, the same on all servers. The model must use
-            activation checkpointing, so that autograd does not retain weights between the forward
-            and the backward pass.
-        ranks: the servers.
+        model: a causal language model of transformers, the same on all servers. It must use
+            activation checkpointing, so that autograd does not retain weights between passes.
         clock: returns the current time in seconds.
 
     Attributes:
-        owners: maps a weight's name to the rank that owns the weight.
+        owners: the rank that owns each weight, by name.
 
     Raises:
         UsageError: when the model has no list of layers.
@@ -158,26 +149,16 @@ class SharedWeights:
 
     @property
     def order(self) -> list[str]:
-        """Return the names of all trained weights.
-
-        A backward pass completes the gradients of these weights in reverse order.
-        """
+        """Return the names of all trained weights, in reverse order of a backward pass."""
         return [name for unit in self._units for name in unit.trained]
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that this server has waited for weights and gradient sums this step.
-
-        The time is counted from the last call of `begin`.
-        """
+        """Return the seconds that this server has waited for weights and sums since `begin`."""
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of `tensors` that belong to weights of this server.
-
-        Args:
-            tensors: maps weight names to tensors, such as weights or optimizer moments.
-        """
+        """Return the entries, by weight name, that belong to weights of this server."""
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
@@ -217,7 +198,9 @@ class SharedWeights:
             if not self._next:  # first gather the weights outside the layers, for the whole step
                 self._do_next()
             yield
-            while self._next < len(self._schedule) and self._number <= self._pass:
+            for exchange in self._schedule[self._next :]:
+                if exchange.number > self._pass:
+                    break
                 self._do_next()
         except BaseException:
             self._free_all()
@@ -225,20 +208,10 @@ class SharedWeights:
         finally:
             self._pass = None
 
-    @property
-    def _number(self) -> int:
-        return self._schedule[self._next].number
-
     def finish(self) -> list[str]:
-        """Perform the remaining exchanges of the step.
+        """Perform the remaining exchanges of the step; return the names of weights with a gradient.
 
         Every server calls `finish` after its last pass, even if the server abandoned that pass.
-
-        Returns:
-            The names of the weights that had a gradient on at least one server.
-
-        Raises:
-            LostServerError: when another server is lost.
         """
         while self._next < len(self._schedule):
             self._do_next()
@@ -247,11 +220,7 @@ class SharedWeights:
 
     @contextmanager
     def evaluating(self, passes: int) -> Iterator[None]:
-        """Return a context manager that begins and finishes an evaluation.
-
-        Args:
-            passes: maximum over all servers of the number of passes that a server computes.
-        """
+        """Return a context manager that begins and finishes an evaluation; see `begin`."""
         self.begin(passes, None)
         try:
             yield
@@ -268,13 +237,7 @@ class SharedWeights:
             operands.updated()
 
     def _come_to(self, here: Exchange) -> None:
-        """Perform all scheduled exchanges up to and including `here`.
-
-        Layer weights that earlier exchanges gather are released at once.
-
-        Raises:
-            UsageError: when `here` is not among the remaining exchanges.
-        """
+        """Perform all exchanges up to and including `here`, or raise UsageError without it."""
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
                 return
@@ -284,12 +247,7 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Perform the next scheduled exchange, and return it.
-
-        Args:
-            kept: if the next exchange equals `kept`, the layer's weights stay gathered. Otherwise
-                the layer's weights are released at once.
-        """
+        """Perform the next exchange, and release a gathered layer at once unless it is `kept`."""
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -327,10 +285,7 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Free a unit's weights that other servers own.
-
-        Each freed weight becomes an expanded NaN scalar of the same shape and dtype.
-        """
+        """Replace weights of other servers by expanded NaN scalars of the same shape and dtype."""
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
@@ -377,14 +332,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return a map of each weight's name to the rank that owns the weight.
-
-    Trained and frozen weights are balanced over the ranks separately.
-
-    Args:
-        model: the model.
-        count: number of ranks.
-    """
+    """Return the rank that owns each weight; trained and frozen weights are balanced separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -410,15 +358,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return the weight names of each unit.
-
-    The first list holds the names of weights that belong to no part or to several parts. Each
-    following list holds the names of one part's weights.
-
-    Args:
-        model: the model.
-        parts: the parameters of each part, such as a layer.
-    """
+    """Return the names of weights of no part or of several parts, then those of each part."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

@@ -1,10 +1,8 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
-The result of a stage cannot be checked algebraically, unlike a GEMM. An *output audit* recomputes
-one micro-batch of a device on the PS, and compares the stage's output and input gradient. A *sums
-audit* recomputes all micro-batches whose gradients a device accumulated, and compares the gradient
-sums. Both audits run after all results of a step have arrived, and before any result is used.
-`cleave.training.stages.honest_error` defines the error that an honest device may make.
+An *output audit* recomputes one micro-batch of a device, and compares output and input gradient. A
+*sums audit* recomputes all micro-batches whose gradients a device accumulated. Both run after all
+results of a step have arrived, and before any is used. `honest_error` says what may differ.
 """
 
 from __future__ import annotations
@@ -37,6 +35,8 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
+Noise = np.random.Generator | None  # source of coarser rounding errors; None to compute normally
+Sums = dict[SumName, Array]  # sums of parameter gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    """A device's result that an audit compares with the local result.
-
-    Attributes:
-        device: ID of the device.
-        what: description of the result for error messages.
-        found: the result, converted to fp32.
-        dtype: dtype of the result on the wire.
-    """
+    """A device's result in fp32, with words for error messages and its dtype on the wire."""
 
     device: int
     what: str
@@ -71,14 +64,9 @@ class _Returned:
 
 @dataclass
 class AuditCounters:
-    """Counters of an `Auditor`.
+    """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    Attributes:
-        outputs: number of micro-batches recomputed by output audits.
-        sums: number of micro-batches recomputed by sums audits.
-        again: number of audits that recomputed with coarser rounding, because the error of a result
-            was not negligible.
-        faults: number of wrong results found.
+    `again` counts audits that recomputed with coarser rounding: an error was not negligible.
     """
 
     outputs: int = 0
@@ -91,13 +79,9 @@ class Auditor:
     """Audits steps by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per device, stage and step. The probability of a sums
-            audit is `rate` divided by the number of micro-batches in the sums. So both kinds of
-            audit have the same expected cost.
+        rate: probability of an output audit, per device, stage and step. That of a sums audit is
+            `rate` divided by the number of micro-batches in the sums, so that both cost the same.
         rng: random number generator that devices cannot predict; the system's by default.
-
-    Attributes:
-        counters: counters of all audits since creation.
     """
 
     def __init__(self, rate: float, rng: random.Random | None = None) -> None:
@@ -113,8 +97,6 @@ class Auditor:
         """Audit a finished step and return the faults found.
 
         Args:
-            work: inputs of the step.
-            result: results of the step.
             surely: IDs of the devices that returned a proven wrong result in this step. All results
                 of these devices are audited.
         """
@@ -144,8 +126,8 @@ class Auditor:
     ) -> Iterator[Fault]:
         self.counters.outputs += 1
 
-        def repeat(random: np.random.Generator | None) -> dict[str, Array]:
-            y, dx, loss = self.repeat(work, record, batch, {}, random)
+        def repeat(noise: Noise) -> dict[str, Array]:
+            y, dx, loss = self.repeat(work, record, batch, {}, noise)
             return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
 
         wanted = repeat(None)
@@ -171,10 +153,10 @@ class Auditor:
     ) -> Iterator[Fault]:
         self.counters.sums += len(sums.batches)
 
-        def repeat(random: np.random.Generator | None) -> dict[SumName, Array]:
-            totals: dict[SumName, Array] = {}
+        def repeat(noise: Noise) -> Sums:
+            totals: Sums = {}
             for batch in sorted(sums.batches):
-                self.repeat(work, record, batch, totals, random)
+                self.repeat(work, record, batch, totals, noise)
             return totals
 
         wanted = repeat(None)
@@ -196,15 +178,11 @@ class Auditor:
         record: StageRecord,
         returned: Mapping[Key, _Returned],
         wanted: Mapping[Key, Array],
-        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+        repeat: Callable[[Noise], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
         """Yield the faults that one audit finds, at most one per device.
 
-        Args:
-            record: record of the audited stage.
-            returned: the devices' results.
-            wanted: the local results, under the same keys as `returned`.
-            repeat: recomputes the local results with coarser rounding.
+        `repeat` recomputes the local results, `wanted`, with coarser rounding.
         """
         compared = {
             key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
@@ -224,85 +202,57 @@ class Auditor:
             )
 
     def _explain(
-        self,
-        compared: Mapping[Key, Comparison],
-        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+        self, compared: Mapping[Key, Comparison], repeat: Callable[[Noise], Mapping[Key, Array]]
     ) -> None:
-        """Recompute with coarser rounding until rounding explains every error.
-
-        The number of recomputations is at most `MOST_REPEATS`. Each recomputation may raise the
-        explained error of the comparisons in `compared`.
-        """
+        """Recompute up to `MOST_REPEATS` times until coarser rounding explains every error."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
         self.counters.again += 1
-        random = np.random.default_rng(self._rng.getrandbits(64))
+        noise = np.random.default_rng(self._rng.getrandbits(64))
         for _ in range(MOST_REPEATS):
-            again = repeat(random)
+            again = repeat(noise)
             for key, one in doubted.items():
                 one.repeated(again[key])
             doubted = {key: one for key, one in doubted.items() if one.excess > 1}
             if not doubted:
                 return
 
-    def output(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        random: np.random.Generator | None = None,
-    ) -> Array:
-        """Recompute a stage's output for a micro-batch by a forward pass only.
-
-        The arguments are those of `repeat`.
-        """
+    def output(self, work: StepWork, record: StageRecord, batch: int, noise: Noise = None) -> Array:
+        """Recompute a stage's output by a forward pass only. Arguments are those of `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
-            feed = _slice_feed(part, record, batch, random)
-            return self._run(part.forward, feed, random)[names.Y]
-        return self._forward(work, record, batch, random)[-1]
+            feed = _slice_feed(part, record, batch, noise)
+            return self._run(part.forward, feed, noise)[names.Y]
+        return self._forward(work, record, batch, noise)[-1]
 
     def _forward(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        random: np.random.Generator | None,
+        self, work: StepWork, record: StageRecord, batch: int, noise: Noise
     ) -> list[Array]:
-        """Return a list with the input of each layer of a stage, followed by the stage's output."""
-        given = [moved(_array(record.x[batch]), random)]
+        """Return the input of each layer of a stage, followed by the stage's output."""
+        given = [moved(_array(record.x[batch]), noise)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
+            given.append(moved(self._run(layer.forward, feed, noise)[names.Y], noise))
         return given
 
     def repeat(
-        self,
-        work: StepWork,
-        record: StageRecord,
-        batch: int,
-        totals: dict[SumName, Array],
-        random: np.random.Generator | None,
+        self, work: StepWork, record: StageRecord, batch: int, totals: Sums, noise: Noise
     ) -> tuple[Array, Array, Array | None]:
         """Recompute a stage's forward and backward pass for one micro-batch.
 
         Args:
-            work: the step.
-            record: record of the stage.
-            batch: index of the micro-batch.
             totals: sums of parameter gradients. The micro-batch's gradients are added in place.
-            random: source of coarser rounding errors; None to compute normally.
 
         Returns:
             The stage's output, its input gradient, and its loss. The loss is None unless the stage
             computes the whole loss.
         """
         if record.plan.slice is not None:
-            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
+            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, noise)
         numbers = range(record.plan.first, record.plan.stop)
-        given = self._forward(work, record, batch, random)
+        given = self._forward(work, record, batch, noise)
         loss = None
         if record.plan.loss and work.loss is not None:
             feed = {
@@ -310,15 +260,15 @@ class Auditor:
                 names.TARGETS: _array(work.loss.targets[batch]),
                 **_arrays(work.loss.parameters),
             }
-            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, random)
+            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, noise)
             loss, dy = found[names.LOSS], found[names.DX]
         else:
             dy = _array(record.dy[batch])
         for number in reversed(numbers):
             layer = work.layers[number]
-            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, random)}
+            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, noise)}
             feed |= _arrays(layer.inputs(batch))
-            dy = self._add(work, layer.backward, feed, number, totals, random)[names.DX]
+            dy = self._add(work, layer.backward, feed, number, totals, noise)[names.DX]
         return given[-1], dy, loss
 
     def _repeat_slice(
@@ -326,20 +276,17 @@ class Auditor:
         work: StepWork,
         record: StageRecord,
         batch: int,
-        totals: dict[SumName, Array],
+        totals: Sums,
         number: int,
-        random: np.random.Generator | None,
+        noise: Noise,
     ) -> tuple[Array, Array, None]:
-        """Recompute slice `number` of a vocabulary-parallel loss for one micro-batch.
-
-        The other arguments are those of `repeat`.
-        """
+        """Do what `repeat` does for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
-        feed = _slice_feed(part, record, batch, random)
-        y = self._run(part.forward, feed, random)[names.Y]
+        feed = _slice_feed(part, record, batch, noise)
+        y = self._run(part.forward, feed, noise)[names.Y]
         # This is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
-        found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
+        found = self._add(work, part.backward, feed, slice_layer(number), totals, noise)
         return y, found[names.DX], None
 
     def _add(
@@ -348,26 +295,21 @@ class Auditor:
         graph: StageGraph,
         feed: dict[str, Array],
         number: int,
-        totals: dict[SumName, Array],
-        random: np.random.Generator | None,
+        totals: Sums,
+        noise: Noise,
     ) -> dict[str, Array]:
         for name, shape in sums_of(work, number).items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
-        found = self._run(graph, feed, random)
+        found = self._run(graph, feed, noise)
         for name in sums_of(work, number):
             totals[number, name] = found[names.new_total(name)]
         return found
 
-    def _run(
-        self,
-        graph: StageGraph,
-        feed: Mapping[str, Array],
-        random: np.random.Generator | None,
-    ) -> dict[str, Array]:
-        key = graph, random is not None
+    def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
+        key = graph, noise is not None
         if key not in self._sessions:
-            model = graph.model if random is None else noisy(graph.model, ROUNDING)
+            model = graph.model if noise is None else noisy(graph.model, ROUNDING)
             self._sessions[key] = GraphSession(model)
         session = self._sessions[key]
         shaped = {
@@ -378,20 +320,17 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that returns a wrong result in every step.
+    """Return the probability that audits miss a device that is wrong in every step.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.
-        steps: number of steps.
     """
     return float((1 - audited) ** steps)
 
 
-def _slice_feed(
-    part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
-) -> dict[str, Array]:
+def _slice_feed(part: SliceWork, record: StageRecord, batch: int, noise: Noise) -> dict[str, Array]:
     """Return the forward graph inputs of one slice of a vocabulary-parallel loss."""
-    x = moved(_array(record.x[batch]), random)
+    x = moved(_array(record.x[batch]), noise)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 
 

@@ -1,20 +1,14 @@
 """Bounds on the difference between an honest device's result and the same result computed locally.
 
-Devices round differently: their summation orders differ, and some devices use fused multiply-add.
-The resulting error depends on the layer, its activations and the parameter. So an audit compares
-the error of a group of elements with the magnitude of these elements, and with the effect of
-rounding on these elements.
+Devices round differently: summation orders differ, and some use fused multiply-add. So an audit
+measures errors separately for each parameter and each magnitude of elements, because an optimizer
+such as AdamW moves every element by about the same amount, even if its gradient is small.
 
-*Magnitude of the elements.* An optimizer such as AdamW updates every parameter element by about the
-same amount, even if the element's gradient is small. So small gradient elements need the same
-relative accuracy as large elements. Errors are measured separately for each parameter and each
-magnitude of elements.
-
-*Effect of rounding.* An audit measures it by recomputing the result with operations that round more
-coarsely than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of
-rounding errors only: the gradient of a key projection's bias is 0 in exact arithmetic. Layers may
-also have *kinks*. For example, the derivative of ReLU is 0 or 1. If rounding decides between the
-two values, the gradients of two honest devices may differ by 1 % of the largest gradient element.
+An audit also measures what rounding does, by recomputing with operations that round more coarsely
+than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
+errors only: the gradient of a key projection's bias is 0 in exact arithmetic. At *kinks*, such as
+that of ReLU, rounding decides between two derivatives. The gradients of two honest devices may then
+differ by 1 % of the largest gradient element.
 """
 
 from __future__ import annotations
@@ -28,27 +22,20 @@ import numpy as np
 from cleave.arrays import Array, Doubles, DType
 from cleave.machine.graph_choice import LARGEST_ERROR
 
-NEGLIGIBLE: Final = 1e-3
-"""Largest relative error that does not affect training."""
+NEGLIGIBLE: Final = 1e-3  # largest relative error that does not affect training
 
-ROUNDING: Final = LARGEST_ERROR
-"""Largest permitted relative error of one graph operation; a device's self-test checks it."""
+ROUNDING: Final = LARGEST_ERROR  # relative error of one graph operation in a device's self-test
 
+# A value at a kink falls on either side with probability 1/2 in each recomputation. That none falls
+# on the device's side has the probability 2**-32.
 MOST_REPEATS: Final = 32
-"""Maximum number of recomputations of a result that try to explain an error by rounding.
 
-A value at a kink falls on either side with probability 1/2 in each recomputation. The probability
-that no recomputation falls on the device's side is 2**-32.
-"""
+_LEAST_SHARE: Final = 0.01  # of all elements, in the group of the smallest elements
 
-_LEAST_SHARE: Final = 0.01
-"""Minimum size of the group of the smallest elements, as a fraction of all elements."""
+_UNDERFLOW: Final = 2.0**-100  # tolerated, as some processors flush tiny values to 0
 
-_UNDERFLOW: Final = 2.0**-100
-"""Tolerated absolute error, because some processors flush tiny intermediate values to 0."""
-
+# Number of significant bits and smallest normal exponent of a dtype.
 _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
-"""Maps a dtype to its number of significant bits and its smallest normal exponent."""
 
 _PROOF_BITS: Final = 2.0
 _FORGIVEN_BITS: Final = 0.1
@@ -61,19 +48,16 @@ _PART: Final = 2**18
 class Magnitudes:
     """Measures the errors of an array separately for groups of elements of similar magnitude.
 
-    There are 2 n + 1 error measures for n groups, all in the request of an element:
+    For n groups, the 2 n + 1 error measures are, in this order:
 
-    - The first n measures are the root mean square (RMS) error of each group.
-    - The next n measures are the RMS of each group's error component along the right values. A
-      common wrong factor changes this component, while random errors hardly do.
-    - The last measure is the largest absolute error of all elements.
-
-    Args:
-        wanted: the right values.
+    - the root mean square (RMS) error of each group,
+    - the RMS of each group's error component along the right values, which a common wrong factor
+      changes, while random errors hardly do,
+    - the largest absolute error of all elements.
 
     Attributes:
-        sizes: for each error measure, the magnitude of the right values that the measure covers:
-            their RMS, or the largest magnitude for the last measure.
+        sizes: for each error measure, the RMS of the right values that it covers; for the last one,
+            their largest magnitude.
     """
 
     def __init__(self, wanted: Array) -> None:
@@ -89,14 +73,7 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return all error measures for an array of signed errors.
-
-        Args:
-            error: errors, with as many elements as `wanted`.
-
-        Returns:
-            The error measures; all are infinity if an error is infinite.
-        """
+        """Return all error measures for signed errors; all are infinity if an error is infinite."""
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
         if not 0.0 < largest < math.inf:
@@ -107,11 +84,9 @@ class Magnitudes:
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
     def _sums(self, error: Array) -> Doubles:
-        """Sum errors over groups of elements with similar exponents, two exponents per group.
+        """Sum over groups of elements with similar exponents, two exponents per group.
 
-        Returns:
-            Array of shape (3, groups). The rows are the number of elements in each group, the sum
-            of squared errors, and the sum of products of error and right value.
+        Rows of the result, shape (3, groups): elements, squared errors, errors times right values.
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -124,23 +99,17 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Merge the groups of the smallest elements by adding up these groups' entries in `sums`.
-
-        The merged group has at least `_LEAST_SHARE` of all elements.
-        """
+        """Add up the groups of the smallest elements, so that they have `_LEAST_SHARE` of all."""
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Comparison of a device's result with the local result.
+    """Comparison of a device's result with the local result, `wanted`.
 
     Attributes:
-        magnitudes: computes error measures relative to the local result.
-        wanted: the local result.
         found: error measures of the device's result.
-        rounding: for each error measure, the largest value in any recomputation with coarser
-            rounding.
+        rounding: for each error measure, the largest value in recomputations with coarser rounding.
     """
 
     magnitudes: Magnitudes
@@ -153,13 +122,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare a device's result with the local result.
-
-        Args:
-            found: the device's result, converted to fp32.
-            wanted: the local result, with as many elements as `found`.
-            dtype: dtype of the device's result on the wire.
-        """
+        """Compare a device's fp32 result with the local one, given the dtype on the wire."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
@@ -176,11 +139,7 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Describe the error measure with the largest excess.
-
-        Returns:
-            The measured error, the explained error, and the magnitude of the right values.
-        """
+        """Return the error with the largest excess, the explained error, and the elements' size."""
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -200,22 +159,12 @@ class Evidence:
 
     An error of n times the explained error adds log2(n) bits, up to `_PROOF_BITS`. An error that
     rounding explains subtracts `_FORGIVEN_BITS`.
-
-    Attributes:
-        bits: current evidence in bits, at least 0.
     """
 
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add the outcome of one audit to the evidence.
-
-        Args:
-            excess: `Comparison.excess` of the audit.
-
-        Returns:
-            True if the evidence now proves that the device is faulty. The evidence is reset then.
-        """
+        """Add an audit's `Comparison.excess`; return True, and begin at 0 again, if it is proof."""
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
         if self.bits < _PROOF_BITS:
@@ -225,19 +174,14 @@ class Evidence:
 
 
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
-    """Return the errors of values that a device rounded to a dtype before sending.
+    """Return the errors of fp32 values that a device rounded to a dtype before sending.
 
-    Rounding to nearest explains an error of half the distance between two values of the dtype. This
-    explained error is subtracted, so that 16-bit values are judged as strictly as fp32 values.
+    Half the distance between two values of the dtype is subtracted, which rounding to nearest
+    explains. So 16-bit values are judged as strictly as fp32 values. The error of a pair of equal
+    infinities or of two NaNs is 0; that of any other pair with a non-finite value is infinity.
 
     Args:
-        found: received values, converted to fp32.
         wanted: right values before rounding, in the shape of `found`.
-        dtype: dtype to which the device rounded.
-
-    Returns:
-        Signed errors. The error of a pair of equal infinities or of two NaNs is 0. The error of
-        any other pair with a non-finite value is infinity.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted
@@ -253,12 +197,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Change each fp32 value randomly up or down by the relative error `ROUNDING`.
-
-    Args:
-        values: the values.
-        random: random number generator; None to return `values` unchanged.
-    """
+    """Change each fp32 value randomly up or down by `ROUNDING`, or nothing without a generator."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

@@ -1,11 +1,8 @@
-"""Forward and backward passes on the PS for layers that devices cannot run by stages.
-
-If the model is also offloaded by tiles, devices may still compute GEMMs of these layers.
-"""
+"""Passes on the PS for layers that devices cannot run by stages. Their GEMMs may go to devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,15 +15,10 @@ class PsPasses:
     """Runs forward and backward passes of the layers that have no graph, on the PS.
 
     Consecutive layers without graphs form a *run*. The key of a run is the index of the device
-    layer that follows the run, among all device layers. The key of a run after the last device
-    layer is the number of device layers.
-
-    Args:
-        graphs: graphs of the model.
-        autocast: returns the autocast context manager for local passes.
+    layer that follows the run, among all device layers; at the end, it is their number.
 
     Attributes:
-        runs: maps the key of a run to the indices of the run's layers in the model.
+        runs: indices of each run's layers in the model, by the run's key.
     """
 
     def __init__(
@@ -38,24 +30,16 @@ class PsPasses:
         self._autocast = autocast
         self._under_way: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def trains(self, run: int) -> bool:
-        """Return whether a run has trained parameters."""
-        return bool(self.trained(run))
-
     def forward(
         self, run: int, batch: int, x: Tensor, beside: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
         """Run a forward pass, and retain its autograd graph for `backward`.
 
         Args:
-            run: key of the run.
+            run: key of the run. If no run has this key, `x` is returned.
             batch: index of the micro-batch.
             x: input of the run's first layer.
-            beside: for each layer of the model, the tensor arguments other than `x` by name (masks,
-                position embeddings).
-
-        Returns:
-            The run's output in fp32; `x` itself if no run has this key.
+            beside: for each layer of the model, the tensor arguments other than `x` by name.
         """
         if run not in self.runs:
             return x
@@ -68,17 +52,9 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Run the backward pass for an earlier call of `forward`.
+        """Return the gradient of a run's input, and accumulate parameter gradients.
 
-        The parameter gradients are accumulated for `add_gradients`.
-
-        Args:
-            run: key of the run.
-            batch: index of the micro-batch.
-            dy: gradient of the run's output.
-
-        Returns:
-            The gradient of the run's input; `dy` itself if no run has this key.
+        It is `dy`, the gradient of the run's output, if no run has this key.
         """
         if run not in self.runs:
             return dy
@@ -91,13 +67,10 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the parameter gradients accumulated since the last `forget` to `found`.
-
-        Args:
-            found: maps the `id` of a parameter to the parameter's gradient. It is changed in place.
+        """Add the gradients accumulated since the last `forget` to gradients by a parameter's `id`.
 
         Returns:
-            `found`.
+            `found`, which is changed in place.
         """
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
@@ -112,24 +85,15 @@ class PsPasses:
     def _add(found: dict[int, Tensor], key: int, gradient: Tensor) -> None:
         found[key] = found[key] + gradient if key in found else gradient
 
-    def trained(self, run: int) -> Sequence[Tensor]:
-        """Return the trained parameters of a run; empty if no run has this key."""
+    def trained(self, run: int) -> list[nn.Parameter]:
+        """Return the trained parameters of a run, without duplicates; empty if there is no run."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
-        return trained_parameters(layers)
-
-
-def trained_parameters(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Return the trained parameters of layers, without duplicates."""
-    trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
-    return list(dict.fromkeys(trained))
+        trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
+        return list(dict.fromkeys(trained))
 
 
 def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
-    """Group the layers without graphs into runs.
-
-    Returns:
-        The layer indices of each run by the run's key; see `PsPasses`.
-    """
+    """Return the layers without graphs as runs: their indices by the run's key; see `PsPasses`."""
     runs: dict[int, list[int]] = {}
     for number in sorted(graphs.refused):
         before = sum(part.layer < number for part in graphs.parts)
@@ -138,20 +102,16 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Return a sentence that lists the layers on the PS, and the reason for each layer.
-
-    The text is empty if every layer has a graph.
-    """
+    """Return which layers run on the PS, and why; empty if every layer has a graph."""
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)
-    each = [
+    if not by_reason:
+        return ""
+    which = "; ".join(
         f"{_listed(numbers)} of {len(graphs.calls)}: {reason}"
         for reason, numbers in by_reason.items()
-    ]
-    if not each:
-        return ""
-    which = "; ".join(each)
+    )
     return f"the parameter server does some layers itself, and stages count the others: {which}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
+from functools import partial
 
 from torch import nn
 
@@ -41,11 +42,7 @@ def staged_model(
 
     Args:
         job: settings of the job; the method is `stages` or `auto`.
-        model: causal language model of transformers.
-        fleet: the fleet that trains the model.
-        ps: measured speed of the PS.
-        tiles: forecasts the duration of a step by tiles. It is used only by the method `auto`,
-            which compares stages with tiles.
+        tiles: with the method `auto`, forecasts the duration of a step by tiles.
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
@@ -56,13 +53,12 @@ def staged_model(
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
-    cache = GraphCache.of_user()
-
-    def making(what: str) -> None:
-        note(f"making {what}")
-
+    making = partial(
+        model_graphs, model.train(), job.seq, GraphCache.of_user(),
+        packed=packed, progress=lambda what: note(f"making {what}"),
+    )  # fmt: skip
     try:
-        graphs = model_graphs(model.train(), job.seq, cache, packed=packed, progress=making)
+        graphs = making()
     except LayerGraphError as error:
         if not auto:
             raise
@@ -74,15 +70,7 @@ def staged_model(
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
-        made = model_graphs(
-            model,
-            job.seq,
-            cache,
-            packed=packed,
-            in_parts=True,
-            pieces=pieces_of_sequence(job.seq),
-            progress=making,
-        )
+        made = making(in_parts=True, pieces=pieces_of_sequence(job.seq))
         return ModelWork(model, made, dtype)
 
     return StagedModel(

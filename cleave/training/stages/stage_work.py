@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
+from cleave.graphs.calls import Embedded
 from cleave.graphs.layer_parts import LayerPart, tensors_of
-from cleave.graphs.loss_slices import SliceGraphs, combined
+from cleave.graphs.loss_graph import SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.model_state import content
-from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
 from cleave.planner.stages.model import (
     HeadSlice,
@@ -84,13 +84,10 @@ class Sent:
         values: Tensor,
         make: Callable[[Tensor], StageArray],
     ) -> StageArray:
-        """Return the cached wire array of a frozen parameter.
-
-        A new array is created if the parameter is not cached, or has changed since.
+        """Return the cached wire array of a frozen parameter, or a new one if it has changed.
 
         Args:
             tensor: the whole parameter.
-            dtype: dtype of tensors on the wire.
             part: slice of the LM head to which the sent rows belong; None if all rows are sent.
             values: the rows of `tensor` that are sent.
             make: converts `values` to an array.
@@ -118,17 +115,15 @@ class _Frozen:
 class ModelWork:
     """Creates the inputs of a model's steps by stages, and converts the results to gradients.
 
-    The graphs, frozen parameters and unchanged keyword arguments of layers (masks, position
-    embeddings) are the same objects in every step. So devices retain these objects between steps.
+    Graphs, frozen parameters and unchanged keyword arguments of layers (masks, position embeddings)
+    are the same objects in every step, so that devices retain them between steps.
 
     Args:
         model: causal language model of transformers.
         graphs: graphs of the model's layers and loss.
         dtype: dtype of parameters and activations on the wire.
-        message_bytes: maximum bytes of a parameter that is sent in one message. A larger parameter
-            is sent in parts.
-        sent: cache of wire arrays, which several `ModelWork` objects of one model may share; None
-            for a new cache.
+        message_bytes: maximum bytes of a parameter in one message; a larger one is sent in parts.
+        sent: cache that several `ModelWork` objects of one model may share; by default a new one.
     """
 
     def __init__(
@@ -161,8 +156,7 @@ class ModelWork:
         """Return the graphs, current parameters and costs of each layer for one step.
 
         Args:
-            embedded: for each micro-batch, the first layer's input and the layers' keyword
-                arguments.
+            embedded: for each micro-batch, the first layer's input and the keyword arguments.
         """
         found = []
         tokens = embedded[0].x.shape[1]
@@ -208,10 +202,7 @@ class ModelWork:
         return found
 
     def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
-        """Return the graph, parameters and targets of the computation after the last layer.
-
-        This computation consists of the modules after the last layer, such as the LM head, and the
-        loss.
+        """Return the graph, parameters and targets of the LM head, its norm and the loss.
 
         Args:
             targets: target tokens of each micro-batch, shape (batch, tokens).
@@ -223,16 +214,13 @@ class ModelWork:
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
         parameters[names.SCALE] = _floats(np.full((1, 1), scale))
         sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
-        return LossWork(
-            self._loss, parameters, sums, [_indices(t) for t in targets], self.loss_flops
-        )
+        given = [_indices(t) for t in targets]
+        return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the graphs, parameters and targets of each slice of a vocabulary-parallel loss.
+        """Return the graphs, parameters and targets of each of `count` slices of the loss.
 
-        Args:
-            targets, scale: see `loss`.
-            count: number of slices; 0 if the loss is not vocabulary-parallel.
+        The other arguments are those of `loss`.
         """
         if not count:
             return []
@@ -265,7 +253,7 @@ class ModelWork:
         )
 
     def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
-        """Return the graphs of a slice of the loss. Slices with equally many rows share graphs."""
+        """Return the graphs of a slice of the loss. Slices of equal size share graphs."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
             assert self.graphs.slice_of_loss is not None
@@ -308,24 +296,18 @@ class ModelWork:
     ) -> tuple[float, StageArray]:
         """Combine the forward results of all slices of the loss for one micro-batch.
 
-        Args:
-            payloads: forward result of each slice, in the order of the slices.
-            targets: target tokens of the micro-batch.
-            scale: factor by which each token's loss is multiplied.
-
         Returns:
-            The micro-batch's loss, and the log-sum-exp over the whole vocabulary, which every slice
-            needs for its backward pass.
+            The loss, and the log-sum-exp over the vocabulary, which backward passes of slices need.
         """
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
         loss, total = combined(found, targets.flatten().numpy(), scale)
         return loss, _floats(total)
 
-    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
-        """Convert a device's payload of dtype `dtype` to an fp32 tensor of shape `shape`."""
+    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType | None = None) -> Tensor:
+        """Convert a device's payload, by default in the wire dtype, to an fp32 tensor."""
         rows = int(np.prod(shape[:-1]))
-        values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
+        values = arrays.unpack(payload, rows, shape[-1], dtype or self.dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
     def gradients_of(
@@ -334,15 +316,11 @@ class ModelWork:
         dtype: DType,
         slices: int = 0,
     ) -> dict[int, Tensor]:
-        """Return the parameter gradients of a step.
+        """Return the fp32 parameter gradients of a step by the `id` of the parameter.
 
         Args:
             gradients: the `gradients` of a `StepResult`.
-            dtype: dtype of the gradients on the wire.
             slices: number of slices of the loss; 0 if the loss is not vocabulary-parallel.
-
-        Returns:
-            Mapping from the `id` of a parameter to the parameter's fp32 gradient.
         """
         found: dict[int, Tensor] = {}
         for (layer, name), groups in gradients.items():
@@ -370,7 +348,6 @@ class ModelWork:
         Args:
             tokens: number of tokens in each micro-batch.
             sequence: tokens per sequence.
-            gradients: dtype of parameter gradients on the wire.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
@@ -400,17 +377,18 @@ class ModelWork:
                 )
             )
         head = self._head_cost(gradients)
-        embeds = any(p.requires_grad for p in self._outside_parameters())
+        inside = {id(t) for held in self._held for t in held.values()}
+        outside = (t for t in self._held_by_loss.values() if id(t) not in inside)
+        embeds = any(t.requires_grad for t in outside)
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
-        each = self.dtype.itemsize
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
         # If the PS runs layers after the last stage, the loss must follow these layers.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(
-            layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here,
-            self._mask_bytes(),
+            layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios, in_parts, slices,
+            here, self._mask_bytes(),
         )  # fmt: skip
 
     def _head_cost(self, gradients: DType) -> LayerCost:
@@ -424,10 +402,7 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the bytes per token of keyword arguments that differ between sequences.
-
-        A padding mask is an example of such an argument.
-        """
+        """Return the bytes per token of keyword arguments that differ between sequences."""
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -440,13 +415,7 @@ class ModelWork:
         return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return the FLOPs of a run of consecutive layers on the PS, with only the active experts.
-
-        Args:
-            before: key of the run; see `PsPasses`.
-            numbers: indices of the run's layers in the model.
-            sequence: tokens per sequence.
-        """
+        """Return the FLOPs of a run of layers on the PS, with the active experts only."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -460,10 +429,6 @@ class ModelWork:
             forward += through
             flops += 2 * through + 2 * trained + attention
         return PsLayers(before, forward, flops)
-
-    def _outside_parameters(self) -> list[Tensor]:
-        inside = {id(t) for held in self._held for t in held.values()}
-        return [t for t in self._held_by_loss.values() if id(t) not in inside]
 
     def _cost(
         self,
@@ -483,12 +448,9 @@ class ModelWork:
     def _parameter(
         self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
     ) -> StageArray:
-        """Convert a parameter to a wire array. A frozen parameter's array is cached.
+        """Convert a parameter, or the rows that slice `part` uses, to a wire array.
 
-        Args:
-            tensor: a whole parameter, or the rows of the parameter that a slice of the loss uses.
-            of: the whole parameter if `tensor` has only a slice's rows; else None.
-            part: the slice if `tensor` has only a slice's rows; else None.
+        A frozen parameter's array is cached. `of` is the whole parameter if `tensor` has rows only.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._beside_array(tensor)
@@ -518,10 +480,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _beside_array(self, tensor: Tensor) -> StageArray:
-        """Convert a keyword argument of a layer to a wire array.
-
-        If this step or the previous step had an array with equal values, that array is returned.
-        """
+        """Return a wire array of a keyword argument; an equal one of the last two steps if any."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -536,13 +495,7 @@ class ModelWork:
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
-    """Accumulate gradients in the `grad` attributes of a model's parameters.
-
-    Args:
-        model: the model.
-        found: maps the `id` of a parameter to the parameter's gradient. Parameters without an entry
-            are left unchanged.
-    """
+    """Accumulate gradients, given by the `id` of the parameter, in a model's `grad` attributes."""
     for parameter in model.parameters():
         mine = found.get(id(parameter))
         if mine is not None:
@@ -550,7 +503,6 @@ def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
 
 
 def _floats(matrix: Any) -> StageArray:
-    """Convert a matrix to an fp32 wire array."""
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
     return StageArray(rows, columns, "fp32", held)
@@ -562,13 +514,7 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
 
 
 def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Add up the gradient sums that several devices computed for one parameter.
-
-    Args:
-        groups: for each device, the payloads of its gradient sum, cut into consecutive rows.
-        shape: shape of the whole gradient.
-        dtype: dtype of the gradients on the wire.
-    """
+    """Add up a parameter's gradient sums of several devices, each cut into consecutive rows."""
     total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
     for number, parts in enumerate(groups):
         first = 0
@@ -597,50 +543,34 @@ def _indices(tensor: Tensor) -> StageArray:
 
 
 def _codes(tensor: Tensor) -> StageArray:
-    """Return the codes of a quantized weight as a wire array that shares the tensor's memory."""
+    """Return a quantized weight's codes as a wire array that shares the tensor's memory."""
     payload = memoryview(tensor.contiguous().numpy().data).cast("B")
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
 
 
 def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of the forward pass of a layer or of a part of a layer.
-
-    The attention FLOPs assume that number of heads times head size is the width of the activations.
-
-    Args:
-        part: the layer or the part of a layer.
-        tokens: tokens per sequence.
-    """
+    """Return the FLOPs per token of a forward pass, given the tokens per sequence."""
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
     return 2 * products + _attention_flops(part, tokens)
 
 
 def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
-    """Return the FLOPs per token of a layer's backward pass, including recomputation.
+    """Return the FLOPs per token of a backward pass that recomputes the forward pass.
 
-    The backward pass recomputes the forward pass. `cleave.workload.stages.LayerSizes` counts the
-    same FLOPs from a model's configuration.
-
-    Args:
-        part: the layer or the part of a layer.
-        trainable: names of the trained parameters.
-        tokens: tokens per sequence.
+    `cleave.workload.stages.LayerSizes` counts the same from a model's configuration.
     """
     trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
     return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that a backward pass saves if it uses retained activations.
-
-    Then the device recomputes only the attention scores of the forward pass.
-    """
+    """Return the FLOPs per token that retained activations save: all but the attention scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
 def _attention_flops(part: LayerPart, tokens: int) -> int:
     """Return the FLOPs per token of attention's two matrix multiplications in a forward pass.
 
-    It is 0 if the layer or the part of a layer has no attention.
+    Number of heads times head size is taken for the width of the activations.
     """
     return 4 * tokens * part.x.shape[-1] if part.attends else 0

@@ -16,8 +16,7 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
-from cleave.graphs.calls import LayerCall
-from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
@@ -39,20 +38,13 @@ from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.stage_work import ModelWork, add_gradients
 from cleave.training.stages.suspicion import examined
 
+# Attempts at a step by stages before training fails, if the caller cannot compute the step itself.
 MOST_TRIES: Final = 3
-"""Maximum attempts at a step by stages before training fails.
 
-It applies only if the caller cannot compute the step itself.
-"""
+RETRY_S: Final = 10.0  # before a failed step is retried on the same devices
 
-RETRY_S: Final = 10.0
-"""Seconds to wait before a failed step is retried on the same devices."""
-
+# Steps that the caller computes after a step by stages has failed, unless devices come or go.
 RESTING_STEPS: Final = 10
-"""Number of steps that the caller computes itself after a step by stages has failed.
-
-If the set of connected devices changes, the next step runs by stages again.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +52,11 @@ class Rows:
     """Token sequences of a batch or a micro-batch.
 
     Attributes:
-        ids: token IDs, shape (rows, tokens).
-        targets: target token IDs, shape (rows, tokens); -100 for positions without loss.
-        mask: attention mask; see `cleave.graphs.packed.called_with`.
-        positions: position of each token in its document, shape (rows, tokens); None if each row is
-            one document.
+        ids: shape (rows, tokens).
+        targets: target token IDs, same shape; -100 for positions without loss.
+        mask: see `cleave.graphs.packed.called_with`.
+        positions: position of each token in its document, same shape; None if each row is one
+            document.
     """
 
     ids: Tensor
@@ -84,11 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """Returned instead of a result when the caller must compute a step without stages.
-
-    Attributes:
-        reason: why the fleet does not compute the step by stages.
-    """
+    """Returned, with the reason, when the caller must compute a step without stages."""
 
     reason: str
 
@@ -98,30 +86,27 @@ class StagedModel:
 
     Args:
         work: the model, its graphs, and the wire dtype of parameters and activations.
-        runtime: runtime of the fleet.
         planner: plans the stages for the connected devices.
         ps: speed of the PS.
         gradients: wire dtype of parameter gradients; the wire dtype of `work` by default.
         tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster than
             stages, the caller must compute the step. None to always train by stages.
-        auditor: audits a random selection of device results. If it is None, only suspicious results
+        auditor: audits a random selection of device results. Without one, only suspicious results
             are checked.
-        in_parts: returns a replacement of `work` in which the attention and the MLP of a layer are
-            separate. This function is called if whole layers do not fit in the devices' memory.
-            None to never split layers.
+        in_parts: returns a replacement of `work` in which attention and MLP of a layer are
+            separate, for devices whose memory whole layers do not fit. None to never split layers.
         local_after_s: seconds without devices before the caller must compute a step; None to wait
             for devices without limit.
         stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
             finish.
         note: called with messages for the user.
         presence: called when no device can run a step, and when devices can run a step again.
-        own_products: returns the context manager in which the PS's part of a step runs. The
-            argument of this function is the set of IDs of the devices in the plan.
+        own_products: returns the context manager for the PS's part of a step, given the IDs of the
+            devices in the plan.
 
     Attributes:
-        plan: plan for the connected devices; None until there is a plan.
+        plan: plan for the connected devices, once there is one.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
-        runtime: runtime of the fleet.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
     """
@@ -164,9 +149,9 @@ class StagedModel:
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self.passes = PsPasses(work.graphs, self.autocast)
         self._planned_for: object = None
-        self._parts = 1
+        self._parts = 1  # number of micro-batches in the plan
         self._said = ""
-        self._worth = True
+        self._worth = True  # whether no other method is faster
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
         self._waited = False  # the last step waited in vain for devices; the next does not wait
@@ -176,14 +161,7 @@ class StagedModel:
         self.runtime.end_steps()
 
     def predicted_s(self, batch: Rows) -> float | NotByStages:
-        """Forecast the duration of a step by stages on the connected devices.
-
-        Args:
-            batch: a batch with the shape of the step's batch.
-
-        Returns:
-            The duration in seconds, or `NotByStages` if the step would not run by stages.
-        """
+        """Forecast the seconds of a step by stages for a batch of this shape; see `gradients`."""
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
             return NotByStages("no plan fits the devices, or another method is faster")
@@ -193,15 +171,13 @@ class StagedModel:
         """Compute a batch's loss, and accumulate its gradients in the parameters' `grad`.
 
         Args:
-            batch: sequences of the batch.
             learned: number of target tokens by which the summed loss is divided; by default the
                 number in the batch. With several servers, it is the number in the batches of all
                 servers, and the returned loss is this batch's share of the mean.
 
         Returns:
-            The loss. It is `NotByStages` if the caller must compute the step: no device can train
-            layers, the connected devices failed in this or an earlier step, or another method is
-            faster.
+            The loss; `NotByStages` if no device can train layers, the connected devices failed in
+            this or an earlier step, or another method is faster.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
@@ -242,19 +218,7 @@ class StagedModel:
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Decide whether to retry a failed step, and wait before the retry.
-
-        Args:
-            reason: why the last attempt failed.
-            failed: number of failed attempts at the step.
-
-        Returns:
-            True to retry by stages; False if the caller must compute the step.
-
-        Raises:
-            AbandonedError: training must stop.
-            FleetError: the number of failed attempts reached `MOST_TRIES`.
-        """
+        """Wait for the next attempt at a step; return False if the caller must compute it."""
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
@@ -275,15 +239,11 @@ class StagedModel:
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Run the PS's layers before the first stage, and return the first stage's inputs.
-
-        Args:
-            embedded: for each micro-batch, the input of the model's first layer.
-        """
+        """Run the PS's layers before the first stage, and return the first stage's inputs."""
         self.passes.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
-        trains = self.passes.trains(0)
+        trains = bool(self.passes.trained(0))
         given = []
         for number, one in enumerate(embedded):
             x = self.passes.forward(0, number, one.x, one.beside)
@@ -300,8 +260,6 @@ class StagedModel:
         """Return the `StepWork` with which the fleet can run a step.
 
         Args:
-            plan: the plan with the step's stages.
-            parts: the micro-batches.
             embedded: for each micro-batch, the input of the first stage.
             scale: factor by which each token's loss is multiplied.
         """
@@ -330,23 +288,9 @@ class StagedModel:
         return self._step_work
 
     def _step(
-        self,
-        work: StepWork,
-        parts: Sequence[Rows],
-        embedded: Sequence[Embedded],
-        scale: float,
+        self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
     ) -> tuple[StepResult, dict[int, float]]:
-        """Run a step on the fleet.
-
-        Args:
-            work: inputs of the step for the fleet.
-            parts: the micro-batches.
-            embedded: for each micro-batch, the input of the first stage.
-            scale: factor by which each token's loss is multiplied.
-
-        Returns:
-            The fleet's result, and the losses of the micro-batches whose loss the PS computed.
-        """
+        """Run a step on the fleet; return its result, and the losses that the PS computed."""
         self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
@@ -355,7 +299,7 @@ class StagedModel:
                     self.pass_on(wanted, work, embedded)
                 case OutputReady(number, payload):
                     part, one = parts[number], embedded[number]
-                    y = self.work.tensor(payload, one.x.shape, self.work.dtype)
+                    y = self.work.tensor(payload, one.x.shape)
                     y = self.passes.forward(len(work.layers), number, y, one.beside)
                     losses[number], dy = self._loss(y, part.targets, scale)
                     dy = self.passes.backward(len(work.layers), number, dy)
@@ -366,7 +310,7 @@ class StagedModel:
                     self.runtime.give(number, total)
                 case SlicesBack(number, payloads):
                     shape = embedded[number].x.shape
-                    each = (self.work.tensor(p, shape, self.work.dtype) for p in payloads)
+                    each = (self.work.tensor(p, shape) for p in payloads)
                     self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
                 case StepFailed(reason, final):
                     if final:
@@ -376,21 +320,12 @@ class StagedModel:
                     return result, losses
 
     def pass_on(
-        self,
-        wanted: InputWanted | GradientWanted,
-        work: StepWork,
-        embedded: Sequence[Embedded],
+        self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a pass of the PS's layers between two stages, and pass the output to the fleet.
-
-        Args:
-            wanted: the fleet's request for a forward or backward pass.
-            work: the current step.
-            embedded: for each micro-batch, the input of the first stage.
-        """
+        """Run a pass of the PS's layers that the fleet requests, and give the fleet the output."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
-        came = self.work.tensor(wanted.payload, one.x.shape, self.work.dtype)
+        came = self.work.tensor(wanted.payload, one.x.shape)
         if isinstance(wanted, InputWanted):
             made = self.passes.forward(run, number, came, one.beside)
         else:
@@ -404,17 +339,10 @@ class StagedModel:
         losses: dict[int, float],
         slices: int,
     ) -> float:
-        """Accumulate a finished step's gradients in the parameters, and return the step's loss.
-
-        Args:
-            result: the fleet's result.
-            embedded: for each micro-batch, the input of the model's first layer.
-            losses: losses of the micro-batches whose loss the PS computed.
-            slices: number of slices of the loss.
-        """
+        """Accumulate a finished step's gradients in the parameters, and return its loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
-            dx = self.work.tensor(payload, x.shape, self.work.dtype)
+            dx = self.work.tensor(payload, x.shape)
             dx = self.passes.backward(0, number, dx)
             if x.requires_grad:
                 torch.autograd.backward(x, dx.to(x.dtype))
@@ -430,10 +358,7 @@ class StagedModel:
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return the layers' trained parameters, without duplicates.
-
-        Layers on devices come first, followed by layers on the PS.
-        """
+        """Return the layers' trained parameters once each: on devices first, then on the PS."""
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -443,11 +368,7 @@ class StagedModel:
         return list(dict.fromkeys(found))
 
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
-        """Audit a step that cannot be repeated. Quarantine each device with a wrong result.
-
-        Raises:
-            FleetError: a device returned a wrong result.
-        """
+        """Audit a step that cannot be repeated; raise FleetError if a result is wrong."""
         faults = self._auditor.faults(work, result, self._proven)
         for fault in faults:
             self.runtime.quarantine(fault.device, fault.reason)
@@ -467,26 +388,14 @@ class StagedModel:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
-        """Compute a micro-batch's loss and its gradients on the PS.
-
-        Gradients of parameters after the last layer are accumulated in `grad`.
-
-        Args:
-            y: output of the last layer.
-            targets: target tokens.
-            scale: factor by which each token's loss is multiplied.
-
-        Returns:
-            The loss and the gradient of `y`.
-        """
+        """Compute a micro-batch's loss and the gradient of the last layer's output on the PS."""
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():
             logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
-        each = F.cross_entropy(
+        loss = scale * F.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
         )
-        loss = each * scale
         torch.autograd.backward(loss)
         assert y.grad is not None
         return float(loss.detach()), y.grad
@@ -494,11 +403,8 @@ class StagedModel:
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
         """Return the plan for the connected devices. While there is no plan, wait for devices.
 
-        Returns:
-            The plan, or `NotByStages` if the caller must compute the step.
-
-        Raises:
-            AbandonedError: training must stop.
+        It is `NotByStages` if the caller must compute the step. AbandonedError means training must
+        stop.
         """
         waited_s = 0.0
         while True:
@@ -523,10 +429,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the current plan, or None if the connected devices cannot run the step.
-
-        A new plan is made if the connected devices or the shape of the batch changed.
-        """
+        """Return the current plan, renewed if devices or the shape changed; None if none fits."""
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -535,11 +438,7 @@ class StagedModel:
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
-        """Plan stages for the given devices, and report the plan to the user.
-
-        Returns:
-            The plan; None if the devices cannot run the step.
-        """
+        """Plan stages for devices, and report the plan; None if they cannot run the step."""
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
@@ -554,17 +453,14 @@ class StagedModel:
         forecaster = StepForecaster(cut, rows, self._ps)
         try:
             forecast = forecaster.by_stages(devices, self._planner)
-        except DeviceMemoryError as error:
-            if self._in_parts is not None:
+        except PlanError as error:
+            if self._in_parts is not None and isinstance(error, DeviceMemoryError):
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
                 # The key of a run counts parts of layers, so the keys have changed.
                 self.passes = PsPasses(self.work.graphs, self.autocast)
                 return self._new_plan(batch, devices)
-            self._say(f"there is no plan for stages: {error}")
-            return None
-        except PlanError as error:
             self._say(f"there is no plan for stages: {error}")
             return None
         assert forecast.stages is not None
@@ -581,11 +477,7 @@ class StagedModel:
         return plan
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if `there` differs from the last report.
-
-        Args:
-            there: whether devices can run a step now.
-        """
+        """Call `presence` when devices can run a step again, or cannot any more."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
@@ -601,9 +493,7 @@ class StagedModel:
         return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
-        """Wait for the next request or result of the current step, and return it.
-
-        Suspicious results are checked here and never returned.
+        """Wait for the next request or result of the current step; check suspicious results here.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
@@ -637,10 +527,7 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Check a suspicious result, and tell the fleet whether it is right.
-
-        The device is quarantined if the check proves that the device is faulty.
-        """
+        """Check a suspicious result, tell the fleet, and quarantine a device that is faulty."""
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

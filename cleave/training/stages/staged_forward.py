@@ -1,11 +1,8 @@
 """`cleave.offload(model, fleet, method="stages")`: stages in the caller's own training loop.
 
 A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
-computes the rest of the model locally. The backward pass returns the gradients of all layers at
-once.
-
-The caller may change the model between passes. So every forward pass checks whether the model still
-matches its graphs. If it does not, new graphs are exported.
+computes the rest locally. The backward pass returns the gradients of all layers at once. If the
+model has changed since its graphs were exported, a forward pass exports new ones.
 """
 
 from __future__ import annotations
@@ -27,13 +24,12 @@ from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
-from cleave.graphs.calls import decoder_layers
+from cleave.graphs.calls import Embedded, OutsideLayers, decoder_layers
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.model_state import content, model_state
-from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.graphs.packed import PackedBy
 from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import DeviceRates
@@ -59,24 +55,12 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "return_dict", "logits_to_keep", "output_attentions",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
-_MOST_KEPT: Final = 8
-"""Maximum number of cached sets of graphs.
-
-A model needs several sets if it is used, for example, with and without adapters.
-"""
+_MOST_KEPT: Final = 8  # cached sets of graphs, as for a model with and without adapters
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Cache key of the graphs that a forward pass needs.
-
-    Attributes:
-        tokens: tokens per sequence.
-        padded: whether the pass has a padding mask.
-        packed: whether the pass has position IDs of packed documents.
-        dtype: dtype of tensors on the wire.
-        state: digest of the model's structure; see `model_state`.
-    """
+    """Cache key of the graphs that a forward pass needs. `state` is the digest of `model_state`."""
 
     tokens: int
     padded: bool
@@ -89,8 +73,6 @@ class StagedForward:
     """Callable that replaces a model's forward pass, and runs the layers on a fleet by stages.
 
     Args:
-        model: a causal language model of transformers.
-        fleet: fleet that runs the layers.
         audit: probability of an output audit, per device, stage and step.
         local_after_s: seconds without devices before the layers run locally; None to wait for
             devices without limit.
@@ -123,16 +105,15 @@ class StagedForward:
         return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's forward pass with the layers on the fleet.
-
-        Returns:
-            The model's output; None if the caller must run the whole pass locally.
-        """
+        """Run a pass with the layers on the fleet; None if the caller must run it locally."""
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
         asked = [n for n in _NO_OUTPUTS if given.get(n)]
-        asked += [f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and self._asks(n)]
+        config: Any = self._model.config
+        asked += [
+            f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and getattr(config, n, False)
+        ]
         if unknown or asked or given.get("input_ids") is None:
             names = ", ".join(unknown + asked) or "no input_ids"
             raise UsageError(
@@ -140,23 +121,33 @@ class StagedForward:
                 f"input_ids and attention_mask only (generate with use_cache=False), or offload it "
                 f"by tiles"
             )
-        ids, mask = given["input_ids"], given.get("attention_mask")
+        ids, mask, keeps = given["input_ids"], given.get("attention_mask"), given.get("use_cache")
+        keeps = getattr(config, "use_cache", False) if keeps is None else keeps
         positions = given.get("position_ids")
         if positions is not None:
             positions = positions.expand(ids.shape)
             if bool((positions == torch.arange(ids.shape[1])).all()):
                 positions = None  # the model's default positions are the same
-            elif mask is None and self._keeps(given.get("use_cache")):
+            elif mask is None and keeps:
+                # With a key-value cache, a model ignores document boundaries. Without one, a mask
+                # with which each sequence is one document gives the same output.
                 mask = torch.ones_like(ids)
         if mask is not None and positions is None and bool(mask.all()):
             mask = None  # transformers also ignores a mask without padding
         try:
-            staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
-            one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
-            with plain(self._model):
-                one.prepare()
+            return self._on_fleet(Rows(ids, ids, mask, positions), args, kwargs)
         except LayerGraphError as error:
-            raise self._refused(error) from error
+            raise UsageError(
+                f"{type(self._model).__name__} cannot be trained by stages: {error}; mend that, or "
+                f"offload it by tiles"
+            ) from error
+
+    def _on_fleet(self, batch: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tokens, packed = batch.ids.shape[1], batch.positions is not None
+        staged = self._of(tokens, padded=batch.mask is not None, packed=packed)
+        one = _Pass(self, staged, torch.is_grad_enabled())
+        with plain(self._model):
+            one.prepare(batch)
         if one.plan is None:
             self.tell("no device is there that can train whole layers")
             return None
@@ -169,47 +160,21 @@ class StagedForward:
         try:
             with OutsideLayers(self._model, staged.calls).layers_as_one(through):
                 found = self._plain_forward(*args, **{**kwargs, "use_cache": False})
-        except LayerGraphError as error:
-            raise self._refused(error) from error
         except StageFailedError as error:
-            if self.local_after_s is None:
-                raise FleetError(str(error)) from error
-            self.end(one)
-            self.tell(str(error))
+            self.fall_back(one, error)
             return None
         self.tell("")
         return found
 
-    def _refused(self, reason: LayerGraphError) -> UsageError:
-        return UsageError(
-            f"{type(self._model).__name__} cannot be trained by stages: {reason}; mend that, or "
-            f"offload it by tiles"
-        )
-
-    def _asks(self, output: str) -> bool:
-        """Return whether the model's configuration sets an option such as `output_attentions`."""
-        config: Any = self._model.config
-        return bool(getattr(config, output, False))
-
-    def _keeps(self, use_cache: bool | None) -> bool:
-        """Return whether a local forward pass would create a key-value cache.
-
-        A model with a key-value cache ignores document boundaries. Stages have no such cache. To
-        get the same output, the caller then passes a mask without padding, with which each sequence
-        is one document.
-
-        Args:
-            use_cache: the argument of the forward pass; None for the configuration's setting.
-        """
-        config: Any = self._model.config
-        return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
+    def fall_back(self, one: _Pass, error: StageFailedError) -> None:
+        """End a pass that failed on the fleet, or raise FleetError if devices are waited for."""
+        if self.local_after_s is None:
+            raise FleetError(str(error)) from error
+        self.end(one)
+        self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log a change between layers on the fleet and layers on this machine.
-
-        Args:
-            why_here: why the layers run on this machine; empty if they run on the fleet.
-        """
+        """Log a change between layers on the fleet (no reason) and on this machine."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -221,14 +186,15 @@ class StagedForward:
     def _of(self, tokens: int, *, padded: bool, packed: bool) -> StagedModel:
         dtype = DType.FP32
         if torch.is_autocast_enabled("cpu"):
-            if torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+            cast = torch.get_autocast_dtype("cpu")
+            if cast is not torch.bfloat16:
                 raise UsageError(
-                    f"autocast is on with {torch.get_autocast_dtype('cpu')}, and stages travel in "
-                    f"bfloat16 or float32; use one of these, or offload(..., method='tiles')"
+                    f"autocast is on with {cast}, and stages travel in bfloat16 or float32; use "
+                    f"one of these, or offload(..., method='tiles')"
                 )
             dtype = DType.BF16
-        layers = decoder_layers(self._model)
-        called = _Called(tokens, padded, packed, dtype, model_state(self._model, layers))
+        state = model_state(self._model, decoder_layers(self._model))
+        called = _Called(tokens, padded, packed, dtype, state)
         if called not in self._staged:
             self._staged[called] = self._new(called)
             self._sent.keep_only([*self._model.parameters(), *self._model.buffers()])
@@ -245,13 +211,9 @@ class StagedForward:
         # Graphs compute in fp32.
         with plain(self._model), torch.autocast("cpu", enabled=False):
             graphs = model_graphs(
-                self._model,
-                called.tokens,
-                cache,
-                padded=called.padded,
-                packed=by,
-                with_loss=False,
-            )
+                self._model, called.tokens, cache,
+                padded=called.padded, packed=by, with_loss=False,
+            )  # fmt: skip
         if said := described_refusals(graphs):
             _log.warning(said)
         if called.dtype not in self._speeds:
@@ -267,10 +229,7 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Record that a forward pass begins.
-
-        A previous forward pass whose backward pass has not run is abandoned.
-        """
+        """Record that a forward pass begins. One whose backward pass has not run is abandoned."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
@@ -284,7 +243,7 @@ class StagedForward:
 
 @contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that disables transformers' activation checkpointing."""
+    """Disable transformers' activation checkpointing within the context."""
     those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     # Checkpointing also installs a hook that sets `requires_grad` of the embedding's output.
     hooks = [
@@ -317,87 +276,71 @@ class _Pass:
 
     owner: StagedForward
     staged: StagedModel
-    batch: Rows
     trains: bool  # whether gradients are enabled, so that a backward pass may follow
     done: bool = False
     given_up: bool = False
     parts: Sequence[Rows] = ()
     embedded: Sequence[Embedded] = ()
     plan: StagePlan | None = None
-    work: StepWork | None = None
+    step: StepWork | None = None
     x: Tensor | None = None
     values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
 
-    def prepare(self) -> None:
+    def prepare(self, batch: Rows) -> None:
         """Plan the stages, and record the keyword arguments of the layers."""
-        plan = self.staged.planned(self.batch)
+        plan = self.staged.planned(batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
-        self.parts = self.staged.cut(self.batch)
+        self.parts = self.staged.cut(batch)
         with torch.set_grad_enabled(self.trains):  # records which inputs require gradients
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
+    def _split(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Split a tensor of the batch into those of the micro-batches."""
+        return torch.split(tensor, [len(part.ids) for part in self.parts])
+
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Run all layers.
+        """Return the output of the last layer for an input of the first layer.
 
-        Args:
-            x: input of the first layer.
-            backward: whether a backward pass will follow.
-
-        Returns:
-            The output of the last layer.
-
-        Raises:
-            StageFailedError: the fleet cannot complete the pass.
+        `backward` is whether a backward pass will follow. StageFailedError means that the fleet
+        cannot complete the pass.
         """
+        staged, work, passes = self.staged, self.staged.work, self.staged.passes
         self.owner.begin(self)
         assert self.plan is not None
         self.x = x.detach()
         if backward:
             self.values = self._values()
-        stages = [replace(stage, loss=False) for stage in self.plan.stages]
-        rows = [len(part.ids) for part in self.parts]
-        pieces = torch.split(x.detach(), rows)
-        given = self.staged.first_inputs(
-            [
-                Embedded(piece.requires_grad_(backward), one.beside)
-                for piece, one in zip(pieces, self.embedded, strict=True)
-            ]
+        stages = tuple(replace(stage, loss=False) for stage in self.plan.stages)
+        pieces = self._split(x.detach())
+        pairs = zip(pieces, self.embedded, strict=True)
+        given = staged.first_inputs(
+            [Embedded(piece.requires_grad_(backward), one.beside) for piece, one in pairs]
         )
-        self.work = self.staged.step_work(
-            replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
-        )
-        self.staged.runtime.begin_step(self.work)
+        self.step = staged.step_work(replace(self.plan, stages=stages), self.parts, given, 1.0)
+        staged.runtime.begin_step(self.step)
         outputs: dict[int, Tensor] = {}
         while len(outputs) < len(self.parts):
-            match self.staged.next_outcome():
+            match staged.next_outcome():
                 case InputWanted() as wanted:
-                    self.staged.pass_on(wanted, self.work, given)
-                case OutputReady(number, payload):
-                    y = self.staged.work.tensor(
-                        payload, pieces[number].shape, self.staged.work.dtype
-                    )
-                    outputs[number] = self.staged.passes.forward(
-                        len(self.work.layers), number, y, given[number].beside
-                    )
+                    staged.pass_on(wanted, self.step, given)
+                case OutputReady(n, payload):
+                    y = work.tensor(payload, pieces[n].shape)
+                    outputs[n] = passes.forward(len(self.step.layers), n, y, given[n].beside)
                 case StepFailed(reason):
                     raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case _:
                     raise AssertionError("a step ended before its backward pass")
         if not backward:
-            self.staged.passes.forget()
-            self.staged.runtime.withdraw_step()
+            passes.forget()
+            staged.runtime.withdraw_step()
             self.owner.end(self)
         return torch.cat([outputs[number] for number in range(len(self.parts))])
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run the backward pass of all layers.
+        """Return the gradient of the first layer's input, and those of parameters by `id`.
 
         Args:
             dy: gradient of the last layer's output.
-
-        Returns:
-            The gradient of the first layer's input, and the parameter gradients by the `id` of the
-            parameter.
 
         Raises:
             UsageError: the backward pass was already run, the forward pass was abandoned, or a
@@ -407,7 +350,7 @@ class _Pass:
         if self.done:
             raise UsageError("by stages, a forward pass has one backward pass, and this was done")
         self.done = True
-        if self.given_up or self.work is None:
+        if self.given_up or self.step is None:
             raise UsageError(
                 "the backward pass of a forward pass after which there was another one: by stages, "
                 "each forward pass is followed by its backward pass"
@@ -417,73 +360,54 @@ class _Pass:
                 "weights of the model's layers were changed between a forward pass and its "
                 "backward pass; change them after the backward pass"
             )
+        staged, work, passes = self.staged, self.staged.work, self.staged.passes
         try:
-            result = self._result(dy)
+            result = self._result(dy, self.step)
         except StageFailedError as error:
-            if self.owner.local_after_s is None:
-                raise FleetError(str(error)) from error
-            self.owner.end(self)
-            self.owner.tell(str(error))
+            self.owner.fall_back(self, error)
             return self._backward_here(dy)
         self.owner.end(self)
-        self.staged.refuse_faults(self.work, result)
-        shape = dy.shape
+        staged.refuse_faults(self.step, result)
         dx = [
-            self.staged.passes.backward(
-                0,
-                number,
-                self.staged.work.tensor(
-                    result.dx[number], (len(part.ids), *shape[1:]), self.staged.work.dtype
-                ),
-            )
-            for number, part in enumerate(self.parts)
+            passes.backward(0, n, work.tensor(result.dx[n], piece.shape))
+            for n, piece in enumerate(self._split(dy))
         ]
-        found = self.staged.work.gradients_of(result.gradients, self.staged.gradients_dtype)
-        return torch.cat(dx), self.staged.passes.add_gradients(found)
+        found = work.gradients_of(result.gradients, staged.gradients_dtype)
+        return torch.cat(dx), passes.add_gradients(found)
 
     def _values(self) -> dict[int, bytes]:
         """Return the digest of each parameter and buffer of the layers, by the tensor's `id`."""
         held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
         return {id(tensor): content(tensor) for tensor in held}
 
-    def _result(self, dy: Tensor) -> StepResult:
-        """Pass the gradient of the last layer's output to the fleet, and wait for the result.
-
-        Raises:
-            StageFailedError: the fleet cannot complete the backward pass.
-        """
-        assert self.work is not None
-        rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
-        for number, piece in enumerate(torch.split(dy, rows)):
-            made = self.staged.passes.backward(last, number, piece)
+    def _result(self, dy: Tensor, step: StepWork) -> StepResult:
+        """Pass the gradient of the last layer's output to the fleet, and wait for the result."""
+        for number, piece in enumerate(self._split(dy)):
+            made = self.staged.passes.backward(len(step.layers), number, piece)
             self.staged.runtime.give(number, self.staged.work.activation(made))
         while True:
             match self.staged.next_outcome():
                 case GradientWanted() as wanted:
-                    self.staged.pass_on(wanted, self.work, self.embedded)
+                    self.staged.pass_on(wanted, step, self.embedded)
                 case StepFailed(reason):
                     raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case StepResult() as result:
                     return result
 
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Compute the result of `backward` on this machine by recomputing the forward pass."""
+        """Compute the result of `backward` here by recomputing the forward pass."""
         assert self.x is not None
-        calls, trained = self.staged.calls, self.staged.trained_parameters()
-        rows = [len(part.ids) for part in self.parts]
+        trained = self.staged.trained_parameters()
         dx: list[Tensor] = []
         total: dict[int, Tensor] = {}
-        for x, one, gradient in zip(
-            torch.split(self.x, rows), self.embedded, torch.split(dy, rows), strict=True
-        ):
-            piece = x.requires_grad_()
+        pieces = zip(self._split(self.x), self.embedded, self._split(dy), strict=True)
+        for piece, one, gradient in pieces:
+            y = piece.requires_grad_()
             with torch.enable_grad(), self.staged.autocast():
-                y = piece
-                for call, beside in zip(calls, one.beside, strict=True):
+                for call, beside in zip(self.staged.calls, one.beside, strict=True):
                     y = call.run({}, y, beside)
-            found = torch.autograd.grad(
-                y, [piece, *trained], gradient.to(y.dtype), allow_unused=True
-            )
+            inputs = [piece, *trained]
+            found = torch.autograd.grad(y, inputs, gradient.to(y.dtype), allow_unused=True)
             dx.append(found[0])
             for parameter, made in zip(trained, found[1:], strict=True):
                 if made is not None:

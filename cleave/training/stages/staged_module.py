@@ -1,52 +1,31 @@
 """Replacement of a model's forward pass by a forward pass by stages.
 
-The class of the model object is replaced by a subclass. The `forward` of the subclass runs on the
-fleet. So if a library later wraps the object's `forward`, the wrapper calls the fleet. The wrapper
-stays in place when the model is restored.
+The class of the model object is replaced by a subclass, whose `forward` runs on the fleet. A
+library that later wraps the object's `forward` wraps the fleet's, also after a restore.
 """
 
 from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torch import nn
 
+from cleave.graphs.model_state import HOOKS
+
 ATTRIBUTE: Final = "_cleave_stages"
-_HOOKS: Final = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
-class Passes(Protocol):
-    """Callable that replaces a model's forward pass."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a forward pass with the arguments of the model's own `forward`."""
-        ...
-
-    def close(self) -> None:
-        """Let devices drop the weights and activations that they hold for the model."""
-        ...
+def passes_of(model: nn.Module) -> Any:
+    """Return a model's `StagedForward`; None if the model is not offloaded by stages."""
+    return vars(model).get(ATTRIBUTE)
 
 
-def passes_of(model: nn.Module) -> Passes | None:
-    """Return the object that runs a model's forward passes by stages.
-
-    It is None if the model is not offloaded by stages.
-    """
-    found: Passes | None = vars(model).get(ATTRIBUTE)
-    return found
-
-
-def go_by_stages(model: nn.Module, passes: Passes) -> None:
-    """Replace a model's `forward` by `passes`, until `go_plainly` is called."""
+def go_by_stages(model: nn.Module, passes: Callable[..., Any]) -> None:
+    """Replace a model's `forward` by a `StagedForward`, until `go_plainly` is called."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
@@ -59,14 +38,14 @@ def go_plainly(model: nn.Module) -> None:
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that restores a model's original forward pass within the context.
+    """Return a context manager that restores a model's original forward pass.
 
     Stages, wrappers of `forward`, and the model's own hooks are disabled.
     """
     held, staged = vars(model), type(model)
-    aside: Sequence[str] = (ATTRIBUTE, "forward", *_HOOKS)
+    aside = (ATTRIBUTE, "forward", *HOOKS)
     before = {name: held.pop(name) for name in aside if name in held}
-    held.update({name: type(before[name])() for name in _HOOKS})
+    held.update({name: type(before[name])() for name in HOOKS})
     model.__class__ = staged.__mro__[1]
     try:
         yield
@@ -76,7 +55,7 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a model's class whose `forward` calls the model's `Passes`."""
+    """Return a subclass of a model's class whose `forward` calls the `StagedForward`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A forward wrapper may still call this function after the model is restored.

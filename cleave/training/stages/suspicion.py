@@ -1,17 +1,13 @@
 """Check of suspicious device results: the PS recomputes a result before the result is used.
 
 `cleave.scheduler.stages.step` holds back a result that is not finite, is much larger than usual, or
-has no known usual magnitude. An honest device is never blamed. A device is blamed only if all of
-these conditions hold:
+has no known usual magnitude. A device is blamed only if all of these conditions hold:
 
-- The device's inputs and weights are finite. They are so small that the order of summation cannot
-  decide whether a matrix multiplication overflows.
-- The local result is finite.
+- Its inputs and weights are finite, and so small that the order of summation cannot decide whether
+  a matrix multiplication overflows.
+- The local result is finite. Otherwise, the training run diverges.
 - The device's result is not finite, or its error is more than half of the largest element.
-- If the device's result is finite: coarser rounding changes the local result by much less than the
-  device's error.
-
-If an input or the local result is not finite, the training run diverges, and no device is blamed.
+- Coarser rounding changes the local result by much less than a finite error of the device.
 """
 
 from __future__ import annotations
@@ -30,33 +26,18 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import SumsRecord, Suspect
 from cleave.scheduler.stages.usual_sizes import FAR, Place, Returned
 from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
-from cleave.training.stages.audits import Auditor
+from cleave.training.stages.audits import Auditor, Noise
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
+# Largest input or weight for which a device may be blamed; products of larger ones may overflow.
 LARGEST_INPUT: Final = 2.0**20
-"""Largest magnitude of an input or weight for which a device may be blamed.
 
-Products of several larger values may overflow in an honest device.
-"""
+# Both are fractions of the largest element.
+_GROSS: Final = 0.5  # smallest error that is taken for wrong; only audits find smaller errors
+_STEADY: Final = 0.1  # largest effect of coarser rounding where an error proves a fault
+_BEYOND: Final = 1000.0  # or else the smallest ratio of the error to the effect
 
-_GROSS: Final = 0.5
-"""Smallest error that this check treats as wrong, as a fraction of the largest element.
-
-Only audits find smaller errors.
-"""
-
-_STEADY: Final = 0.1
-"""Maximum effect of coarser rounding on a result whose error proves that the device is faulty.
-
-The effect is the largest change of an element, as a fraction of the largest element.
-"""
-
-_BEYOND: Final = 1000.0
-"""The effect of rounding may exceed `_STEADY` if the error is at least this many times the effect.
-"""
-
-_OTHERS: Final = 10.0
-"""Maximum plausible ratio between the gradient magnitudes of two micro-batches."""
+_OTHERS: Final = 10.0  # largest plausible ratio between the gradients of two micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +45,7 @@ class Finding:
     """Outcome of checking a suspicious result.
 
     Attributes:
-        right: whether training uses the device's result. If not, another device recomputes it.
+        right: whether training uses the result. If not, another device recomputes it.
         reason: description of the error; empty if `right` is True.
         proven: whether the check proves that the device is faulty.
     """
@@ -78,13 +59,7 @@ _RIGHT: Final = Finding(True)
 
 
 def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
-    """Check a suspicious result by recomputing it on the PS.
-
-    Args:
-        work: the current step.
-        suspect: the device's inputs and result.
-        auditor: runs the local passes.
-    """
+    """Check a suspicious result by recomputing it on the PS, with an auditor's passes."""
     largest_input = _largest_input(work, suspect)
     if not math.isfinite(largest_input):
         return _RIGHT
@@ -127,25 +102,21 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
-) -> tuple[Callable[[np.random.Generator | None], dict[Place, Array]], int]:
-    """Return a function that recomputes a suspicious result, and the passes that one call takes.
-
-    The argument of the function is the random number generator for coarser rounding; None means
-    normal rounding. The number of passes is the number of micro-batches that one call recomputes.
-    """
+) -> tuple[Callable[[Noise], dict[Place, Array]], int]:
+    """Return a function that recomputes a result, and the passes that one call takes."""
     record, places = suspect.record, list(suspect.sizes)
 
-    def sums_again(random: np.random.Generator | None) -> dict[Place, Array]:
+    def sums_again(noise: Noise) -> dict[Place, Array]:
         totals: dict[SumName, Array] = {}
         for batch in sorted(record.sums[0].batches):
-            auditor.repeat(work, record, batch, totals, random)
+            auditor.repeat(work, record, batch, totals, noise)
         return {place: totals[_sum_name(place)] for place in places}
 
-    def pass_again(random: np.random.Generator | None) -> dict[Place, Array]:
+    def pass_again(noise: Noise) -> dict[Place, Array]:
         (batch,) = record.x
         if record.y:
-            return {places[0]: auditor.output(work, record, batch, random)}
-        _, dx, loss = auditor.repeat(work, record, batch, {}, random)
+            return {places[0]: auditor.output(work, record, batch, noise)}
+        _, dx, loss = auditor.repeat(work, record, batch, {}, noise)
         made = {Returned.GRADIENT: dx, Returned.LOSS: loss}
         return {place: np.asarray(made[place[0]]) for place in places}
 
@@ -155,10 +126,9 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether the gradients of one micro-batch explain the magnitude of gradient sums.
+    """Return whether the gradients of a random micro-batch explain how large gradient sums are.
 
-    One randomly selected micro-batch of the sums is recomputed. The magnitudes are plausible if
-    every sum is at most `_OTHERS` times the recomputed gradient times the number of micro-batches.
+    Every sum may be `_OTHERS` times this gradient times the number of micro-batches.
     """
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
@@ -203,10 +173,7 @@ def _sum_name(place: Place) -> SumName:
 
 
 def _largest_input(work: StepWork, suspect: Suspect) -> float:
-    """Return the largest magnitude of all elements of the device's inputs.
-
-    It is NaN if an element is NaN, else infinity if an element is infinite.
-    """
+    """Return the largest magnitude of the device's inputs; NaN if an element is NaN."""
     sizes = [_array_size(array) for array in _inputs(work, suspect)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes)
 

@@ -1,8 +1,7 @@
 """`offload` sends a model's matrix multiplications or whole layers to a fleet; `restore` undoes it.
 
-With the method `tiles`, `offload` changes the class of each linear layer to a subclass. The module
-objects and parameters stay the same. The subclass sends the layer's three GEMMs (forward, input
-gradient, weight gradient) to the fleet.
+With the method `tiles`, each linear layer gets a subclass as its class. The subclass sends three
+GEMMs (forward, input gradient, weight gradient) to the fleet.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import Method
 from cleave.training.loop.job import FallbackMode
 from cleave.training.stages.staged_module import go_by_stages, go_plainly, passes_of
-from cleave.training.tiles.offload_choice import OffloadChoice
-from cleave.training.tiles.offload_report import OffloadReport
+from cleave.training.tiles.offload_choice import OffloadChoice, OffloadReport
 from cleave.training.tiles.offloaded_linear import Operands
 
 _log = logging.getLogger(__name__)
@@ -85,35 +83,6 @@ def offload(
         UsageError: an argument is invalid, or the model has no suitable layer, is already
             offloaded, is not on the CPU or has weights of an unsupported dtype.
     """
-    report = send(
-        model,
-        fleet,
-        method=method,
-        audit=audit,
-        include=include,
-        exclude=exclude,
-        min_flops=min_flops,
-        fallback=fallback,
-        fallback_after_s=fallback_after_s,
-    )
-    if report.shortfall and not include and not exclude:
-        warnings.warn(f"{report.shortfall}; print what offload returns", stacklevel=2)
-    return report
-
-
-def send(
-    model: nn.Module,
-    fleet: Multiplier,
-    *,
-    method: str = "tiles",
-    audit: float = 0.05,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    min_flops: float = 0.0,
-    fallback: str = "wait",
-    fallback_after_s: float = 30.0,
-) -> OffloadReport:
-    """Offload a model like `offload`, but never issue a Python warning."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
     if not callable(getattr(fleet, "submit", None)):
@@ -144,6 +113,24 @@ def send(
             raise UsageError("include, exclude and min_flops choose layers of method 'tiles'")
         local = fallback == FallbackMode.LOCAL.value
         return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
+    how: Any = {"fallback": fallback, "fallback_after_s": fallback_after_s}
+    report = send(model, fleet, include=include, exclude=exclude, min_flops=min_flops, **how)
+    if report.shortfall and not include and not exclude:
+        warnings.warn(f"{report.shortfall}; print what offload returns", stacklevel=2)
+    return report
+
+
+def send(
+    model: nn.Module,
+    fleet: Multiplier,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
+) -> OffloadReport:
+    """Offload a model by tiles like `offload`, but never issue a Python warning."""
     _refuse_offloaded(model)
     if passes_of(_without_wrapper(model)) is not None:
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
@@ -172,13 +159,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
     """Wrap a fleet so that it logs the absence of devices, and can then multiply locally.
 
-    Args:
-        fleet: the fleet.
-        fallback: `wait` or `local`; see `offload`.
-        after_s: seconds without devices before the wrapper multiplies locally.
-
-    Returns:
-        The wrapper; `fleet` itself if it handles missing devices on its own.
+    `fleet` itself is returned if it handles missing devices on its own.
     """
     local = fallback == FallbackMode.LOCAL.value
     if not isinstance(fleet, Fleet):
@@ -284,11 +265,7 @@ def offloaded(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `offload`. A model that is not offloaded stays unchanged.
-
-    Returns:
-        `model` itself.
-    """
+    """Undo `offload`, and return `model` itself. A model that is not offloaded stays unchanged."""
     inner = _without_wrapper(model)
     if (passes := passes_of(inner)) is not None:
         passes.close()

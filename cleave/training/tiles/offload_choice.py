@@ -1,22 +1,24 @@
-"""Selection of the modules that run on a fleet, and the reason why each other module is local."""
+"""Selection of the modules that run on a fleet, and the report why each other module is local."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 from torch import Tensor, nn
 
 from cleave.errors import UsageError
 from cleave.planner.plan import Method
 from cleave.training.lora.quantized import QuantizedLinear
-from cleave.training.tiles.experts import are_experts, offloaded_experts
-from cleave.training.tiles.offload_report import OffloadReport, Stayed
 from cleave.training.tiles.offloaded_linear import (
     DTYPES,
     OffloadedLinear,
+    are_experts,
     conv1d,
     offloaded_conv1d,
+    offloaded_experts,
     product,
 )
 
@@ -24,9 +26,7 @@ from cleave.training.tiles.offloaded_linear import (
 class OffloadChoice:
     """Selects the modules of a model to offload, and reports why other modules stay local.
 
-    Args:
-        model: the model.
-        include, exclude: patterns for module names; see `cleave.training.tiles.offload.offload`.
+    The arguments are those of `offload`.
     """
 
     def __init__(self, model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> None:
@@ -35,10 +35,7 @@ class OffloadChoice:
         self._conv1d = conv1d()
 
     def found(self) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-        """Select the modules to offload.
-
-        Returns:
-            For each module name, the module and the class that it gets when offloaded.
+        """Return each module to offload by name, and the class that it gets.
 
         Raises:
             UsageError: a module's weights have an unsupported dtype or are not on the CPU.
@@ -63,11 +60,7 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return the report of offloaded and local modules.
-
-        Args:
-            found: the result of `found`.
-        """
+        """Return the report of offloaded modules, the result of `found`, and local modules."""
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -111,15 +104,7 @@ class OffloadChoice:
 
 
 def _check_weight(layer: str, weight: Tensor) -> None:
-    """Check that a weight can be sent to devices.
-
-    Args:
-        layer: name of the module, for the error message.
-        weight: the weight.
-
-    Raises:
-        UsageError: the weight has an unsupported dtype or is not on the CPU.
-    """
+    """Raise UsageError if a layer's weight has an unsupported dtype or is not on the CPU."""
     if weight.device.type != "cpu":
         raise UsageError(
             f"layer {layer!r} lies on {weight.device}; the parameter server keeps the model in "
@@ -140,3 +125,77 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
         if name.startswith("lora_") and isinstance(part := getattr(module, name, None), nn.Module)
         for small in part.modules()
     }
+
+
+# Fraction of offloaded parameters, among those that multiply activations, below which users are
+# warned.
+LEAST_SHARE: Final = 0.9
+
+_LISTED: Final = 8  # maximum number of local modules that a report lists
+
+
+@dataclass(frozen=True, slots=True)
+class Stayed:
+    """A module that is not offloaded.
+
+    Attributes:
+        parameters: number of the module's own parameters, without the parameters of submodules.
+        reason: why the module is not offloaded.
+        multiplies: whether the module multiplies activations by its parameters.
+    """
+
+    parameters: int
+    reason: str
+    multiplies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadReport:
+    """Result of `cleave.offload`. `print` shows the report as text.
+
+    Attributes:
+        method: `tiles` or `stages`.
+        sent: for the name of each offloaded module, its number of parameters. It is empty with
+            stages, because the layers are not known before the first forward pass.
+        stayed: the other modules that have parameters, by name; empty with stages.
+        min_flops: GEMMs with fewer floating-point operations run locally.
+    """
+
+    method: str
+    sent: Mapping[str, int]
+    stayed: Mapping[str, Stayed]
+    min_flops: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Return the offloaded fraction of the parameters that multiply activations, or else 1."""
+        sent = sum(self.sent.values())
+        missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
+        return sent / (sent + missed) if sent + missed else 1.0
+
+    @property
+    def shortfall(self) -> str:
+        """Return a warning if `share` is below `LEAST_SHARE`; else an empty text."""
+        missed = {n: each for n, each in self.stayed.items() if each.multiplies}
+        if self.share >= LEAST_SHARE or not missed:
+            return ""
+        name, most = max(missed.items(), key=lambda item: item[1].parameters)
+        return (
+            f"only {self.share:.0%} of the parameters that multiply went to the fleet; the most "
+            f"that stayed here are those of {name!r}: {most.reason}"
+        )
+
+    def __str__(self) -> str:
+        if self.method != "tiles":
+            return "whole layers go to the fleet from the first forward pass on"
+        count, total = len(self.sent), sum(self.sent.values())
+        lines = [f"to the fleet: {count:,} layers, {total:,} parameters ({self.share:.0%})"]
+        largest = sorted(self.stayed.items(), key=lambda item: -item[1].parameters)
+        for name, each in largest[:_LISTED]:
+            lines.append(f"here: {name}, {each.parameters:,} parameters: {each.reason}")
+        if rest := largest[_LISTED:]:
+            parameters = sum(each.parameters for _, each in rest)
+            lines.append(f"here: {len(rest):,} more modules, {parameters:,} parameters")
+        if self.min_flops:
+            lines.append(f"here: products of fewer than {self.min_flops:,.0f} operations")
+        return "\n".join(lines)

@@ -1,13 +1,14 @@
-"""Forward and backward passes of linear layers whose matrix multiplications run on a fleet."""
+"""Linear layers and mixture-of-experts modules whose matrix multiplications run on a fleet."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from cleave import arrays
 from cleave.arrays import Buffer
@@ -32,8 +33,8 @@ class Operands:
     may change through `.data` or numpy without autograd's knowledge. So the operand of a leaf
     exists only from a layer's forward pass to the layer's backward pass.
 
-    Weights that are gathered for each pass get different memory in every pass. The operand of such
-    a weight belongs to the parameter, and exists until the next weight update; see `bind`.
+    A weight that is gathered for each pass gets different memory in every pass. Its operand belongs
+    to the parameter, and exists until the next weight update; see `bind`.
 
     Args:
         fleet: computes the GEMMs.
@@ -54,10 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory.
-
-        The values of the weight must not change before the next call of `updated`.
-        """
+        """Record that a weight has been gathered into new memory; see `updated`."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -66,7 +64,6 @@ class Operands:
         """Record that the memory of a gathered weight is about to be freed.
 
         Args:
-            weight: the weight.
             done: whether all GEMMs with the weight are complete. A running GEMM keeps a reference
                 to the memory.
         """
@@ -95,22 +92,12 @@ class Operands:
             operand = self._new(tensor)
             setattr(tensor, _ATTRIBUTE, (version, operand))
             return operand
+        place = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
         weight = self._whole.get(tensor.data_ptr())
-        if weight is not None and (weight.shape, weight.stride()) == (
-            tensor.shape,
-            tensor.stride(),
-        ):
+        if weight is not None and place[1:] == (tuple(weight.shape), weight.stride()):
             return self._of_gathered(weight)
         # With `holding`, an operand may outlive the backward pass. So the key includes the values.
-        values = content(tensor) if self.holding else b""
-        key = (
-            tensor.data_ptr(),
-            version,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.dtype,
-            values,
-        )
+        key = (*place, version, tensor.dtype, content(tensor) if self.holding else b"")
         leaf = self._leaves.get(key)
         if leaf is None:
             leaf = self._leaves[key] = self._new(tensor)
@@ -164,33 +151,22 @@ class _LinearFunction(torch.autograd.Function):
         if x.shape[-1] == 0:
             y.zero_()
         else:
-            flat = y.view(-1, width)
-            _multiply(
-                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), flat
-            ).result()
+            w_side = Side(w_operand, not weight_transposed)
+            _multiply(operands.fleet, Side(x_operand), w_side, y.view(-1, width)).result()
         if bias is not None:
             y += bias
         ctx.save_for_backward(x, weight)
-        ctx.operands, ctx.weight_transposed, ctx.has_bias = (
-            operands,
-            weight_transposed,
-            bias is not None,
-        )
+        ctx.operands, ctx.weight_transposed = operands, weight_transposed
+        ctx.has_bias = bias is not None
         # Only these references keep the operands of leaf tensors alive until the backward pass.
-        ctx.leaves = [
-            operand
-            for tensor, operand in ((x, x_operand), (weight, w_operand))
-            if tensor.grad_fn is None
-        ]
+        pairs = (x, x_operand), (weight, w_operand)
+        ctx.leaves = [operand for tensor, operand in pairs if tensor.grad_fn is None]
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the arguments of `forward`.
-
-        The fleet writes the gradients of x and the weight directly into the returned tensors.
-        """
+        """Return the gradients of the arguments of `forward`, which the fleet writes in place."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -232,7 +208,7 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b without waiting. The fleet writes the result into the memory of `out`."""
+    """Start out = a @ b. The fleet writes the result into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -247,8 +223,7 @@ def product(
         module: an offloaded module.
         x: input, shape (..., in).
         weight: shape (out, in); shape (in, out) if `weight_transposed`.
-        bias: shape (out,); may be None.
-        weight_transposed: whether the weight has shape (in, out).
+        bias: shape (out,).
 
     Returns:
         x @ W^T + bias; x @ W + bias if `weight_transposed`. The shape is (..., out).
@@ -295,10 +270,7 @@ class OffloadedLinear(nn.Linear):
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return the class of transformers' Conv1D, which is GPT-2's linear layer.
-
-    It is None if transformers is not installed.
-    """
+    """Return the class of transformers' Conv1D, GPT-2's linear layer; None without transformers."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -314,3 +286,84 @@ def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
         return product(self, x, self.weight, self.bias, weight_transposed=True)
 
     return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})
+
+
+_DIMENSIONS: Final = 3  # experts, outputs, inputs
+_PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
+# Computes a linear layer on the fleet, given x, weight, bias and whether the weight is (in, out).
+Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
+
+
+def auxiliary_weight(model: nn.Module) -> float:
+    """Return the weight of a mixture-of-experts model's load-balancing loss; 0 without one.
+
+    Raises:
+        UsageError: the configuration sets `output_router_logits`, but the model has no weight.
+    """
+    config: Any = getattr(model, "config", None)
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    for name in ("router_aux_loss_coef", "aux_loss_coef"):
+        if (weight := getattr(model, name, None)) is not None:
+            return float(weight)
+    raise UsageError(
+        f"the config asks for the auxiliary loss of experts (output_router_logits), whose weight "
+        f"{type(model).__name__} does not name; set output_router_logits to false to train without"
+    )
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Return whether a module is a mixture-of-experts module that can be offloaded."""
+    own = module.parameters(recurse=False)
+    forward = type(module).forward
+    return any(p.dim() == _DIMENSIONS for p in own) and hasattr(forward, "__wrapped__")
+
+
+class _Products(TorchFunctionMode):
+    """Redirects multiplications by slices of 3-D `parameters` to a fleet while it is active."""
+
+    def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
+        super().__init__()
+        self._parameters = {id(p) for p in parameters}
+        self._product = product
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is nn.functional.linear and not given and self._is_expert(args[1]):
+            x, weight, *bias = args
+            return self._product(x, weight, bias[0] if bias else None, False)
+        if func in _PRODUCTS and not given and self._is_expert(args[1]):
+            return self._product(args[0], args[1], None, True)
+        return func(*args, **given)
+
+    def _is_expert(self, weight: Tensor) -> bool:
+        return weight.dim() == _DIMENSIONS - 1 and id(weight._base) in self._parameters
+
+
+def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
+    """Return a subclass of a mixture-of-experts class that multiplies on a fleet.
+
+    The weights of all experts are slices of 3-D parameters. The eager forward pass multiplies by
+    one expert's slice after another, with `F.linear` or `@`.
+
+    Args:
+        product: computes a linear layer; see `product`.
+    """
+    eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+            return product(self, x, weight, bias, transposed)
+
+        with _Products(list(self.parameters(recurse=False)), multiply):
+            return eager(self, *args, **kwargs)
+
+    name = f"Offloaded{base.__name__}"
+    return type(name, (base,), {"forward": forward, "__doc__": "Experts on a fleet."})
