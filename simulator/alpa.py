@@ -32,9 +32,16 @@ from typing import Final
 import numpy as np
 
 from simulator.method import Conditions, Outcome, Part
-from simulator.partition import Cut, best_partition
-from simulator.peers import all_reduce_s
-from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.pipeline import (
+    Cut,
+    PipelineJob,
+    Stage,
+    best_partition,
+    one_f_one_b,
+    pipeline_memory,
+    restart,
+)
+from simulator.work import all_reduce_s
 
 _UNITS: Final = 32
 

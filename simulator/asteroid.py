@@ -29,8 +29,7 @@ import numpy as np
 
 from cleave.planner.tiles.shape import Floats, RateArrays
 from simulator.method import Conditions, Outcome, Part
-from simulator.partition import Cut, best_partition
-from simulator.pipeline import PipelineJob, Stage, pipeline_memory, restart
+from simulator.pipeline import Cut, PipelineJob, Stage, best_partition, pipeline_memory, restart
 from simulator.work import STATE_BYTES
 
 _UNITS: Final = 32

@@ -11,7 +11,6 @@ from typing import Final
 from simulator.method import Outcome
 from simulator.sweep import Row
 from simulator.verdict import OURS, Claim, ClaimTrial, figure
-from simulator.verdict import Verdict as Verdict  # re-exported for `simulator.study`
 
 DETECTION_S: Final = 5.0
 UNLIMITED: Final = "unlimited"

@@ -17,8 +17,14 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.method import Conditions, Outcome, Part
-from simulator.partition import best_partition
-from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.pipeline import (
+    PipelineJob,
+    Stage,
+    best_partition,
+    one_f_one_b,
+    pipeline_memory,
+    restart,
+)
 from simulator.work import STATE_BYTES
 
 

@@ -22,8 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.method import Conditions, Outcome, Part
-from simulator.peers import RECOMPUTE, all_reduce_s, dealt, misfit, stage_need, tightest
-from simulator.work import LayerWork, edge_parameters, layer_work, train_flops
+from simulator.work import (
+    RECOMPUTE,
+    LayerWork,
+    all_reduce_s,
+    dealt,
+    edge_parameters,
+    layer_work,
+    misfit,
+    stage_need,
+    tightest,
+    train_flops,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,3 +151,22 @@ def impossible(method: str, reason: str) -> Outcome:
         reason: text on why the method has no plan under the simulated conditions.
     """
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
+
+
+def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
+    """Return the average seconds of a step while devices are lost at random.
+
+    Args:
+        outcome: simulated step without losses.
+        losses_per_s: rate at which each single device is lost.
+        detection_s: seconds from the loss of a device until the loss is detected.
+
+    Returns:
+        Average seconds; infinite if the step never ends, None if the method has no recovery model.
+    """
+    if outcome.recovery_s is None:
+        return None
+    if outcome.under_losses is not None:
+        return outcome.under_losses.with_losses_s(losses_per_s, detection_s)
+    lost = outcome.devices_used * losses_per_s * (detection_s + outcome.recovery_s)
+    return outcome.step_s / (1 - lost) if lost < 1 else math.inf

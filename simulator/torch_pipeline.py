@@ -23,9 +23,8 @@ import numpy as np
 
 from cleave.planner.tiles.shape import RateArrays
 from simulator.method import Conditions, Outcome, Part
-from simulator.peers import all_reduce_s
 from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory
-from simulator.work import edge_parameters
+from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cleave.energy.assumptions import Assumptions
-from cleave.energy.carbon import embodied_gco2e, operational_gco2e
+from cleave.energy.grid import embodied_gco2e, operational_gco2e
 from cleave.energy.meter import Basis, Gap, parts_of
 from cleave.energy.typical import KnownPower, Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power

@@ -9,17 +9,87 @@ from typing import Final
 import msgspec
 
 from cleave.energy.account import Ps
-from cleave.energy.assumptions import Assumptions
-from cleave.energy.comparison import Ratios
+from cleave.energy.assumptions import Assumptions, load_assumptions
+from cleave.energy.comparison import ComparisonQuestion, Ratios
 from cleave.energy.grid import load_grids
 from cleave.energy.meter import Basis
 from cleave.energy.sensitivity import Bar, Case, tornado, widest_first
-from cleave.energy.typical import Typical
+from cleave.energy.typical import Typical, load_typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Power
-from simulator.study.accountant import Accountant
-from simulator.study.conditions import ConditionState, carbon_axes, energy_axes, lasting
+from profiles.library import load_profiles
+from simulator.study.conditions import (
+    ConditionState,
+    carbon_axes,
+    combinations,
+    energy_axes,
+    grids,
+    lasting,
+)
 from simulator.study.rows import GpuRun, StudyRow, simulated
 from simulator.study.setups import OTHER_SHARES
+
+
+class Accountant:
+    """Computes the ratios of the GPU's energy and carbon to the devices' energy and carbon.
+
+    Values that device profiles lack are replaced by typical figures.
+
+    Attributes:
+        typical: figures that replace missing values.
+        of_energy, of_carbon: all combinations of conditions for claims about energy and about
+            carbon, each with its settings and state. The first combination is the central case.
+        middle: state of the central case.
+    """
+
+    def __init__(self) -> None:
+        self._profiles = load_profiles()
+        self.typical = load_typical()
+        every = (*energy_axes(), *carbon_axes())
+        self.of_energy = list(combinations(energy_axes(), start()))
+        self.of_carbon = list(combinations(every, start()))
+        self.middle = self.of_carbon[0][1]
+
+    def question(
+        self,
+        row: StudyRow,
+        gpu: GpuRun,
+        state: ConditionState,
+        *,
+        typical: Typical | None = None,
+        card: DeviceProfile | None = None,
+        ps: Ps | None = None,
+    ) -> ComparisonQuestion:
+        """Return the comparison of a row's devices with the GPU, before ratios are computed.
+
+        Args:
+            row: set-up and method whose devices are compared.
+            gpu: the same training steps on the GPU.
+            state: assumptions, and training speeds as shares of multiplication speed.
+            typical: figures that replace values missing in profiles; None means `self.typical`.
+            card: profile of the GPU; None means the profile in `gpu`.
+            ps: energy of the parameter server; None means that it does not count.
+        """
+        cloud = gpu.at(state.gpu_share)
+        cloud = replace(cloud, profile=card or cloud.profile)
+        usages = [row.spell_at(state.device_share)]
+        return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
+
+    def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
+        """Return the ratios of the GPU's energy and carbon to those of a row's devices.
+
+        Args:
+            row: set-up and method whose devices are compared.
+            gpu: the same training steps on the GPU.
+            state: assumptions, and training speeds as shares of multiplication speed.
+        """
+        return self.question(row, gpu, state).ratios(state.case)
+
+
+def start() -> ConditionState:
+    """Return Cleave's default assumptions with the median country's carbon intensity."""
+    middle = grids()[1]
+    return ConditionState(Case(load_assumptions(), middle, middle))
+
 
 WAITING_PHONE_W: Final = 1.0  # average power of a phone in use, by Boavizta
 GPU_LEAST: Final = 0.7  # lowest assumed power of the GPU, as a share of its board power

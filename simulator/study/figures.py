@@ -10,13 +10,12 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from cleave.energy.tornado_plot import draw_tornado
+from cleave.energy.sensitivity import draw_tornado
 from cleave.files import save_figure
-from simulator.study.cells import quantity
-from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
+from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM, Found
 from simulator.study.dependence import UTILISATIONS
+from simulator.study.sections import quantity
 from simulator.study.study import Judged, SetupStudy, StudyJudgement
-from simulator.study.verdicts import Found
 
 _DPI = 110
 _BAND = {"color": "tab:green", "alpha": 0.15}

@@ -9,18 +9,26 @@ from typing import Final
 
 from cleave.energy.account import DeviceUsage, Footprint, cloud_footprint
 from cleave.energy.comparison import Ratios
-from simulator.study.accountant import Accountant
 from simulator.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
     ConditionState,
+    Found,
+    Settings,
     carbon_axes,
     energy_axes,
+    held_against,
 )
-from simulator.study.dependence import Changed, Dependence, dependences, in_use, one_by_one
+from simulator.study.dependence import (
+    Accountant,
+    Changed,
+    Dependence,
+    dependences,
+    in_use,
+    one_by_one,
+)
 from simulator.study.rows import GpuRun, StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import Setup, SetupScope
-from simulator.study.verdicts import Found, Settings, held_against
 from simulator.workers import ThisProcess, Workers
 
 SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-stages")

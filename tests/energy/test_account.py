@@ -15,8 +15,8 @@ from cleave.energy.account import (
     fleet_footprint,
 )
 from cleave.energy.assumptions import Assumptions, load_assumptions
-from cleave.energy.carbon import S_PER_YEAR
 from cleave.energy.comparison import ComparisonQuestion
+from cleave.energy.grid import S_PER_YEAR
 from cleave.energy.meter import Basis
 from cleave.energy.sensitivity import Case, tornado
 from cleave.energy.typical import load_typical

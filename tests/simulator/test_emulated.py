@@ -20,9 +20,9 @@ from cleave.workload.step import step_gemms
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
-from simulator.attention import backward_task, forward_task, tasks_s
 from simulator.catalogue import methods
 from simulator.method import Conditions
+from simulator.tiles import backward_task, forward_task, tasks_s
 from tests.simulator.conditions import paper
 
 BF16 = ElementBytes(2, 2)

@@ -13,8 +13,7 @@ from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes, cut_batch
 from simulator.catalogue import methods
-from simulator.churn import with_losses_s
-from simulator.method import Conditions, Outcome
+from simulator.method import Conditions, Outcome, with_losses_s
 from simulator.stages import StagedStep
 from simulator.work import train_flops
 from tests.simulator.conditions import alike, paper

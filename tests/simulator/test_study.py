@@ -12,21 +12,21 @@ from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave_cli.main import app
-from simulator.claims import Verdict
-from simulator.study.accountant import Accountant
-from simulator.study.cells import only_if_text
 from simulator.study.conditions import (
     LAPTOPS_AT_ALL,
     Axis,
     Setting,
     carbon_axes,
     energy_axes,
+    held_against,
+    together,
 )
-from simulator.study.dependence import one_by_one
+from simulator.study.dependence import Accountant, one_by_one
 from simulator.study.rows import StudyRow, gpu_run, rows_of, simulated
+from simulator.study.sections import only_if_text
 from simulator.study.setups import published
 from simulator.study.study import judged, needed_flops_per_s
-from simulator.study.verdicts import held_against, together
+from simulator.verdict import Verdict
 
 LAPTOP, PHONE, LAPTOPS, PHONES = published().setups
 

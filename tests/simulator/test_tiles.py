@@ -13,9 +13,9 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
-from simulator.attention import forward_task
 from simulator.catalogue import methods
 from simulator.method import Conditions
+from simulator.tiles import forward_task
 from tests.simulator.conditions import alike, paper
 
 pytestmark = pytest.mark.slow
