@@ -1,6 +1,9 @@
-"""The carbon intensity of electricity by country.
+"""The carbon of electricity by country or by hour, and of manufacturing devices.
 
-The figures are in `grid_carbon.csv`. `grid_carbon.md` describes their source.
+    C_operational = E / 3.6e6 I                         E in joules, I in gCO2e/kWh
+    C_embodied    = M t_used / (lifetime utilisation)   times in seconds, C and M in gCO2e
+
+The formulae follow arXiv 2507.01803. `grid_carbon.md` describes the source of `grid_carbon.csv`.
 """
 
 from __future__ import annotations
@@ -36,27 +39,21 @@ def embodied_gco2e(
 ) -> float:
     """Return the share of a device's manufacturing carbon that belongs to a run, in gCO2e.
 
-    Manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its lifetime of 2.5
-    years. A run of 0.0125 years is 1 % of this use, so 1 % of the carbon belongs to the run:
+    Manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its 2.5 years. A run of
+    0.0125 years is 1 % of this use:
 
         >>> round(embodied_gco2e(53000, 0.0125 * S_PER_YEAR, 2.5, 0.5))
         530
-
-    Args:
-        made_gco2e: carbon of manufacturing the device, in gCO2e.
-        used_s: seconds for which the run used the device.
-        lifetime_years: lifetime of the device.
-        utilisation: share of the lifetime for which the device is in use.
     """
     return made_gco2e * used_s / (lifetime_years * S_PER_YEAR * utilisation)
 
 
 def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
-    """Return the mean carbon intensity during a run, from a table by hour of the day.
+    """Return the mean carbon intensity of a run with constant power, from a table by hour of the
+    day.
 
-    The power of the run is assumed constant. In this example, the carbon intensity is 100 gCO2e/kWh
-    from 23:00, 200 from 0:00 and 400 from 1:00. A run of two hours from 23:30 has half an hour at
-    100, one hour at 200 and half an hour at 400:
+    The intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A run of two hours
+    from 23:30 has half an hour at 100, one hour at 200 and half an hour at 400:
 
         >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
         225.0
@@ -82,13 +79,9 @@ def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The mean carbon intensity of a country's electricity in one year.
+    """The mean life-cycle carbon intensity of a country's electricity in one year.
 
-    Attributes:
-        code: ISO 3166-1 alpha-3 code of the country.
-        country: English name of the country.
-        gco2e_per_kwh: life-cycle emissions in grams of CO2 equivalent per kWh.
-        year: the year to which the figure applies.
+    `code` is the ISO 3166-1 alpha-3 code of the country.
     """
 
     code: str
@@ -101,7 +94,7 @@ class Grid:
 
 
 def load_grids() -> list[Grid]:
-    """Load the carbon intensities of all countries in `grid_carbon.csv`."""
+    """Load the carbon intensities of all countries."""
     text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
     return [
         Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
@@ -116,7 +109,7 @@ def load_grid(country: str) -> Grid:
         country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when `grid_carbon.csv` does not contain the country.
+        UsageError: when no figures are known for the country.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -135,8 +128,8 @@ def load_hours(path: Path) -> tuple[float, ...]:
     """Load a user's table of the carbon intensity in each hour of the day.
 
     Args:
-        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line for each hour from
-            0 to 23.
+        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line per hour from 0 to
+            23.
 
     Returns:
         24 carbon intensities in gCO2e/kWh, starting at midnight.
@@ -162,12 +155,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The carbon intensity of a run's electricity, and the source of the figure.
-
-    Attributes:
-        gco2e_per_kwh: mean carbon intensity during the run.
-        text: source and value, as text for the user.
-    """
+    """The mean carbon intensity of a run's electricity, and its source as text for the user."""
 
     gco2e_per_kwh: float
     text: str
@@ -177,8 +165,7 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     """Return the carbon intensity of a run's electricity.
 
     Args:
-        place: a country (see `load_grid`), or the path of a CSV file (see `load_hours`), which must
-            end in `.csv`.
+        place: a country (see `load_grid`), or the path of a `.csv` file (see `load_hours`).
         start_hour: hour of the day at which the run begins; used only with a CSV file.
         duration_s: seconds of the run; used only with a CSV file.
 

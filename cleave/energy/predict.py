@@ -1,11 +1,10 @@
 """Predict the time and usage of a fleet, or of a GPU, for a number of training steps.
 
-Fleet and GPU compute the same GEMMs, which are those of the Linear modules. Attention scores and
-elementwise operations are not counted. With a fleet, the PS computes them.
+Fleet and GPU compute the GEMMs of the Linear modules. Attention scores and elementwise operations
+are not counted; with a fleet, the PS computes them.
 
-    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
-            where F is the sustained throughput of the hot device. It idles for the rest of the
-            step.
+    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds at
+            the sustained throughput F of the hot device, and idles for the rest of the step.
     GPU:    t = FLOPs / (share F), where F is the peak throughput in matrix multiplication.
 """
 
@@ -37,10 +36,7 @@ class Work:
     """A model, and the number and size of the training steps.
 
     Attributes:
-        spec: sizes of the model.
-        batch: sequences per step.
-        seq: tokens per sequence.
-        steps: number of training steps.
+        batch, seq: sequences per step, and tokens per sequence.
         dtype: dtype of the GEMM operands: `bf16`, `fp16` or `fp32`.
     """
 
@@ -115,13 +111,7 @@ def _rates(number: int, device: FleetDevice) -> DeviceRates:
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return the usage of one GPU for the training steps.
-
-    Args:
-        work: the model and the training steps.
-        gpu: profile of the GPU.
-        share: throughput of training divided by the GPU's throughput in matrix multiplication.
-    """
+    """Return the usage of one GPU that trains at a share of its GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 
@@ -129,7 +119,7 @@ def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
 def fits(work: Work, gpu: DeviceProfile) -> bool:
     """Return True if parameters, gradients and optimizer state fit in the GPU's memory.
 
-    Activations are not counted, so training may still need more memory than the GPU has.
+    Activations are not counted, so training may still need more memory.
     """
     needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
     return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)
