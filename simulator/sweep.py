@@ -1,7 +1,4 @@
-"""Simulation of several methods with several device counts.
-
-A cell is one method with one device count. Its simulation gives one row per variant of the method.
-"""
+"""Simulation of several methods with several device counts."""
 
 from __future__ import annotations
 
@@ -16,17 +13,12 @@ from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
-from simulator.workers import ThisProcess, Workers
+from simulator.workers import Processes, Workers
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and the number of devices offered to the method.
-
-    Attributes:
-        devices: number of devices offered; None for cloud methods, which use no devices.
-        outcome: simulated cost of a step.
-    """
+    """An outcome, and the number of devices offered to the method; None for cloud methods."""
 
     devices: int | None
     outcome: Outcome
@@ -34,13 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method to simulate, and the conditions of the simulation.
-
-    Attributes:
-        devices: number of devices offered; None for cloud methods, which use no devices.
-        method: training method.
-        conditions: model, batch and fleet.
-    """
+    """A method to simulate with a number of devices; None for cloud methods."""
 
     devices: int | None
     method: Method
@@ -125,9 +111,9 @@ def cells(
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
-        coding: policy that decides on which links payloads are compressed, for all methods. With
-            `cleave-stages`, compressed links carry fewer bytes. With other methods, compressed
-            links have higher rates.
+        coding: decides on which links payloads are compressed, for all methods. With
+            `cleave-stages`, compressed links carry fewer bytes. With other methods, they have
+            higher rates.
         memory_bytes: memory of each device; None means the memory in the fleet.
 
     Raises:
@@ -177,7 +163,7 @@ def simulate(
         workers: workers that simulate the cells; None means this process.
         done: function that is called with each cell once it is simulated.
     """
-    workers = workers or ThisProcess()
+    workers = workers or Processes()
     longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
     found: list[list[Row]] = [[] for _ in every]
     for index, rows in workers.run(Cell.rows, [every[i] for i in longest_first]):

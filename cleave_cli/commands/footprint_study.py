@@ -38,7 +38,7 @@ def study(
     """
     from cleave.energy.assumptions import load_assumptions
     from cleave.energy.typical import load_typical
-    from simulator.report import marked_quick
+    from simulator.paper import marked_quick
     from simulator.study.inputs import inputs
     from simulator.study.report import document, report
     from simulator.study.setups import published

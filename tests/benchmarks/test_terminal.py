@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -20,7 +19,6 @@ from benchmarks.terminal import (
     renamed,
     screen_text,
     to_cast,
-    to_svg,
 )
 
 
@@ -30,37 +28,25 @@ def shown(*pieces: str, columns: int = 10, rows: int = 3, exit_code: int = 0) ->
     return Recording("cleave demo", columns, rows, output, exit_code)
 
 
-def test_a_line_as_wide_as_the_terminal_is_not_wrapped() -> None:
-    assert faults(shown("0123456789\r\nnext\r\n")) == []
-
-
-def test_a_longer_line_is_wrapped_even_if_it_comes_in_pieces() -> None:
-    assert faults(shown("01234567", "89ab\r\n")) == ["wrapped at 10 columns: 0123456789"]
-
-
-def test_a_wrapped_line_is_seen_although_it_was_erased() -> None:
-    recording = shown("0123456789ab", "\x1b[2K\x1b[1A\x1b[2K\rdone\r\n")
-    assert screen_text(recording) == ["done"]
-    assert faults(recording) == ["wrapped at 10 columns: 0123456789"]
-
-
-def test_colours_take_no_columns() -> None:
-    assert faults(shown("\x1b[1;38;5;197m0123456789\x1b[0m\r\n")) == []
-
-
-def test_what_rich_cuts_is_seen() -> None:
-    assert faults(shown("step …\r\n")) == ["cut: step …"]
-
-
-def test_failures_are_seen() -> None:
-    text = "Traceback (most recent call last):\r\n"
-    assert faults(shown(text, columns=80, exit_code=2)) == ["a traceback", "exit code 2"]
-
-
-def test_a_private_text_is_seen() -> None:
-    recording = shown("on vm in /tmp/abc/runs\r\n", columns=80)
-    found = faults(recording, ["vm", "/tmp/abc", "m", "/tmp/abd"])
-    assert found == ["a private text: vm", "a private text: /tmp/abc"]
+@pytest.mark.parametrize(
+    ("pieces", "columns", "expected"),
+    [
+        (("0123456789\r\nnext\r\n",), 10, []),
+        (("01234567", "89ab\r\n"), 10, ["wrapped at 10 columns: 0123456789"]),
+        (  # although it is erased afterwards
+            ("0123456789ab", "\x1b[2K\x1b[1A\x1b[2K\rdone\r\n"),
+            10,
+            ["wrapped at 10 columns: 0123456789"],
+        ),
+        (("\x1b[1;38;5;197m0123456789\x1b[0m\r\n",), 10, []),  # colours take no columns
+        (("step …\r\n",), 10, ["cut: step …"]),
+        (("Traceback (most recent call last):\r\n",), 80, ["a traceback"]),
+        (("on vm in /tmp/abc/runs\r\n",), 80, ["a private text: vm", "a private text: /tmp/abc"]),
+    ],
+)
+def test_faults_are_seen(pieces: tuple[str, ...], columns: int, expected: list[str]) -> None:
+    private = ["vm", "/tmp/abc", "m", "/tmp/abd"]
+    assert faults(shown(*pieces, columns=columns), private) == expected
 
 
 def test_a_folder_is_renamed_across_pieces() -> None:
@@ -68,10 +54,6 @@ def test_a_folder_is_renamed_across_pieces() -> None:
     assert [piece.text for piece in recording.output] == ["/home/", "me/runs"]
     with pytest.raises(ValueError, match="two names of one length"):
         renamed(recording, "/home/me", "/home/someone")
-
-
-def test_lines_that_left_at_the_top_are_shown() -> None:
-    assert screen_text(shown("1\r\n2\r\n3\r\n4\r\n5")) == ["1", "2", "3", "4", "5"]
 
 
 def test_a_screen_of_the_middle_has_what_came_until_then() -> None:
@@ -85,14 +67,6 @@ def test_a_cast_is_what_asciinema_reads() -> None:
     assert header["version"] == 2
     assert (header["width"], header["height"]) == (10, 3)
     assert events == [[0.0, "o", "a\x1b[1mb\r\n"], [1.0, "o", "ü"]]
-
-
-def test_a_picture_has_the_text_and_fetches_nothing() -> None:
-    svg = to_svg(shown("\x1b[31mred\x1b[0m <&>\r\n", columns=20), "a-name")
-    text = "".join(ElementTree.fromstring(svg).itertext()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "red" in text
-    assert "<&>" in text
-    assert "url(http" not in svg.replace('"', "")
 
 
 def test_a_long_command_is_broken_between_words() -> None:

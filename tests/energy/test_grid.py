@@ -43,6 +43,12 @@ def test_a_table_that_is_not_a_day(tmp_path: Path, hours: list[int]) -> None:
         load_hours(Path(table(tmp_path / "home.csv", hours)))
 
 
+def test_an_unknown_country() -> None:
+    assert load_grid("deu") == load_grid("Germany")
+    with pytest.raises(UsageError, match="near are France"):
+        load_grid("Frnace")
+
+
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_hours(tmp_path / "home.csv")
@@ -65,11 +71,6 @@ def test_joules_and_watt_hours_grams_and_kilograms() -> None:
     energy_j = 1_082_990 * 3600 * 400
     assert energy_j / 3600 / 1000 == pytest.approx(433_196, rel=1e-5)  # Wh, kWh
     assert operational_gco2e(energy_j, 57) / 1000 / 1000 == pytest.approx(24.7, abs=0.05)  # kg, t
-
-
-def test_the_grid_says_the_same() -> None:
-    grid = load_grid("DEU")
-    assert grid.gco2e(7.2e6) == operational_gco2e(7.2e6, grid.gco2e_per_kwh)
 
 
 def test_a_whole_life_carries_all_of_it() -> None:

@@ -32,13 +32,6 @@ def test_flops_of_gpt_layers_are_the_published_count() -> None:
     assert train_flops(spec, batch, seq) == pytest.approx(published, rel=1e-12)
 
 
-def test_six_flops_per_parameter_is_near_but_not_it() -> None:
-    spec = find_model("opt-175b")
-    per_token = train_flops(spec, 1, 1024) / 1024
-    assert per_token == pytest.approx(6 * spec.parameters, rel=0.03)
-    assert per_token != pytest.approx(6 * spec.parameters, rel=0.001)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_and_edges_are_all_parameters(name: str) -> None:
     spec = MODELS[name]
@@ -88,10 +81,6 @@ def test_data_parallel_by_hand() -> None:
     ring_s = 2 * (n - 1) / n * 2 * spec.parameters / 7.5e6
     assert outcome.step_s == pytest.approx(compute_s + ring_s)
     assert outcome.fits
-
-
-def test_a_model_too_big_says_so() -> None:
-    conditions = Conditions(find_model("opt-13b"), 4, 512, alike(4, memory=2e9))
-    (outcome,) = DataParallel().outcomes(conditions)
+    (outcome,) = DataParallel().outcomes(Conditions(find_model("opt-13b"), 4, 512, alike(4)))
     assert not outcome.fits
     assert "too small" in outcome.misfit
