@@ -31,7 +31,6 @@ import numpy as np
 
 from simulator.method import Conditions, Outcome, Part, best
 from simulator.pipeline import (
-    Cut,
     PipelineJob,
     Stage,
     best_partition,
@@ -132,18 +131,8 @@ def _planned(
     cuts = best_partition(cost, micro_batches)
     assert cuts is not None  # a plan with one stage on all devices always exists
     chosen = [shardings[cut.stop - cut.start - 1] for cut in cuts]
-    return _outcome(conditions, job, cuts, chosen, unit, micro_batches)
 
-
-def _outcome(
-    conditions: Conditions,
-    job: PipelineJob,
-    cuts: list[Cut],
-    chosen: list[_Sharding],
-    unit: int,
-    micro_batches: int,
-) -> Outcome:
-    roomiest = conditions.rates.take(np.argsort(-conditions.rates.memory, kind="stable"))
+    roomiest = rates.take(np.argsort(-rates.memory, kind="stable"))
     stages, sent = [], 2.0 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes
     for cut, s in zip(cuts, chosen, strict=True):
         used = s.tensor * s.data

@@ -29,7 +29,6 @@ import numpy as np
 from cleave.planner.tiles.shape import Floats, RateArrays
 from simulator.method import Conditions, Outcome, Part, best
 from simulator.pipeline import (
-    Cut,
     PipelineJob,
     Stage,
     best_partition,
@@ -114,13 +113,8 @@ def _planned(conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
     if cuts is None:
         cuts = best_partition(cost, micro_batches)
     assert cuts is not None  # a plan with all layers on the first unit always exists
-    return _outcome(job, used, groups, cuts, unit, each)
 
-
-def _outcome(
-    job: PipelineJob, used: RateArrays, groups: _Groups, cuts: list[Cut], unit: int, each: int
-) -> Outcome:
-    micro_batches, stages = -(-job.batch // each), len(cuts)
+    stages = len(cuts)
     members = [used.take(np.arange(cut.start * unit, cut.stop * unit)) for cut in cuts]
     held = [Stage(cut.layers, group) for cut, group in zip(cuts, members, strict=True)]
     in_flight = [

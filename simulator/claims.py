@@ -135,17 +135,10 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
             continue
         mine, ours = useful[name, card], name in OURS
         if ours:
+            ratios = {other: mine / used for other, used in baselines.items()}
             trials += [
-                ClaimTrial(
-                    name,
-                    largest,
-                    other,
-                    card,
-                    evidence.model,
-                    mine >= 2 * used,
-                    mine / used or None,
-                )
-                for other, used in baselines.items()
+                ClaimTrial(name, largest, other, card, evidence.model, ratio >= 2, ratio or None)
+                for other, ratio in ratios.items()
             ]
         rows.append(
             (

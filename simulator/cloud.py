@@ -70,9 +70,7 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return the outcome without offloading and, if the model does not fit, the one with
-        offloading.
-        """
+        """Return the outcome without and, if that does not fit, the one with offloading."""
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 

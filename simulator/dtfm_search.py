@@ -208,9 +208,7 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Swap a device between two random groups, whose first keeps its two fastest uplinks (of two,
-    one).
-    """
+    """Swap two devices of random groups. The first keeps its two fastest uplinks (of two, one)."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()

@@ -132,9 +132,7 @@ class Outcome:
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the seconds that losing a device adds to a step after detection; None if not
-        modelled.
-        """
+        """Return the seconds that a loss adds to a step after detection; None if not modelled."""
         return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property

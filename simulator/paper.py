@@ -101,9 +101,7 @@ def report(
 
 
 def summary(claim: Claim) -> str:
-    """Return text for the terminal: a claim's title, and one line per Cleave method with its
-    verdict.
-    """
+    """Return text for the terminal: a claim's title and its verdict for each Cleave method."""
     width = max(map(len, OURS))
     lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
     return "\n".join((claim.title, *lines))

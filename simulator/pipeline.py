@@ -57,9 +57,7 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer with its share of the LM head, as a multiple of the layer
-        alone.
-        """
+        """Return the FLOPs of a layer with its share of the LM head, over those of the layer."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -100,9 +98,7 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers as evenly as possible. The last stages get fewer, because the last has the LM
-    head.
-    """
+    """Divide layers evenly. The last stages get fewer, because the last has the LM head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cleave.energy.predict import stated_rates as stated_rates
 from cleave.errors import UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
-from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
@@ -65,22 +65,6 @@ def fleet_rates(
     return stated_rates(found)
 
 
-def stated_rates(devices: Sequence[FleetDevice]) -> list[DeviceRates]:
-    """Return the rates that devices state, for the planner. Devices are numbered from 0."""
-    return [
-        DeviceRates(
-            number,
-            device.stated_downlink_bytes_per_s,
-            device.stated_uplink_bytes_per_s,
-            device.stated_flops_per_s,
-            device.latency_s,
-            device.memory_bytes,
-            graph_flops_per_s=device.stated_graph_flops_per_s,
-        )
-        for number, device in enumerate(devices)
-    ]
-
-
 def cells(
     spec: ModelSpec,
     batch: int,
@@ -119,36 +103,20 @@ def cells(
     Raises:
         UsageError: when the fleet is unknown or invalid.
     """
+    nobody = Conditions(spec, batch, seq, (), element, ps, seed, ps_flops_per_s=ps_flops_per_s)
     found: list[Cell] = []
     for count in counts:
-        by_link, by_link_in_fp32 = (
-            [
-                coding.decided(_with_memory(device, memory_bytes), ps, count)
-                for device in fleet_rates(fleet, count, dtype=computed, stragglers=stragglers)
-            ]
-            for computed in (dtype, "fp32")
+        by_dtype = []
+        for computed in (dtype, "fp32"):
+            devices = fleet_rates(fleet, count, dtype=computed, stragglers=stragglers)
+            if memory_bytes is not None:
+                devices = [replace(device, memory_bytes=memory_bytes) for device in devices]
+            by_dtype.append([coding.decided(device, ps, count) for device in devices])
+        conditions = replace(
+            nobody, devices=payload_rates(by_dtype[0], dtype, dtype), fp32_devices=by_dtype[1]
         )
-        coded = payload_rates(by_link, dtype, dtype)
-        conditions = Conditions(
-            spec,
-            batch,
-            seq,
-            coded,
-            element,
-            ps,
-            seed,
-            by_link_in_fp32,
-            ps_flops_per_s,
-        )
-        found += [
-            Cell(count, method, conditions) for method in methods if not isinstance(method, Cloud)
-        ]
-    nobody = Conditions(spec, batch, seq, (), element, ps, seed)
-    return found + [Cell(None, method, nobody) for method in methods if isinstance(method, Cloud)]
-
-
-def _with_memory(device: DeviceRates, memory_bytes: int | None) -> DeviceRates:
-    return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)
+        found += [Cell(count, m, conditions) for m in methods if not isinstance(m, Cloud)]
+    return found + [Cell(None, m, nobody) for m in methods if isinstance(m, Cloud)]
 
 
 def simulate(
@@ -164,14 +132,11 @@ def simulate(
         done: function that is called with each cell once it is simulated.
     """
     workers = workers or Processes()
-    longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
+    # Devices times layers is a rough measure of how long the simulation of a cell takes.
+    sizes = [(cell.devices or 0) * cell.conditions.spec.layers for cell in every]
+    longest_first = sorted(range(len(every)), key=lambda i: -sizes[i])
     found: list[list[Row]] = [[] for _ in every]
     for index, rows in workers.run(Cell.rows, [every[i] for i in longest_first]):
         found[longest_first[index]] = rows
         done(every[longest_first[index]])
     return found
-
-
-def _size(cell: Cell) -> int:
-    """Return devices times layers, a rough measure of how long the simulation of a cell takes."""
-    return (cell.devices or 0) * cell.conditions.spec.layers

@@ -32,9 +32,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline in which each stage is one device with a given number of layers, in pipeline
-    order.
-    """
+    """A pipeline with one device per stage, and a number of layers for each stage in order."""
 
     name = "pipeline"
 

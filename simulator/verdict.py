@@ -81,8 +81,8 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return text on the conditions under which the claim holds; empty if they make no
-        difference.
+        """Return text on the conditions under which the claim holds; empty if it always or never
+        does.
         """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:

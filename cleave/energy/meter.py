@@ -36,9 +36,7 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return seconds of receiving plus seconds of sending, so simultaneous traffic counts
-        twice.
-        """
+        """Return seconds of receiving plus sending. Simultaneous traffic counts twice."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 

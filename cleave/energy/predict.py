@@ -24,11 +24,8 @@ from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 
+# Mixed-precision Adam: 2 for weight and gradient each, 4 for fp32 weight and both moments each.
 TRAINING_BYTES_PER_PARAMETER = 16
-"""Memory of mixed-precision Adam, in bytes per parameter.
-
-Weight and gradient need 2 bytes each. The fp32 weight and both moments need 4 bytes each.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
     Raises:
         PlanError: when no device has enough memory for a tile of some GEMM.
     """
-    rates = [_rates(number, device) for number, device in enumerate(fleet)]
+    rates = stated_rates(fleet, hot=True)
     element = ElementBytes(work.element_bytes, work.element_bytes)
     gemms = step_gemms(work.spec, work.batch, work.seq, fused_siblings=True)
     step = plan_step(TilePlanner(), gemms, element, rates, PsRates())
@@ -97,17 +94,24 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
     return usages, step.predicted_s * work.steps
 
 
-def _rates(number: int, device: FleetDevice) -> DeviceRates:
-    hot = device.thermal.sustained_speed if device.thermal is not None else 1.0
-    return DeviceRates(
-        number,
-        device.stated_downlink_bytes_per_s,
-        device.stated_uplink_bytes_per_s,
-        device.stated_flops_per_s * hot,
-        device.latency_s,
-        device.memory_bytes,
-        graph_flops_per_s=device.stated_graph_flops_per_s * hot,
-    )
+def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
+    """Return the rates that devices state, for the planner. Devices are numbered from 0.
+
+    With `hot`, the throughput is the one that a device sustains when it is hot.
+    """
+    speeds = [d.thermal.sustained_speed if hot and d.thermal else 1.0 for d in devices]
+    return [
+        DeviceRates(
+            number,
+            device.stated_downlink_bytes_per_s,
+            device.stated_uplink_bytes_per_s,
+            device.stated_flops_per_s * speed,
+            device.latency_s,
+            device.memory_bytes,
+            graph_flops_per_s=device.stated_graph_flops_per_s * speed,
+        )
+        for number, (device, speed) in enumerate(zip(devices, speeds, strict=True))
+    ]
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:

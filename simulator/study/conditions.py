@@ -116,9 +116,7 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield the settings, by name of the axis, and the state of all combinations, central case
-    first.
-    """
+    """Yield settings by axis, and the state, of all combinations. The central case is first."""
     names = [axis.name for axis in axes]
     for settings in product(*(axis.settings.items() for axis in axes)):
         state = start

@@ -105,9 +105,7 @@ class _Ends:
     high: Ratios
 
 
-def dependences(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
-) -> list[Dependence]:
+def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
     """Return the sensitivity of a row's energy ratio and of its attributed carbon ratio.
 
     `seed` is for simulations with other device speeds.
@@ -117,7 +115,8 @@ def dependences(
         "carbon": lambda found: found.attributed,
     }
     intensities = [grid.gco2e_per_kwh for grid in load_grids()]
-    others = list(_ends(accountant, row, gpu, middle, seed))
+    middle = accountant.middle
+    others = list(_ends(accountant, row, gpu, seed))
     question = accountant.question(row, gpu, middle)
     found = []
     for name, of in asked.items():
@@ -137,11 +136,10 @@ def dependences(
     return found
 
 
-def _ends(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
-) -> Iterator[_Ends]:
+def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iterator[_Ends]:
     """Yield the ratios at both ends of each assumption that only this study makes."""
-    case, central, setup = middle.case, accountant.ratios(row, gpu, middle), row.setup
+    middle, setup = accountant.middle, row.setup
+    case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
     percents = (f"{low_share:.0%}", f"{high_share:.0%}")
     shares = [replace(middle, gpu_share=share) for share in OTHER_SHARES]
@@ -210,14 +208,11 @@ def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Chang
     ]
 
 
-def in_use(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState
-) -> Mapping[float, Sequence[float]]:
-    """Map each lifetime in years to the ratios of attributed carbon, one per item of
-    `UTILISATIONS`.
-    """
+def in_use(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> Mapping[float, Sequence[float]]:
+    """Map lifetimes in years to ratios of attributed carbon, one per item of `UTILISATIONS`."""
 
     def at(years: float, share: float) -> float:
+        middle = accountant.middle
         made = middle.case.assumptions
         used = replace(made.utilisation, value=share)
         made = replace(made, one_lifetime_years=years, utilisation=used)

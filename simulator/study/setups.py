@@ -25,9 +25,7 @@ OTHER_SHARES: Final = (0.25, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An amount of memory that each device offers. `title` is its name in the report, such as
-    "lent".
-    """
+    """An amount of memory that each device offers. `title` is its name, such as "lent"."""
 
     title: str
     memory_bytes: int

@@ -91,9 +91,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the fitting rows of the paper's methods: one device alone, and DT-FM on all
-        devices.
-        """
+        """Return the fitting rows of the paper's methods: a device alone, DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
@@ -117,9 +115,7 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Return the set-up's results without `speeds`, or each method and its energy ratio at the
-        speed.
-        """
+        """Return the results without `speeds`, or pairs of a method and its energy ratio."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
@@ -194,7 +190,6 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
         if usages not in judgements:
             judgements[usages] = judged(accountant, row, gpu)
         rows.append(Judged(row, judgements[usages]))
-    middle = accountant.middle
     best = max(
         (j for j in rows if j.row.fits), key=lambda j: (j.found.energy.central, -j.row.step_s)
     )
@@ -205,8 +200,8 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
         {},
         best,
         tuple(one_by_one(accountant, best.row, gpu)),
-        tuple(dependences(accountant, best.row, gpu, middle, seed)),
-        in_use(accountant, best.row, gpu, middle),
+        tuple(dependences(accountant, best.row, gpu, seed)),
+        in_use(accountant, best.row, gpu),
     )
 
 
@@ -245,8 +240,7 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """Return the device speed in FLOP/s at which the energy ratio reaches a value; None if none
-    does.
+    """Return the device speed in FLOP/s at which the energy ratio reaches a value, if any.
 
     The speed is interpolated linearly in the logarithms. It is at least that of the first point. If
     the ratio is 1 at 1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:

@@ -14,7 +14,6 @@ from benchmarks.terminal import (
     Output,
     Recording,
     faults,
-    prompt,
     record,
     renamed,
     screen_text,
@@ -56,23 +55,11 @@ def test_a_folder_is_renamed_across_pieces() -> None:
         renamed(recording, "/home/me", "/home/someone")
 
 
-def test_a_screen_of_the_middle_has_what_came_until_then() -> None:
-    recording = shown("bar 50%", "\r\x1b[2Kdone")
-    assert screen_text(recording, until_s=0.5) == ["bar 50%"]
-    assert screen_text(recording) == ["done"]
-
-
 def test_a_cast_is_what_asciinema_reads() -> None:
     header, *events = map(json.loads, to_cast(shown("a\x1b[1mb\r\n", "ü")).splitlines())
     assert header["version"] == 2
     assert (header["width"], header["height"]) == (10, 3)
     assert events == [[0.0, "o", "a\x1b[1mb\r\n"], [1.0, "o", "ü"]]
-
-
-def test_a_long_command_is_broken_between_words() -> None:
-    recording = shown(prompt("cleave plan --model opt-13b", 20), columns=20, rows=9)
-    assert screen_text(recording) == ["$ cleave plan \\", "    --model \\", "    opt-13b"]
-    assert faults(recording) == []
 
 
 def recorded(script: str, folder: Path, *, limit_s: float = 60.0) -> Recording:

@@ -124,14 +124,10 @@ def test_a_data_centre_by_hand() -> None:
 def test_a_tornado_of_the_ratio() -> None:
     gpu = CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S)
 
+    question = ComparisonQuestion([SPELL], {"mine": PHONE}, TYPICAL, cloud=gpu)
+
     def ratio(case: Case) -> float:
-        fleet = fleet_footprint(
-            [SPELL], {"mine": PHONE}, TYPICAL, case.assumptions, case.fleet_gco2e_per_kwh
-        )
-        cloud = cloud_footprint(gpu, case.assumptions, case.cloud_gco2e_per_kwh)
-        assert cloud.attributed_gco2e is not None
-        assert fleet.attributed_gco2e is not None
-        return cloud.attributed_gco2e / fleet.attributed_gco2e
+        return question.figure(case) or 0.0
 
     case = Case(MADE, 400.0, 400.0)
     bars = {bar.name: bar for bar in tornado(ratio, case, range(20, 800), cloud=True)}

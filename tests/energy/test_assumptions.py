@@ -27,11 +27,6 @@ def test_every_figure_lies_in_its_range_and_has_a_source() -> None:
     assert all(figure.low >= 1 for figure in made.supply_ratio.values())
 
 
-def test_a_gigabyte_of_network() -> None:
-    joules = load_assumptions().network_j_per_byte.value * 1e9
-    assert abs(joules / 3.6e6 - 0.007) < 1e-6  # kWh, Coroama 2021
-
-
 def test_making_a_typical_desktop_is_a_median_of_makers_sheets() -> None:
     made = load_assumptions().embodied_gco2e[DeviceKind.DESKTOP]
     assert (made.low, made.value, made.high) == (187_100, 248_800, 408_400)

@@ -15,7 +15,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.workload.registry import find_model
 from simulator.confidant import Confidant
 from simulator.method import Conditions
-from simulator.pipeline import Cut, PipelineJob, best_partition, one_f_one_b
+from simulator.pipeline import Cut, best_partition, one_f_one_b
 from simulator.torch_pipeline import TorchPipeline
 
 
@@ -62,13 +62,6 @@ def test_equal_stages_take_m_plus_p_less_one(stages: int, micro_batches: int) ->
     times = np.ones(stages)
     assert exact(times, micro_batches) == pytest.approx(micro_batches + stages - 1)
     assert formula(times, micro_batches) == pytest.approx(micro_batches + stages - 1)
-
-
-def test_by_hand() -> None:
-    # Eight micro-batches of 3 s, and what comes before the slowest stage, there and back.
-    for times, wanted in (([1, 1, 1, 3], 27), ([1, 3, 1, 1], 25), ([3, 1, 1, 1], 24)):
-        assert exact(np.array(times, float), 8) == pytest.approx(wanted)
-    assert formula(np.array([1.0, 1, 1, 3]), 8) == 27
 
 
 def test_unequal_stages_take_less_by_no_more_than_what_follows_the_slowest() -> None:
@@ -145,14 +138,6 @@ def test_it_is_what_was_measured() -> None:
     assert outcome.step_s == pytest.approx(148, rel=0.15)
     (published,) = Confidant().outcomes(given_)
     assert published.step_s < 0.5 * outcome.step_s
-
-
-def test_one_device_computes_all() -> None:
-    alone = conditions(1, up=1e6)
-    (outcome,) = TorchPipeline([12]).outcomes(alone)
-    job = PipelineJob.of(alone)
-    assert outcome.step_s == pytest.approx(BATCH * job.flops(12 + job.head_layers) / 35e9)
-    assert outcome.upload_bytes == 0
 
 
 @given(cut=st.integers(1, 11), up=st.floats(1e5, 1e9), latency_s=st.floats(0, 1))

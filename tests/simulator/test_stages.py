@@ -78,13 +78,6 @@ def test_layers_are_computed_in_fp32() -> None:
     assert on(replace(conditions, fp32_devices=slow)).step_s == expected
 
 
-def test_a_card_slows_down() -> None:
-    free = small()
-    slow, fast = on(replace(free, ps=PsRates(2e6, 2e6))), on(free)
-    assert slow.step_s > fast.step_s
-    assert slow.ps_egress_bytes_per_s <= 2e6 * 1.001
-
-
 def test_a_loss_by_hand() -> None:
     layer = LayerCost(30, 20, 20, 40, 12.0, 4.0, 1.0)
     model = StageModel([layer, layer], layer, 8, 2, [100, 100])
