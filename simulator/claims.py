@@ -60,10 +60,6 @@ class Evidence:
             for count, found in _by_count(rows):
                 yield card, count, found
 
-    def clouds(self, model: str) -> dict[str, Outcome]:
-        """Return the outcomes of the methods that use no devices (clouds), by method."""
-        return {r.outcome.method: r.outcome for r in self.rows[model] if r.devices is None}
-
 
 def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
     for count in sorted({row.devices for row in rows if row.devices is not None}):
@@ -167,8 +163,9 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
 def comparable_to_cloud(evidence: Evidence) -> Claim:
     """Test the claim that Cleave is about as fast as a cloud GPU."""
     rows, trials = [], []
-    for model in evidence.rows:
-        clouds = {n: o for n, o in evidence.clouds(model).items() if o.fits}
+    for model, results in evidence.rows.items():
+        alone = (row.outcome for row in results if row.devices is None)
+        clouds = {o.method: o for o in alone if o.fits}
         for card, count, found in evidence.by_card(model):
             for name in OURS:
                 if name not in found or not math.isfinite(found[name].step_s):

@@ -143,18 +143,9 @@ def pipeline_outcome(
     """Return the outcome of a pipeline. `sent_bytes` are those of all devices in a step."""
     devices = sum(len(stage.members) for stage in stages)
     each = sent_bytes / devices
+    tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit
     return Outcome(
-        method,
-        setting,
-        devices,
-        parts,
-        each,
-        each,
-        memory.offered_bytes,
-        memory.needed_bytes,
-        memory.misfit,
-        recovery=recovery,
-        flops=flops,
+        method, setting, devices, parts, each, each, *tightest, recovery=recovery, flops=flops
     )
 
 
