@@ -19,7 +19,7 @@ from simulator.tiles import Tiles
 
 
 def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
-    """Return all training methods as a mapping from method name to method.
+    """Return all training methods by name.
 
     Args:
         utilisation: share of their peak FLOP/s that cloud GPUs reach in training.
@@ -41,14 +41,11 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods that a comma-separated list names.
-
-    Args:
-        names: names of methods. `cloud` stands for all methods whose name begins with `cloud-`.
-        known: result of `methods`.
+    """Return the methods that a comma-separated list names. `cloud` stands for all `cloud-`
+    methods.
 
     Raises:
-        UsageError: when `names` contains an unknown name.
+        UsageError: when `names` contains a name that is not in `known`.
     """
     found: dict[str, Method] = {}
     for name in (part.strip() for part in names.split(",")):

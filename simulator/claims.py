@@ -11,7 +11,6 @@ from typing import Final
 from simulator.method import Outcome
 from simulator.sweep import Row
 from simulator.verdict import OURS, Claim, ClaimTrial, figure
-from simulator.verdict import Verdict as Verdict  # re-exported for `simulator.study`
 
 DETECTION_S: Final = 5.0
 UNLIMITED: Final = "unlimited"
@@ -31,11 +30,10 @@ class Evidence:
 
     Attributes:
         model: name of the main model, which was simulated with all device counts.
-        rows: maps a model name to its results with an unlimited network card of the parameter
-            server (PS).
+        rows: maps a model name to its results with an unlimited network card of the PS.
         small: results of Cleave's methods for the main model on devices with 512 MB.
-        carded: maps the name of a limited PS network card to the results of Cleave's methods for
-            the main model.
+        carded: maps a limited PS network card to the results of Cleave's methods for the main
+            model.
         roomy: results of all methods for the main model on devices with 32 GB.
         layers: maps a model name to its number of layers.
     """
@@ -61,10 +59,6 @@ class Evidence:
         for card, rows in self.carded.items() if model == self.model else ():
             for count, found in _by_count(rows):
                 yield card, count, found
-
-    def clouds(self, model: str) -> dict[str, Outcome]:
-        """Return a mapping from method to outcome for the methods that use no devices (clouds)."""
-        return {r.outcome.method: r.outcome for r in self.rows[model] if r.devices is None}
 
 
 def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
@@ -113,18 +107,15 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
             "model", "devices", "PS card", "DT-FM as", "DT-FM s", "DT-FM fits", "DT-FM's setting",
             *OURS, "cleave fits",
         ),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
     )  # fmt: skip
 
 
 def uses_more_devices(evidence: Evidence, places: int) -> Claim:
     """Test the claim that Cleave can use 2-8x more devices than the baselines.
 
-    Args:
-        evidence: simulated results.
-        places: number of layers times samples per batch, which is the maximum number of devices
-            that a pipeline can use.
+    `places` is layers times samples per batch, the maximum number of devices of a pipeline.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -140,17 +131,10 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
             continue
         mine, ours = useful[name, card], name in OURS
         if ours:
+            ratios = {other: mine / used for other, used in baselines.items()}
             trials += [
-                ClaimTrial(
-                    name,
-                    largest,
-                    other,
-                    card,
-                    evidence.model,
-                    mine >= 2 * used,
-                    mine / used or None,
-                )
-                for other, used in baselines.items()
+                ClaimTrial(name, largest, other, card, evidence.model, ratio >= 2, ratio or None)
+                for other, ratio in ratios.items()
             ]
         rows.append(
             (
@@ -171,16 +155,17 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
             "method", "PS card", "most devices used", "useful devices",
             "useful to cleave with an unlimited card, over it", "fits",
         ),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
     )  # fmt: skip
 
 
 def comparable_to_cloud(evidence: Evidence) -> Claim:
     """Test the claim that Cleave is about as fast as a cloud GPU."""
     rows, trials = [], []
-    for model in evidence.rows:
-        clouds = {n: o for n, o in evidence.clouds(model).items() if o.fits}
+    for model, results in evidence.rows.items():
+        alone = (row.outcome for row in results if row.devices is None)
+        clouds = {o.method: o for o in alone if o.fits}
         for card, count, found in evidence.by_card(model):
             for name in OURS:
                 if name not in found or not math.isfinite(found[name].step_s):
@@ -212,8 +197,8 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
             "model", "devices", "PS card", "method", "s", "fits", "PS out Gbit/s", "PS in Gbit/s",
             "over the cloud's time",
         ),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
     )  # fmt: skip
 
 
@@ -247,18 +232,10 @@ def recovers_faster(evidence: Evidence) -> Claim:
                     ]
                     rows.append(
                         (
-                            model,
-                            str(count),
-                            method,
-                            name,
-                            _seconds(theirs),
-                            fits,
-                            _seconds(ours),
-                            _fits(mine),
-                            _times(bare),
-                            _times(noticed),
+                            model, str(count), method, name, _seconds(theirs), fits, _seconds(ours),
+                            _fits(mine), _times(bare), _times(noticed),
                         )
-                    )
+                    )  # fmt: skip
     return Claim(
         "At least 100 times faster recovery from the failure of a device",
         "100x or more",
@@ -273,8 +250,8 @@ def recovers_faster(evidence: Evidence) -> Claim:
             "model", "devices", "method", "against", "its recovery s", "it fits", "ours s",
             "ours fits", "ratio", "with detection",
         ),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
     )  # fmt: skip
 
 
@@ -282,11 +259,9 @@ def bytes_fall(evidence: Evidence) -> Claim:
     """Test the claim that each device's traffic decreases as the number of devices grows."""
     rows, trials = [], []
     for name in OURS:
-        points = [
-            (count, found[name])
-            for count, found in evidence.by_count(evidence.model)
-            if name in found and math.isfinite(found[name].step_s)
-        ]
+        by_count = evidence.by_count(evidence.model)
+        points = [(count, found[name]) for count, found in by_count if name in found]
+        points = [(count, o) for count, o in points if math.isfinite(o.step_s)]
         for (before, few), (after, many) in pairwise(points):
             falls = (few.download_bytes, few.upload_bytes), (many.download_bytes, many.upload_bytes)
             down, up = (_slope(a, b, before, after) for a, b in zip(*falls, strict=True))
@@ -304,34 +279,29 @@ def bytes_fall(evidence: Evidence) -> Claim:
         "Slopes are of log bytes against log devices: -0.5 down and -1 up is what two-dimensional "
         "tiles give. The bytes through the parameter server grow all the same.",
         ("method", "devices", "GB down", "slope", "GB up", "slope", "fits"),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
         unit="",
     )
 
 
 def fits_small_memory(evidence: Evidence) -> Claim:
     """Test the claim that Cleave's methods fit in 512 MB of memory per device."""
+    rows, trials = [], []
+    for row in evidence.small:
+        o, count = row.outcome, row.devices or 0
+        needed_mb = o.memory_needed_bytes / 1e6 or None
+        rows.append((str(count), o.method, _seconds(o.step_s), o.misfit or _fits(o)))
+        trials.append(ClaimTrial(o.method, count, "", UNLIMITED, evidence.model, o.fits, needed_mb))
     return Claim(
         "Fits phones with 512 MB to spare",
         "512 MB or less",
         f"{evidence.model} on the same devices, but 512 MB each.",
         ("devices", "method", "s", "fits"),
-        tuple(
-            (str(row.devices), o.method, _seconds(o.step_s), o.misfit or _fits(o))
-            for row in evidence.small
-            for o in (row.outcome,)
-        ),
-        tuple(
-            ClaimTrial(
-                o.method, row.devices or 0, "", UNLIMITED, evidence.model, o.fits,
-                o.memory_needed_bytes / 1e6 or None,
-            )
-            for row in evidence.small
-            for o in (row.outcome,)
-        ),
+        rows,
+        trials,
         unit=" MB",
-    )  # fmt: skip
+    )
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
@@ -365,18 +335,15 @@ def faster_with_memory(evidence: Evidence) -> Claim:
         f"{evidence.model} on {count} devices that are the same but for 32 GB of memory in each. "
         f"{reading} The last columns are the row's time over ours.",
         ("method", "devices used", "s", "fits", "setting", *OURS),
-        tuple(rows),
-        tuple(trials),
+        rows,
+        trials,
     )
 
 
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
-    """Return the outcome of the largest fleet that is useful; None if no fleet has a plan.
+    """Return the outcome of the largest useful fleet; None if no fleet has a plan.
 
     A fleet is useful if its step is at least 10 % faster than that of the next smaller fleet.
-
-    Args:
-        points: device counts in ascending order, each with its outcome.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):
@@ -394,20 +361,13 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Format a ratio as text, such as "4.2x". A ratio of 0 means that there is no plan: "-"."""
+    """Format a ratio as text, such as "4.2x", or "-" for 0, which means no plan."""
     return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:
-    """Return "yes" or "no" for whether the method fits in memory.
-
-    If the memory requirement is known, the text adds the gigabytes that the tightest device needs
-    and offers.
-    """
+    """Return "yes" or "no", with the needed and offered memory of the tightest device if known."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
-    needed, offered = (
-        f"{nbytes / 1e9:.3g}"
-        for nbytes in (outcome.memory_needed_bytes, outcome.memory_offered_bytes)
-    )
-    return f"{'yes' if outcome.fits else 'no'}: needs {needed} of {offered} GB"
+    needed_gb, offered_gb = outcome.memory_needed_bytes / 1e9, outcome.memory_offered_bytes / 1e9
+    return f"{'yes' if outcome.fits else 'no'}: needs {needed_gb:.3g} of {offered_gb:.3g} GB"

@@ -32,12 +32,10 @@ class Gpu:
     """A data-centre GPU and its datasheet figures.
 
     Attributes:
-        name: short name, such as "a100".
         flops_per_s: peak FLOP/s in bf16 without sparsity.
-        memory_bytes: bytes of GPU memory.
         nvlink_bytes_per_s: NVLink rate in each direction.
-        host_bytes_per_s: rate between host and GPU in each direction, as common benchmarks measure
-            it (80 % of the PCIe rate).
+        host_bytes_per_s: rate between host and GPU in each direction, as benchmarks measure it (80
+            % of PCIe).
     """
 
     name: str
@@ -56,8 +54,6 @@ class Cloud:
     """A machine with data-centre GPUs, as a training method.
 
     Attributes:
-        gpu: model of the GPUs.
-        gpus: number of GPUs.
         utilisation: share of the GPUs' peak FLOP/s that training reaches.
         host_memory_bytes, host_bytes_per_s: memory and memory bandwidth of the host, which all GPUs
             share for offloading.
@@ -74,10 +70,7 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return the outcome without offloading.
-
-        If the model does not fit in GPU memory, add the outcome with the optimizer on the host.
-        """
+        """Return the outcome without and, if that does not fit, the one with offloading."""
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 

@@ -6,10 +6,9 @@ layers on a device,
     t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
 
 Micro-batches have one sample each, so m = B. The 1F1B schedule keeps min(P - p, m) micro-batches in
-flight on stage p. The pipeline has at most one device per layer; devices with the fastest links are
-chosen. Layers are not replicated, so devices send no weight gradients. A device gets only as many
-layers as fit in its memory together with gradients and optimizer state. If that leaves no plan,
-memory limits are ignored. Losing a device means a restart from a checkpoint (`pipeline.restart`).
+flight on stage p. The devices with the fastest links are chosen, at most one per layer. A device
+gets only as many layers as fit in its memory together with gradients and optimizer state. If that
+leaves no plan, memory limits are ignored. Losing a device means a restart from a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +16,16 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.method import Conditions, Outcome, Part
-from simulator.partition import best_partition
-from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory, restart
+from simulator.pipeline import (
+    PipelineJob,
+    Stage,
+    best_partition,
+    one_f_one_b,
+    pipeline_memory,
+    pipeline_outcome,
+    pipeline_s,
+    restart,
+)
 from simulator.work import STATE_BYTES
 
 
@@ -30,8 +37,7 @@ class Confidant:
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one outcome: the fastest plan that the dynamic program finds."""
         job, rates = PipelineJob.of(conditions), conditions.rates
-        fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
-        used = rates.take(fastest[: job.layers])
+        used = rates.take(conditions.fastest_links[: job.layers])
         units = len(used)
         layers = np.arange(job.layers + 1, dtype=np.float64)[:, None]
         compute_s = job.flops(job.even_layer) * layers / used.flops
@@ -46,25 +52,20 @@ class Confidant:
         assert cuts is not None  # a plan with all layers on one device always exists
         stages = [Stage(cut.layers, used.take(np.array([cut.start]))) for cut in cuts]
         memory = pipeline_memory(job, stages, one_f_one_b(len(cuts), job.batch, 1))
-        alone = len(cuts) == 1
         slots = [
-            max(compute_s[c.layers, c.start] * again, 0.0 if alone else link_s[c.start])
+            max(compute_s[c.layers, c.start] * again, link_s[c.start] if len(cuts) > 1 else 0.0)
             for c, again in zip(cuts, memory.again, strict=True)
         ]
-        sent = 2 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes / len(cuts)
         latency_s = 2 * (len(cuts) - 1) * float(used.latency_s.max())
-        pipeline_s = float(sum(slots) + (job.batch - 1) * max(slots)) + latency_s
+        step_s = pipeline_s(slots, job.batch) + latency_s
         return [
-            Outcome(
-                method=self.name,
-                setting=f"{len(cuts)} stages of up to {max(c.layers for c in cuts)} layers",
-                devices_used=len(cuts),
-                parts=(Part("pipeline", pipeline_s),),
-                download_bytes=sent,
-                upload_bytes=sent,
-                memory_offered_bytes=memory.offered_bytes,
-                memory_needed_bytes=memory.needed_bytes,
-                misfit=memory.misfit,
-                recovery=restart(job, stages, pipeline_s),
+            pipeline_outcome(
+                self.name,
+                f"{len(cuts)} stages of up to {max(c.layers for c in cuts)} layers",
+                stages,
+                memory,
+                (Part("pipeline", step_s),),
+                2 * (len(cuts) - 1) * job.batch * job.layer.boundary_bytes,
+                restart(job, stages, step_s),
             )
         ]

@@ -2,16 +2,13 @@
 
     compute     Each device gets a whole number of samples, by its throughput. The device that
                 finishes last determines the compute time.
-    all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest hop (Patarasu
-                and Yuan 2009). The rate of a hop is the lower of the sender's uplink and the
-                receiver's downlink. The slowest hop is therefore limited by the lowest uplink or
-                downlink rate in the ring.
+    all-reduce  2 (n - 1) steps of P e / n bytes (Patarasu and Yuan 2009), each as slow as the
+                lowest uplink or downlink rate in the ring.
 
 A ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum size are
-tried. Each size is tried with the fastest links of all devices, and with the fastest links of the
-devices whose memory holds the model. The result is the fastest ring that fits in memory, or the
-fastest ring if no ring fits. After the loss of a device, the other devices divide and recompute the
-samples of the lost device.
+tried, with the fastest links of all devices and of the devices whose memory holds the model. The
+result is the fastest ring that fits in memory, or else the fastest ring. After the loss of a
+device, the other devices divide and recompute its samples.
 """
 
 from __future__ import annotations
@@ -21,19 +18,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simulator.method import Conditions, Outcome, Part
-from simulator.peers import RECOMPUTE, all_reduce_s, dealt, misfit, stage_need, tightest
-from simulator.work import LayerWork, edge_parameters, layer_work, train_flops
+from cleave.planner.tiles.shape import Floats
+from simulator.method import Conditions, Outcome, Part, best
+from simulator.work import (
+    RECOMPUTE,
+    Need,
+    all_reduce_s,
+    dealt,
+    edge_parameters,
+    layer_work,
+    misfit,
+    stage_need,
+    tightest,
+    train_flops,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
     """Data parallelism over a ring of devices.
 
-    Attributes:
-        name: name of the method.
-        every_device: True to use as many devices as possible, up to one per sample. False to use
-            the number of devices with the shortest step.
+    With `every_device`, the ring has as many devices as possible, up to one per sample.
     """
 
     name: str = "data-parallel"
@@ -41,19 +46,15 @@ class DataParallel:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one outcome: the fastest ring that fits in memory, or else the fastest ring."""
-        rates = conditions.rates
-        fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
-        layer, layers = _held(conditions)
-        memory = rates.memory[fastest]
-        roomy = [
-            stage_need(layer, layers, 1, offered).memory_bytes <= offered for offered in memory
+        fastest, offered = conditions.fastest_links, conditions.rates.memory
+        needed = np.array([need.memory_bytes for need in _needs(conditions, offered)])
+        return [
+            best(
+                self._on(conditions, members[:size])
+                for members in (fastest, fastest[(needed <= offered)[fastest]])
+                for size in self._sizes(min(conditions.batch, len(members)))
+            )
         ]
-        tried = [
-            self._on(conditions, members[:size])
-            for members in (fastest, fastest[np.array(roomy)])
-            for size in self._sizes(min(conditions.batch, len(members)))
-        ]
-        return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
 
     def _sizes(self, most: int) -> list[int]:
         """Return the ring sizes to try; none is larger than `most`."""
@@ -63,8 +64,7 @@ class DataParallel:
 
     def _on(self, conditions: Conditions, members: npt.NDArray[np.intp]) -> Outcome:
         spec, rates, n = conditions.spec, conditions.rates.take(members), len(members)
-        layer, layers = _held(conditions)
-        needs = [stage_need(layer, layers, 1, offered) for offered in rates.memory]
+        needs = _needs(conditions, rates.memory)
         samples = dealt(conditions.batch, rates.flops)
         each = train_flops(spec, conditions.batch, conditions.seq) / conditions.batch
         again = np.array([RECOMPUTE if need.recompute else 1.0 for need in needs])
@@ -91,11 +91,9 @@ class DataParallel:
         )
 
 
-def _held(conditions: Conditions) -> tuple[LayerWork, float]:
-    """Return the cost of one layer, and the size of the model in layers.
-
-    The size counts the embedding and the LM head as fractions of a layer, by parameters.
-    """
+def _needs(conditions: Conditions, offered: Floats) -> list[Need]:
+    """Return what each device needs to hold the model, which counts the embedding and LM head."""
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
-    return layer, spec.layers + edge_parameters(spec) / layer.parameters
+    layers = spec.layers + edge_parameters(spec) / layer.parameters
+    return [stage_need(layer, layers, 1, each) for each in offered]

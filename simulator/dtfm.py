@@ -2,24 +2,20 @@
 
 The layers are divided as evenly as possible into P stages, and each stage has R replicas. DT-FM's
 scheduler (`dtfm_search`) models only communication: DP is the time of the gradient all-reduce, and
-PP the time between stages. This module adds compute, which a stage's slowest device determines. It
-also adds memory: 16 bytes per parameter, and the activations of the micro-batches that 1F1B keeps
-in flight. A micro-batch is one sample, so each replica runs m = B / R micro-batches. The time of a
-step has three variants, each of which is an outcome:
+PP the time between stages. This module adds compute, which a stage's slowest device determines, and
+memory: 16 bytes per parameter, and the activations that 1F1B keeps. A micro-batch is one sample, so
+each replica runs m = B / R micro-batches. A step has three variants, each of which is an outcome:
 
     (formula)    DP + PP as published, where PP sends the activations of all m samples at once, and
                  compute in a perfectly filled pipeline of (m + P - 1) slots
-    (pipelined)  one sample along all stages forward and backward, then (m - 1) slots, then DP.
-                 All communication overlaps with compute: a slot is the longer of the slowest
-                 stage's compute and the slowest link's transfers (`pipeline` says when this is
-                 exact)
+    (pipelined)  one sample along all stages forward and backward, then (m - 1) slots, then DP. A
+                 slot is the longer of the slowest stage's compute and the slowest link's transfers
     (serial)     m times a sample along all stages forward and backward, without overlap, then DP
 
-Each variant uses the grid P x R that is fastest for the variant, among all grids that the number of
-samples and layers allow. Grids that fit in memory are preferred. A grid that needs fewer devices
-leaves out the devices with the slowest links. `dtfm-all` uses nearly all devices, like the
-published grid: it tries only grids with at least 90 % of the largest grid's devices. Losing a
-device means a restart from a checkpoint (`pipeline.restart`).
+Each variant uses its fastest grid P x R, preferably one that fits in memory. A grid that needs
+fewer devices leaves out those with the slowest links. `dtfm-all` tries only grids with at least
+90 % of the largest grid's devices, like the published grid. Losing a device means a restart from a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -40,6 +36,7 @@ from simulator.pipeline import (
     layers_of_stages,
     one_f_one_b,
     pipeline_memory,
+    pipeline_outcome,
     restart,
 )
 
@@ -61,21 +58,20 @@ class _Placed:
     def micro_batches(self) -> int:
         return -(-self.job.batch // self.problem.replicas)
 
-    def compute_s(self) -> Floats:
-        """Return each stage's compute seconds per sample, forward and backward.
+    def slowest_flops(self) -> Floats:
+        slowest: Floats = self.problem.rates.flops[self.schedule.groups].min(axis=1)
+        return slowest
 
-        The slowest device of a stage determines the seconds.
-        """
+    def compute_s(self) -> Floats:
+        """Return the compute seconds of each stage's slowest device per sample, both passes."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
-        slowest = self.problem.rates.flops[self.schedule.groups].min(axis=1)
-        each_s: Floats = self.memory.again * self.job.flops(1) * layers / slowest
+        each_s: Floats = self.memory.again * self.job.flops(1) * layers / self.slowest_flops()
         return each_s
 
     def flops(self) -> float:
         """Return the FLOPs of all devices in a step, including recomputed forward passes."""
-        rates = self.problem.rates.flops[self.schedule.groups].min(axis=1)
-        return float(self.job.batch * (self.compute_s() * rates).sum())
+        return float(self.job.batch * (self.compute_s() * self.slowest_flops()).sum())
 
     def formula(self) -> tuple[Part, ...]:
         slots = self.micro_batches + self.problem.stages - 1
@@ -130,9 +126,8 @@ class Dtfm:
     """DT-FM: decentralised training of foundation models.
 
     Attributes:
-        name: name of the method, without a variant.
-        every_device: True to use nearly all devices, like the published grid, as far as the number
-            of layers and samples allows. False to use the number of devices with the shortest step.
+        every_device: True to use nearly all devices, as far as layers and samples allow. False to
+            use the number of devices with the shortest step.
         thorough: True to run all trials of every search. False to run only as many trials as fit
             into 20 s by an estimate.
     """
@@ -168,15 +163,9 @@ def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -
     """Return a scheduling problem for each grid of stages and replicas to try.
 
     For each possible number of layers per stage, the grids have 1, 2, 4 ... replicas and the
-    maximum number of replicas.
-
-    Args:
-        conditions: model, batch and fleet.
-        job: layer sizes and batch of these conditions.
-        every_device: True to return only grids that use nearly all devices.
+    maximum number of replicas. With `every_device`, only grids that use nearly all devices count.
     """
-    rates = conditions.rates
-    fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
+    rates, fastest = conditions.rates, conditions.fastest_links
     found = []
     for held in range(1, job.layers + 1):
         stages = -(-job.layers // held)
@@ -200,34 +189,27 @@ def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -
 
 def _placed(job: PipelineJob, problem: Problem, schedule: DtfmSchedule) -> _Placed:
     layers = layers_of_stages(job.layers, problem.stages)
-    stages = [
-        Stage(held, problem.rates.take(group))
-        for held, group in zip(layers, schedule.groups, strict=True)
-    ]
-    micro_batches = -(-job.batch // problem.replicas)
-    in_flight = one_f_one_b(problem.stages, micro_batches, 1)
-    memory = pipeline_memory(job, stages, in_flight)
-    return _Placed(job, problem, schedule, stages, memory)
+    groups = zip(layers, schedule.groups, strict=True)
+    stages = [Stage(held, problem.rates.take(group)) for held, group in groups]
+    in_flight = one_f_one_b(problem.stages, -(-job.batch // problem.replicas), 1)
+    return _Placed(job, problem, schedule, stages, pipeline_memory(job, stages, in_flight))
 
 
 def _outcome(method: str, placed: _Placed, parts: Callable[[_Placed], tuple[Part, ...]]) -> Outcome:
-    problem, memory, schedule = placed.problem, placed.memory, placed.schedule
+    problem, schedule = placed.problem, placed.schedule
     stages, replicas = problem.stages, problem.replicas
-    between = 2 * placed.job.batch * placed.job.layer.boundary_bytes * (stages - 1)
-    moved = between / (stages * replicas) + 2 * (replicas - 1) / replicas * problem.c_dp_bytes
+    sent = 2 * placed.job.batch * placed.job.layer.boundary_bytes * (stages - 1)
+    sent += stages * 2 * (replicas - 1) * problem.c_dp_bytes
     gap = schedule.pp_s / schedule.path_bound_s - 1 if schedule.path_bound_s else 0.0
     path = f"path within {gap:.1%} of a bound" if gap > 1e-9 else "shortest path"
     spent = parts(placed)
-    return Outcome(
-        method=method,
-        setting=f"{stages} stages x {replicas}, {schedule.trials} trials, {path}",
-        devices_used=stages * replicas,
-        parts=spent,
-        download_bytes=moved,
-        upload_bytes=moved,
-        memory_offered_bytes=memory.offered_bytes,
-        memory_needed_bytes=memory.needed_bytes,
-        misfit=memory.misfit,
-        recovery=restart(placed.job, placed.stages, sum(part.seconds for part in spent)),
-        flops=placed.flops(),
+    return pipeline_outcome(
+        method,
+        f"{stages} stages x {replicas}, {schedule.trials} trials, {path}",
+        placed.stages,
+        placed.memory,
+        spent,
+        sent,
+        restart(placed.job, placed.stages, sum(part.seconds for part in spent)),
+        placed.flops(),
     )

@@ -1,9 +1,8 @@
 """DT-FM's scheduler: assigns devices to stages and orders the stages to minimize DP + PP.
 
-Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The devices of a stage form a group. Let
-there be groups C_1..C_P of R devices, c_DP bytes of gradients per group and c_PP bytes of
-activations between groups. Two devices have a latency of alpha seconds and a rate of beta bytes/s
-(mean of both directions). Then
+Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a group C.
+c_DP are bytes of gradients per group, and c_PP bytes of activations between groups. Two devices
+have a latency of alpha seconds and a rate of beta bytes/s (mean of both directions). Then
 
     DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
     DP       = max over groups of DP(C)
@@ -11,20 +10,15 @@ activations between groups. Two devices have a latency of alpha seconds and a ra
                max over its pairs of  2 (alpha + c_PP / beta)
     PP       = least Hamiltonian path over the groups with weights w
 
-The search is evolutionary, as in the paper. It keeps a population of partitions of the devices into
-groups, and creates a child by swapping two devices between groups. Matchings are found by sorting:
-each group's fastest device is paired with the other group's slowest device. This matching is
-optimal if the fleet's slowest downlink is at least as fast as its fastest uplink, because beta is
-then the mean of two uplink rates. In other fleets the matching is valid, but not always optimal.
+As in the paper, an evolutionary search keeps a population of partitions into groups, and creates a
+child by swapping two devices between groups. Matchings pair each group's fastest device with the
+other group's slowest device. This is optimal if the fleet's slowest downlink is at least as fast as
+its fastest uplink; in other fleets the matching is valid, but not always optimal.
 
-For up to 16 stages, the final order of the groups is optimal (Held and Karp's dynamic program over
-subsets). For more stages, the order comes from 2-opt, and the minimum spanning tree gives a lower
-bound. The estimated time to create and evaluate a child is
-
-    1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients)
-
-The number of trials is computed from a time limit and this estimate. It does not depend on the
-clock, so two runs find the same schedule.
+For up to 16 stages, the final order of the groups is optimal (Held and Karp's dynamic program). For
+more stages, the order comes from 2-opt, and the minimum spanning tree gives a lower bound. The
+number of trials depends on an estimate of their time, not on the clock, so two runs find the same
+schedule.
 """
 
 from __future__ import annotations
@@ -52,8 +46,8 @@ class DtfmSchedule:
         groups: indices of the devices, (stages, replicas).
         dp_s: seconds of the gradient all-reduce (DP).
         pp_s: seconds of communication between stages (PP).
-        path_bound_s: lower bound on `pp_s` over all orders of the groups. `first_guess` computes no
-            bound and stores `pp_s` here.
+        path_bound_s: lower bound on `pp_s` over all orders of the groups; `pp_s` after
+            `first_guess`.
         trials: number of children that the search created.
     """
 
@@ -74,7 +68,6 @@ class Problem:
 
     Attributes:
         rates: rates of `stages` times `replicas` devices.
-        stages, replicas: dimensions of the grid.
         c_dp_bytes: gradient bytes of one stage.
         c_pp_bytes: bytes of activations that a replica sends from one stage to the next per step.
     """
@@ -86,9 +79,10 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """Return how many children the search can evaluate in `seconds`, by the module's estimate.
+        """Return an estimate of how many children the search evaluates in `seconds`, at most
+        `TRIALS`.
 
-        The result is at most `TRIALS`.
+        A child takes 1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients).
         """
         p, r = self.stages, self.replicas
         return min(TRIALS, int(seconds / (1.2e-6 * p * p + 4e-7 * p * r + 1.5e-8 * r * r)))
@@ -105,20 +99,17 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return the cost w in seconds of each pair of groups, (groups in some, groups in others).
-
-        Args:
-            some, others: device indices of each group, (groups, replicas).
-        """
+        """Return the cost w in seconds of each pair of groups, (some groups, other groups)."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
         """Return the groups with the devices of each group sorted by ascending uplink rate."""
-        return _sorted_by(self.rates.uplink[groups], groups)
+        return np.take_along_axis(groups, self.rates.uplink[groups].argsort(axis=1), axis=1)
 
     def fastest_first(self, groups: Indices) -> Indices:
         """Return the groups with the devices of each group sorted by descending uplink rate."""
-        return _sorted_by(-self.rates.uplink[groups], groups)
+        order = (-self.rates.uplink[groups]).argsort(axis=1)
+        return np.take_along_axis(groups, order, axis=1)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
         """Return the same costs as `hops_s` for groups whose devices are already sorted."""
@@ -146,19 +137,13 @@ class Problem:
         return seconds
 
 
-def _sorted_by(keys: Floats, groups: Indices) -> Indices:
-    """Return the groups with the devices of each group sorted by ascending key."""
-    return groups[np.arange(len(groups))[:, None], keys.argsort(axis=1)]
-
-
 @dataclass
 class _Individual:
     """A member of the search's population: a partition of the devices into groups, and its cost.
 
     Attributes:
         groups: device indices of each group, (stages, replicas).
-        slowest_first, fastest_first: `groups` with the devices of each group sorted by ascending
-            and by descending uplink rate.
+        slowest_first, fastest_first: `groups` with each group's devices sorted by uplink rate.
         dp_s: DP(C) of each group in seconds.
         hops_s: cost w in seconds between all pairs of groups, (stages, stages).
         path: indices of the groups in pipeline order.
@@ -177,13 +162,7 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Search for the schedule with the least communication time.
-
-    Args:
-        problem: devices and traffic.
-        seed: seed of the random generator. The same seed gives the same schedule.
-        trials: number of children that the search creates.
-    """
+    """Search for the schedule with the least communication time, which `seed` determines."""
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
@@ -193,7 +172,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
     two_opt = TwoOpt(problem.stages)
     population = [_individual(problem, two_opt, np.ascontiguousarray(start)) for start in starts]
     costs = np.array([each.cost_s for each in population])
-    tried = trials if problem.stages > 1 and problem.replicas > 1 else 0
+    tried = trials if min(shape) > 1 else 0
     for _ in range(tried):
         child = _child(problem, two_opt, population[int(rng.integers(POPULATION))], rng)
         worst = int(costs.argmax())
@@ -229,11 +208,7 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Create a child of a partition by swapping a device between two random groups.
-
-    The first group does not give up its two devices with the fastest uplinks. A group of only two
-    devices does not give up its fastest device.
-    """
+    """Swap two devices of random groups. The first keeps its two fastest uplinks (of two, one)."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
@@ -261,11 +236,7 @@ def _length(hops: Floats, path: Indices) -> float:
 
 
 class TwoOpt:
-    """Shortens paths over a fixed number of groups with the 2-opt heuristic.
-
-    Args:
-        size: number of groups in a path.
-    """
+    """Shortens paths over `size` groups with the 2-opt heuristic."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -276,14 +247,9 @@ class TwoOpt:
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return a path that no reversal of a section shortens, starting from `path`.
+        """Return `path` after reversals that shorten it, the best one first, at most 4 per group.
 
-        Each iteration reverses the section that shortens the path most. The number of iterations is
-        limited to four times the number of groups.
-
-        Args:
-            hops: cost in seconds between all pairs of groups, (size, size).
-            path: indices of the groups.
+        `hops` is the cost in seconds between all pairs of groups, (size, size).
         """
         size, gain = self._size, self._gain
         if size < 3:
@@ -312,9 +278,8 @@ class TwoOpt:
 def _shortest_path(hops: Floats) -> Indices:
     """Return the shortest Hamiltonian path by Held and Karp's dynamic program.
 
-    The program processes all subsets of equal size at once. best[S, j] is the length of the
-    shortest path that visits the subset S and ends in j. It is the minimum over i in S of
-    best[S without j, i] + hops[i, j].
+    best[S, j] is the length of the shortest path that visits the subset S and ends in j. It is the
+    minimum over i in S of best[S without j, i] + hops[i, j].
     """
     size = len(hops)
     subsets = np.arange(1 << size)

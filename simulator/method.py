@@ -1,23 +1,25 @@
 """The simulator's interface for training methods, which turn `Conditions` into an `Outcome`.
 
 An outcome has a time even if the method does not fit in the devices' memory. `Outcome.step_s` is
-the duration of a step with enough memory. `Outcome.misfit` says why the memory is not enough.
+then the duration of a step with enough memory, and `Outcome.misfit` says what is missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
-PS_FLOPS_PER_S: Final = 500e9
-"""Assumed throughput, in FLOP/s, of a parameter server without accelerators."""
+PS_FLOPS_PER_S: Final = 500e9  # assumed throughput of a parameter server without accelerators
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,15 @@ class Conditions:
     """The model, the batch and the fleet of a simulation.
 
     Attributes:
-        spec: the model.
         batch, seq: sequences (samples) per step, and tokens per sequence.
         devices: rates of the fleet's devices, which cloud methods ignore. On compressed links, the
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
         element: bytes per element sent to devices and returned by devices.
         ps: rates of the parameter server's network card.
         seed: random seed of all searches.
-        fp32_devices: rates of the same devices with fp32 throughput, for the layers of
-            `cleave-stages`. Link rates count bytes on the wire, and flags mark the directions in
-            which payloads are compressed. Empty means `devices`.
+        fp32_devices: the same devices with fp32 throughput, for the layers of `cleave-stages`. Link
+            rates count bytes on the wire, and flags mark compressed directions. Empty means
+            `devices`.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
     """
 
@@ -53,6 +54,11 @@ class Conditions:
         """Return the fleet's rates as arrays, in which latencies are round-trip times."""
         return RateArrays.of(self.devices)
 
+    @property
+    def fastest_links(self) -> npt.NDArray[np.intp]:
+        """Return the places of the devices by descending link rate, the slower way of each link."""
+        return np.argsort(-np.minimum(self.rates.uplink, self.rates.downlink), kind="stable")
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -62,17 +68,29 @@ class Part:
     seconds: float
 
 
-class UnderLosses(Protocol):
-    """A method's own model of the duration of a step while devices are lost at random."""
+@dataclass(frozen=True, slots=True)
+class TileLosses:
+    """The average duration of a step in which each loss delays one of several phases.
+
+    When a device is lost, the others compute its tile again. This delays a phase once, even if
+    several devices are lost in it. Each of n devices is lost at the rate lambda, so
+
+        T = sum over phases of  t + (1 - exp(-n lambda t)) (detection + tile again)
+
+    Attributes:
+        times: seconds of each phase (a GEMM or an attention), and its number of runs per step.
+        devices: number n of devices.
+        again_s: seconds to recompute a lost tile.
+    """
+
+    times: tuple[tuple[float, float], ...]
+    devices: int
+    again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the average seconds of a step; infinite if the step never ends.
-
-        Args:
-            losses_per_s: rate at which each single device is lost.
-            detection_s: seconds from the loss of a device until the loss is detected.
-        """
-        ...
+        """Return the average seconds of a step. The arguments are those of `with_losses_s`."""
+        rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
+        return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +103,15 @@ class Outcome:
         devices_used: number of fleet devices or cloud GPUs that the method uses.
         parts: consecutive parts of the step's duration; empty if the method has no plan.
         download_bytes, upload_bytes: bytes per device and step, as a mean over the used devices.
-        memory_offered_bytes, memory_needed_bytes: memory that the tightest device offers and needs.
-            This is the device with the highest ratio of needed to offered memory.
-        misfit: text on why the memory is not enough, or why there is no plan; empty if the method
+        memory_offered_bytes, memory_needed_bytes: of the device with the highest ratio of needed to
+            offered memory.
+        misfit: text on why the memory is not enough, or why no plan exists; empty if the method
             fits.
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: load of the PS's network card in the busiest
             part of the step; 0 for methods without a PS.
-        recovery: parts of the time that the loss of one device adds to a step, after the loss is
-            detected; empty if not modelled.
-        under_losses: the method's own model of losses; None means the formula of `churn`.
+        recovery: parts of the time that the loss of one device adds to a step, after detection;
+            empty if not modelled.
+        under_losses: the method's own model of losses; None means the formula of `with_losses_s`.
         flops: FLOPs of all used devices in a step, including recomputation; 0 if not counted.
     """
 
@@ -109,15 +127,12 @@ class Outcome:
     ps_egress_bytes_per_s: float = 0.0
     ps_ingress_bytes_per_s: float = 0.0
     recovery: tuple[Part, ...] = ()
-    under_losses: UnderLosses | None = None
+    under_losses: TileLosses | None = None
     flops: float = 0.0
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the time in seconds that losing a device adds to a step; None if not modelled.
-
-        The time to detect the loss is not included.
-        """
+        """Return the seconds that a loss adds to a step after detection; None if not modelled."""
         return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property
@@ -131,23 +146,48 @@ class Outcome:
 
 
 class Method(Protocol):
-    """A training method that the simulator can run."""
+    """A training method of the simulator. Users select it by `name`, without a variant."""
 
     @property
-    def name(self) -> str:
-        """Return the name by which users select the method, without a variant."""
-        ...
+    def name(self) -> str: ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Simulate one step, and return an outcome per variant, with the main variant first."""
         ...
 
 
+def best(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the fastest outcome that fits in memory, or else the fastest outcome."""
+    return min(outcomes, key=lambda outcome: (not outcome.fits, outcome.step_s))
+
+
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method without a plan.
+    """Return the outcome of a method without a plan."""
+    return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
+
+
+def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
+    """Return the average seconds of a step while devices are lost at random.
+
+    Each of n devices is lost at a constant rate lambda, and more devices may be lost during a
+    recovery:
+
+        T = step / (1 - n lambda (detection + recovery))
+
+    The formula is exact as long as recoveries do not overlap. A method that recovers from several
+    losses at once has a model of its own (`Outcome.under_losses`).
 
     Args:
-        method: name of the method.
-        reason: text on why the method has no plan under the simulated conditions.
+        outcome: simulated step without losses.
+        losses_per_s: rate lambda at which each single device is lost.
+        detection_s: seconds from the loss of a device until the loss is detected.
+
+    Returns:
+        Average seconds; infinite if the step never ends, None if the method has no recovery model.
     """
-    return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
+    if outcome.recovery_s is None:
+        return None
+    if outcome.under_losses is not None:
+        return outcome.under_losses.with_losses_s(losses_per_s, detection_s)
+    lost = outcome.devices_used * losses_per_s * (detection_s + outcome.recovery_s)
+    return outcome.step_s / (1 - lost) if lost < 1 else math.inf

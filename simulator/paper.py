@@ -1,7 +1,6 @@
-"""The report that tests the Cleave paper's claims against simulated results.
+"""The report that tests the claims of the Cleave paper (arXiv 2512.22142) by simulation.
 
-The claims and their conditions are from arXiv 2512.22142. Where the paper does not state a
-condition, the report has results for several values of the condition.
+Where the paper does not state a condition, the report has results for several values.
 """
 
 from __future__ import annotations
@@ -29,10 +28,145 @@ from simulator.claims import (
 )
 from simulator.cloud import Cloud
 from simulator.method import Method
-from simulator.report import marked_quick, report, sweep_reading
 from simulator.sweep import Cell, Row, cells, simulate
-from simulator.verdict import OURS, Claim
+from simulator.verdict import OURS, Claim, table
 from simulator.workers import Workers
+
+METHODS: Final = {  # the description of each method in the report
+    "cleave": "tiles as this project plans them (`cleave plan`), the LM head with them, attention "
+    "as one task for each sample and head",
+    "cleave-2d": "the published scheme: tiles of rows and columns only, each Linear by itself; "
+    "attention as above",
+    "cleave-stages": "whole layers on devices for a step as this project plans them, all traffic "
+    "through the parameter server (PS)",
+    "dtfm": "DT-FM, data and pipeline parallel over peers; `(formula)` its published cost, "
+    "`(pipelined)` all communication overlapped, `(serial)` nothing overlapped",
+    "dtfm-all": "the same with every device that is offered, also where fewer are faster",
+    "alpa": "a pipeline of tensor- and data-parallel stages on a homogeneous mesh",
+    "asteroid": "a hybrid pipeline on unequal devices, aware of memory",
+    "confidant": "a pipeline with one device for each stage",
+    "data-parallel": "the whole model on every device, gradients by ring all-reduce",
+    "cloud-1xa100": "data-centre GPUs, one or eight (`cloud-8xa100`) A100 or H100 (`cloud-1xh100`, "
+    "`cloud-8xh100`) of 80 GB; `(offload)` has the optimizer on the host",
+}
+
+
+def report(
+    title: str,
+    conditions: str,
+    claims: Sequence[Claim],
+    figures: Sequence[tuple[str, str, str]],
+    coded: Sequence[Claim] = (),
+) -> str:
+    """Return the Markdown text of the whole report.
+
+    Args:
+        conditions: text on the conditions under which all results were simulated.
+        claims: tested claims with uncompressed payloads.
+        figures: caption, file name and explanation of each figure.
+        coded: the same claims, tested with compressed payloads for all methods; empty if not
+            simulated.
+    """
+    lines = [
+        f"# {title}",
+        "",
+        conditions,
+        "",
+        "## Methods",
+        "",
+        *table(("name", "what it is"), ((f"`{name}`", what) for name, what in METHODS.items())),
+        "",
+        "## Verdicts",
+        "",
+        "The published method is `cleave-2d`; `cleave` are its tiles as this project plans them, "
+        "`cleave-stages` whole layers on devices. A cell says what the method reaches, from the "
+        "least to the most of all trials, in how many of them the claim holds, and the verdict.",
+        "",
+        *_verdict_table(claims),
+    ]
+    if coded:
+        lines += ["", "## Verdicts with coded payloads", "", _about_coding(claims, coded), ""]
+        lines += _verdict_table(coded)
+    for number, claim in enumerate(claims, 1):
+        lines += ["", f"## {number}. {claim.title}", "", claim.reading, ""]
+        for name in OURS:
+            only_if = claim.only_if(name)
+            text = claim.verdict(name).value
+            lines.append(f"- `{name}`: {text}: {only_if}" if only_if else f"- `{name}`: {text}")
+        lines += ["", *table(claim.columns, claim.rows)]
+    lines += ["", "## Figures"]
+    for what, file, reading in figures:
+        lines += ["", f"![{what}]({file})", "", reading]
+    return "\n".join([*lines, ""])
+
+
+def summary(claim: Claim) -> str:
+    """Return text for the terminal: a claim's title and its verdict for each Cleave method."""
+    width = max(map(len, OURS))
+    lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
+    return "\n".join((claim.title, *lines))
+
+
+def _verdict_table(claims: Sequence[Claim]) -> list[str]:
+    rows = (
+        (claim.title, claim.holds_at, *(_reached_and_verdict(claim, name) for name in OURS))
+        for claim in claims
+    )
+    return table(("claim", "holds at", *(f"`{name}`" for name in OURS)), rows)
+
+
+def _reached_and_verdict(claim: Claim, method: str) -> str:
+    reached, verdict = claim.reached(method), claim.verdict(method).value
+    return f"{reached}: {verdict}" if reached else verdict
+
+
+def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
+    """Return text on the compressed payloads and the verdicts that compression changes."""
+    changed = [
+        f"*{before.title}*, `{name}`: {before.verdict(name).value} with plain payloads, "
+        f"{after.verdict(name).value} with coded ones"
+        for before, after in zip(plain, coded, strict=True)
+        for name in OURS
+        if before.verdict(name) is not after.verdict(name)
+    ]
+    return (
+        "Cleave codes what it sends over slow links. The published methods do not, so that all "
+        "else in this report is with plain payloads. Here what every method sends counts as "
+        "coded, ours and the others' alike: activations, gradients and weights on the same links "
+        "at the same measured ratio. "
+        + ("That changes: " + "; ".join(changed) + "." if changed else "That changes no verdict.")
+    )
+
+
+def sweep_reading(rows: Sequence[Row]) -> str:
+    """Return a sentence that compares tiles on the fewest and on the most devices, if tiles fit.
+
+    It also names the fastest other method that fits in memory on the most devices.
+    """
+    points = [r for r in rows if r.outcome.method == "cleave" and r.devices and r.outcome.fits]
+    if not points:
+        return ""
+    first, last = points[0], points[-1]
+    line = (
+        f"Tiles go from {first.outcome.step_s:.4g} s on {first.devices} devices to "
+        f"{last.outcome.step_s:.4g} s on {last.devices}"
+    )
+    there = (r.outcome for r in rows if r.devices == last.devices)
+    others = [o for o in there if o.fits and not o.method.startswith("cleave")]
+    if not others:
+        return f"{line}, where no other method fits."
+    best = min(others, key=lambda o: o.step_s)
+    return f"{line}, where {best.method}, the fastest other that fits, takes {best.step_s:.4g} s."
+
+
+def marked_quick(text: str) -> str:
+    """Mark a report as a quick trial with toy models, in its title and in a first paragraph."""
+    title, rest = text.split("\n", 1)
+    return (
+        f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "
+        f"out. Its verdicts say nothing about the claims.**\n{rest}"
+    )
+
 
 BF16: Final = ElementBytes(2, 2)
 CARDS_GBPS: Final = (10, 100)
@@ -48,10 +182,10 @@ class Scope:
     Attributes:
         model: name of the main model, which is simulated with all device counts in `counts`.
         others: names of the other models, which are simulated with the device counts in `few`.
-        small_memory: device counts for the simulations with 512 MB per device.
-        carded: device counts for the simulations with the limited PS network cards in
-            `CARDS_GBPS`, with Cleave's methods only.
-        roomy: device count for the simulation with 32 GB per device.
+        small_memory: device counts for 512 MB per device.
+        carded: device counts for the limited PS network cards in `CARDS_GBPS`, for Cleave's
+            methods.
+        roomy: device count for 32 GB per device.
         batch, seq: sequences per step, and tokens per sequence.
     """
 
@@ -80,14 +214,7 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """The cells (methods under given conditions) of a report; the attributes are as in `Evidence`.
-
-    Attributes:
-        models: maps a model name to its cells with an unlimited PS network card.
-        small: cells for devices with 512 MB.
-        carded: maps the name of a limited PS network card to its cells.
-        roomy: cells for devices with 32 GB.
-    """
+    """The cells of a report, with the attributes of `Evidence`."""
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -96,7 +223,6 @@ class PaperCells:
 
     @property
     def every(self) -> list[Cell]:
-        """Return the cells of all groups in one list."""
         groups = (*self.models.values(), self.small, *self.carded.values(), self.roomy)
         return [cell for group in groups for cell in group]
 
@@ -111,11 +237,9 @@ def paper_cells(
     """Return the cells to simulate for a report.
 
     Args:
-        scope: models, device counts and batch.
         seed: random seed of all searches.
         thorough: True to run searches without a time limit.
-        coding: policy that decides on which links payloads are compressed. It applies to Cleave
-            and to the baselines alike.
+        coding: decides on which links payloads are compressed, for Cleave and the baselines alike.
     """
     every = list(methods(thorough=thorough).values())
     on_devices = [method for method in every if not isinstance(method, Cloud)]
@@ -136,9 +260,7 @@ def paper_cells(
     counts = {scope.model: scope.counts, **dict.fromkeys(scope.others, scope.few)}
     cards = {f"{gbps} Gbit/s": gbps * 1e9 / 8 for gbps in CARDS_GBPS}
     return PaperCells(
-        models={
-            model: on_paper_fleet(model, of_model, every) for model, of_model in counts.items()
-        },
+        models={model: on_paper_fleet(model, few, every) for model, few in counts.items()},
         small=on_paper_fleet(scope.model, scope.small_memory, ours, memory_bytes=SMALL_BYTES),
         carded={
             card: on_paper_fleet(scope.model, scope.carded, ours, PsRates(rate, rate))
@@ -158,7 +280,6 @@ def evidence_of(
 
     Args:
         scope: scope from which `planned` was created.
-        planned: cells to simulate.
         workers: workers that simulate the cells; None means this process.
         done: function that is called with each cell once it is simulated.
     """
@@ -175,7 +296,6 @@ def evidence_of(
 
 
 def claims_on(scope: Scope, evidence: Evidence) -> list[Claim]:
-    """Test all claims of the paper, and return the claims in the order of the report."""
     return [
         faster_than_dtfm(evidence),
         uses_more_devices(evidence, evidence.layers[scope.model] * scope.batch),
@@ -199,12 +319,9 @@ def write(
 
     Args:
         folder: existing folder for the report.
-        scope: scope of the simulation.
         evidence: simulated results with uncompressed payloads.
-        save_sweep, save_recovery: functions that draw results into a file, such as those in
-            `simulator.plots`.
-        coded: simulated results with compressed payloads, which get verdicts of their own; None if
-            not simulated.
+        save_sweep, save_recovery: functions that draw results into a file.
+        coded: simulated results with compressed payloads, with verdicts of their own; None without.
 
     Raises:
         OSError: when a file cannot be written.

@@ -1,24 +1,31 @@
-"""Common parts of pipelined methods: layers per stage, memory per device, the 1F1B schedule.
+"""Common parts of pipelined methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
 
-The time of a step with m micro-batches on P stages of t_p seconds is modelled as
-``sum t + (m - 1) max t``. This formula is exact for the 1F1B schedule if all stages take equally
-long (m + P - 1 slots), or if the last stage is the slowest (as in DT-FM, where it has the LM head).
-Otherwise, 1F1B is faster than the formula by at most the time of the stages after the slowest
-stage, which the first micro-batch passes while the slowest stage is busy. The relative difference
-is at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
+The time of a step with m micro-batches on P stages of t_p seconds is modelled as ``sum t + (m - 1)
+max t``. It is exact for 1F1B if all stages take equally long, or if the last stage is the slowest.
+Otherwise, 1F1B is faster by at most the time of the stages after the slowest stage, so the relative
+difference is at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from cleave.planner.tiles.shape import Floats, RateArrays
-from simulator.method import Conditions, Part
-from simulator.peers import RECOMPUTE, misfit, stage_need, tightest
-from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work
+from simulator.method import Conditions, Outcome, Part
+from simulator.work import (
+    RECOMPUTE,
+    STATE_BYTES,
+    LayerWork,
+    head_flops,
+    layer_work,
+    misfit,
+    stage_need,
+    tightest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +33,8 @@ class PipelineJob:
     """The model and batch that a pipeline trains: identical layers, and an LM head at the end.
 
     Attributes:
-        layers: number of layers.
-        layer: FLOPs, parameters and activations of one layer.
-        head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. The memory of the LM
-            head is not counted.
+        head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. Its memory is not
+            counted.
         batch: samples per step.
         element_bytes: bytes per element of the activations, weights and gradients that are sent.
     """
@@ -42,7 +47,6 @@ class PipelineJob:
 
     @classmethod
     def of(cls, conditions: Conditions) -> PipelineJob:
-        """Return the job for the model and batch of a simulation's conditions."""
         layer = layer_work(conditions.spec, conditions.seq, conditions.element.sent)
         head = head_flops(conditions.spec, conditions.seq) / layer.forward_flops
         return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
@@ -53,10 +57,7 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the cost of a layer if the LM head is divided evenly among all layers.
-
-        The unit is the cost of a layer alone, so the result is above 1.
-        """
+        """Return the FLOPs of a layer with its share of the LM head, over those of the layer."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -66,13 +67,11 @@ class PipelineJob:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a pipeline: a number of layers, and the devices that hold these layers.
+    """A stage of a pipeline: a number of layers, and the rates of the devices that hold these
+    layers.
 
     Attributes:
-        layers: number of layers.
-        members: rates of the devices.
-        state_bytes: bytes of weights, gradients and optimizer state that each device holds per
-            parameter.
+        state_bytes: bytes of weights, gradients and optimizer state per parameter on each device.
         sharded: number of devices among which a layer's activations of a sample are divided.
     """
 
@@ -99,10 +98,7 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Return the number of layers of each stage, divided as evenly as possible.
-
-    The last stages get fewer layers, because the last stage also has the LM head.
-    """
+    """Divide layers evenly. The last stages get fewer, because the last has the LM head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
@@ -114,8 +110,8 @@ def pipeline_memory(
     Args:
         job: layer sizes.
         stages: stages in pipeline order.
-        in_flight: for each stage, the number of samples whose activations one device keeps between
-            the forward and the backward pass.
+        in_flight: for each stage, the samples whose activations a device keeps for the backward
+            pass.
     """
     again, needed, offered = [], [], []
     for stage, samples in zip(stages, in_flight, strict=True):
@@ -129,17 +125,36 @@ def pipeline_memory(
     return StageMemory(np.array(again), *worst, misfit(all_needed, all_offered))
 
 
-def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Return the recovery time after the loss of a device, for restarts from a checkpoint.
+def pipeline_s(slots: Sequence[float], micro_batches: int) -> float:
+    """Return sum t + (m - 1) max t for the seconds t of a micro-batch on each stage."""
+    return float(sum(slots) + (micro_batches - 1) * max(slots))
 
-    A checkpoint is saved in every step. A spare device downloads the state of the largest stage at
-    the pipeline's median downlink rate. The step then starts over, which on average repeats half a
+
+def pipeline_outcome(
+    method: str,
+    setting: str,
+    stages: Sequence[Stage],
+    memory: StageMemory,
+    parts: tuple[Part, ...],
+    sent_bytes: float,
+    recovery: tuple[Part, ...] = (),
+    flops: float = 0.0,
+) -> Outcome:
+    """Return the outcome of a pipeline. `sent_bytes` are those of all devices in a step."""
+    devices = sum(len(stage.members) for stage in stages)
+    each = sent_bytes / devices
+    tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit
+    return Outcome(
+        method, setting, devices, parts, each, each, *tightest, recovery=recovery, flops=flops
+    )
+
+
+def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
+    """Return the recovery time after the loss of a device, for restarts from a checkpoint in each
     step.
 
-    Args:
-        job: layer sizes.
-        stages: stages of the pipeline.
-        step_s: seconds of a step.
+    A spare device downloads the state of the largest stage at the pipeline's median downlink rate.
+    The step then starts over, which on average repeats half a step.
     """
     largest = max(stages, key=lambda stage: stage.layers * stage.state_bytes)
     state = largest.state_bytes * largest.layers * job.layer.parameters
@@ -148,15 +163,90 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the number of samples in flight on each stage with the 1F1B schedule.
+    """Return the number of samples in flight on each of P stages: min(P - p, m) micro-batches.
 
-    Stage p of P starts one micro-batch for itself and one for each later stage before its first
-    backward pass. It thus has min(P - p, m) micro-batches in flight (PipeDream, Narayanan et al.
-    2019).
-
-    Args:
-        stages: number P of stages.
-        micro_batches: number m of micro-batches per step.
-        each: samples per micro-batch.
+    Stage p starts one micro-batch for itself and one for each later stage before its first backward
+    pass (PipeDream, Narayanan et al. 2019). `each` is samples per micro-batch.
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]
+
+
+_STEP: Final = 1.05
+
+
+class Cut(NamedTuple):
+    """A stage of a pipeline: its number of layers, and its range of device units."""
+
+    layers: int
+    start: int
+    stop: int
+
+
+def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
+    """Return the stages that minimize T = sum t_i + (m - 1) max t_i; None if no partition is
+    possible.
+
+    This is the dynamic program of Alpa (Zheng et al., OSDI 2022, arXiv 2201.12023, section 5). For
+    each limit on max t_i, it computes the minimum sum of stage times for k layers on d devices:
+
+        F(k, d) = min over l, d' of  F(k - l, d') + t(l, d', d)     with t(l, d', d) <= limit
+
+    Alpa tries every stage time as a limit. Here, limits form a geometric series with a ratio of
+    1.05, so (m - 1) max t_i may be 5 % above the optimum.
+
+    Args:
+        cost: seconds t of each possible stage, indexed [layers, start, stop], (layers + 1, units +
+            1, units + 1). Impossible stages are infinite. Entries with 0 layers or start >= stop
+            are ignored.
+        micro_batches: number m of micro-batches per step.
+    """
+    finite = cost[1:][np.isfinite(cost[1:])]
+    if not finite.size:
+        return None
+    best: tuple[float, list[Cut]] | None = None
+    # There are at most as many stages as units, so one stage has at least this many layers.
+    least_layers = -(-(cost.shape[0] - 1) // (cost.shape[1] - 1))
+    limit, most = float(cost[least_layers:].min()), float(finite.max())
+    while True:
+        found = _least_sum(np.where(cost <= limit, cost, np.inf))
+        if found is not None:
+            total_s, cuts = found
+            longest = max(float(cost[cut]) for cut in cuts)
+            time_s = total_s + (micro_batches - 1) * longest
+            if best is None or time_s < best[0]:
+                best = time_s, cuts
+        if limit >= most or (best is not None and (micro_batches - 1) * limit > best[0]):
+            break
+        limit = most if micro_batches == 1 else min(limit * _STEP, most)
+    return None if best is None else best[1]
+
+
+def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
+    """Return the minimum sum of stage times and its stages; None if no partition is possible."""
+    layers, units = cost.shape[0] - 1, cost.shape[1] - 1
+    least = np.full((layers + 2, units + 1), np.inf)  # the last row is index -1: impossible
+    least[0, :] = 0.0  # devices before the first stage may stay idle
+    choice = np.zeros((layers + 1, units + 1, 2), np.intp)
+    numbers = np.arange(1, layers + 1)
+    for stop in range(1, units + 1):
+        ends = cost[1:, :stop, stop]  # seconds, indexed [layers - 1, start]
+        lengths = numbers[np.isfinite(ends).any(axis=1)]
+        best_s, idle_s = np.full(layers, np.inf), least[1:-1, stop - 1]
+        if len(lengths):
+            before = np.maximum(numbers[:, None] - lengths, -1)
+            sums = (ends[lengths - 1] + least[before, :stop]).reshape(layers, -1)
+            at = sums.argmin(axis=1)
+            best_s = sums[numbers - 1, at]
+            choice[1:, stop] = np.stack([lengths[at // stop], at % stop], axis=1)
+        choice[1:, stop][idle_s <= best_s] = 0, stop - 1  # unit `stop - 1` stays idle
+        least[1:-1, stop] = np.minimum(idle_s, best_s)
+    if not np.isfinite(least[layers, units]):
+        return None
+    cuts: list[Cut] = []
+    k, stop = layers, units
+    while k:
+        held, start = (int(x) for x in choice[k, stop])
+        if held:
+            cuts.append(Cut(held, start, stop))
+        k, stop = k - held, start
+    return float(least[layers, units]), cuts[::-1]

@@ -30,15 +30,10 @@ _DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw step time, bytes, PS bandwidth and recovery time against the number of devices.
+    """Draw step time, bytes, PS bandwidth and recovery time of one model against devices.
 
-    Each method is a curve, and the legend gives its slope. Hollow points stand for methods that do
-    not fit in the devices' memory. Clouds in whose memory the model fits are horizontal lines.
-
-    Args:
-        path: image file to write.
-        rows: simulated results of one model.
-        title: title of the figure.
+    Each method is a curve with its slope in the legend. Hollow points do not fit in memory. Clouds
+    in whose memory the model fits are horizontal lines.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
@@ -91,13 +86,7 @@ def _dash(method: str) -> str:
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
     """Draw the seconds that the loss of one device adds to a step, with one bar per method.
 
-    Hollow bars stand for methods that do not fit in the devices' memory. Methods without a recovery
-    model have no bar.
-
-    Args:
-        path: image file to write.
-        rows: simulated results of one model with the same number of devices.
-        title: title of the figure.
+    Hollow bars do not fit in memory. Methods without a recovery model have no bar.
 
     Raises:
         OSError, ValueError: when the file cannot be written.

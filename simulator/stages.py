@@ -1,25 +1,22 @@
 """`cleave-stages`: devices hold whole layers for a step, as Cleave's own planner assigns them.
 
-The planner (`cleave.planner.stages.search`) chooses the stages and simulates the step event by
-event, as it does for training and for `cleave plan`. Layers run in fp32. A device of the last stage
-computes the loss. The parameter server (PS) computes the loss if this is faster, or if no device
-has enough memory for the loss.
+The planner chooses the stages and simulates the step event by event, as for training and `cleave
+plan`. Layers run in fp32. A device of the last stage computes the loss, or the PS if this is faster
+or no device has enough memory.
 
-The gradients that a lost device has accumulated are lost as well. On average, the device had
-completed half of its micro-batches. The stage's other devices recompute these micro-batches. If the
-stage has no other device, a device from elsewhere downloads the stage's weights and recomputes the
-micro-batches.
+The gradients that a lost device has accumulated are lost: on average, half of its micro-batches.
+The stage's other devices recompute these. If the stage has no other device, a device from elsewhere
+first downloads the stage's weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.planner.stages.simulation import costs_of
 from cleave.workload.stages import StageSizes
 from simulator.method import Conditions, Outcome, Part, impossible
@@ -42,84 +39,55 @@ class Stages:
             return [impossible(self.name, str(error))]
         assert found.stages is not None
         model, plan = found.stages
-        return [_outcome(self.name, StagedStep(model, plan, {d.device: d for d in devices}))]
+        by_id = {device.device: device for device in devices}
+        used = len(plan.memory_bytes)
+        tightest = max(
+            plan.memory_bytes, key=lambda d: plan.memory_bytes[d] / by_id[d].memory_bytes
+        )
+        lost = list(recoveries(model, plan, by_id))
+        weights_s, again_s = (math.fsum(part) / len(lost) for part in zip(*lost, strict=True))
+        flops = math.fsum(c.flops for stage in plan.planned for c in costs_of(model, stage))
+        return [
+            Outcome(
+                method=self.name,
+                setting=f"{len(plan.stages)} stages, {len(model.tokens)} micro-batches, "
+                f"loss {plan.where_loss}",
+                devices_used=used,
+                parts=(Part("stages", plan.step_s),),
+                download_bytes=plan.downlink_bytes / used,
+                upload_bytes=plan.uplink_bytes / used,
+                memory_offered_bytes=float(by_id[tightest].memory_bytes),
+                memory_needed_bytes=plan.memory_bytes[tightest],
+                ps_egress_bytes_per_s=plan.downlink_bytes / plan.step_s,
+                ps_ingress_bytes_per_s=plan.uplink_bytes / plan.step_s,
+                recovery=(Part("weights", weights_s), Part("micro-batches again", again_s)),
+                flops=sum(model.tokens) * flops,  # with the recomputed forward pass
+            )
+        ]
 
 
-@dataclass(frozen=True, slots=True)
-class StagedStep:
-    """A planned training step by stages.
+def recoveries(
+    model: StageModel, plan: StagePlan, devices: Mapping[int, DeviceRates]
+) -> Iterator[tuple[float, float]]:
+    """Yield the two parts of the recovery time for the loss of each device of each stage.
 
-    Attributes:
-        model: sizes of the layers and of the micro-batches.
-        plan: stages with their devices, and the predicted duration and traffic of the step.
-        devices: maps a device ID to the rates of the device.
+    These are the seconds to download the stage's weights (0 if the stage has other devices), and
+    the seconds to recompute the lost micro-batches.
     """
-
-    model: StageModel
-    plan: StagePlan
-    devices: dict[int, DeviceRates]
-
-    def costs(self, stage: PlannedStage) -> list[LayerCost]:
-        """Return the costs of a stage's layers, and of the loss or loss slice that it computes."""
-        return costs_of(self.model, stage)
-
-    @property
-    def flops(self) -> float:
-        """Return the FLOPs of all devices in the step, including the recomputed forward pass."""
-        costs = (cost for stage in self.plan.planned for cost in self.costs(stage))
-        return sum(self.model.tokens) * math.fsum(cost.flops for cost in costs)
-
-    def recoveries(self) -> Iterator[tuple[float, float]]:
-        """Yield, for the loss of each device of each stage, the two parts of the recovery time.
-
-        These are the seconds to download the stage's weights (0 if the stage has other devices),
-        and the seconds to recompute the lost micro-batches.
-        """
-        tokens, ratio = sum(self.model.tokens), self.model.coded_ratio
-        for stage in self.plan.planned:
-            costs, count = self.costs(stage), len(stage.devices)
-            flops = math.fsum(cost.flops for cost in costs)
-            weights = sum(cost.weight_bytes + cost.frozen_bytes for cost in costs)
-            activation = self.model.width * self.model.element_bytes
-            for number in stage.devices:
-                device = self.devices[number]
-                # tokens to recompute on each remaining device of the stage
-                again = tokens / (2 * count * max(1, count - 1))
-                again_s = again * max(
-                    flops / device.flops_per_s,
-                    2 * device.down_bytes(activation, ratio) / device.downlink_bytes_per_s,
-                    device.up_bytes(activation, ratio) / device.uplink_bytes_per_s,
-                )
-                loaded_s = device.down_bytes(weights, ratio) / device.downlink_bytes_per_s
-                weights_s = loaded_s if count == 1 else 0.0
-                yield weights_s, again_s
-
-
-def _outcome(name: str, step: StagedStep) -> Outcome:
-    plan = step.plan
-    used = len(plan.memory_bytes)
-    tightest = max(plan.memory_bytes, key=lambda d: plan.memory_bytes[d] / offered(step, d))
-    recoveries = list(step.recoveries())
-    return Outcome(
-        method=name,
-        setting=f"{len(plan.stages)} stages, {len(step.model.tokens)} micro-batches, "
-        f"loss {plan.where_loss}",
-        devices_used=used,
-        parts=(Part("stages", plan.step_s),),
-        download_bytes=plan.downlink_bytes / used,
-        upload_bytes=plan.uplink_bytes / used,
-        memory_offered_bytes=offered(step, tightest),
-        memory_needed_bytes=plan.memory_bytes[tightest],
-        ps_egress_bytes_per_s=plan.downlink_bytes / plan.step_s,
-        ps_ingress_bytes_per_s=plan.uplink_bytes / plan.step_s,
-        recovery=(
-            Part("weights", math.fsum(w for w, _ in recoveries) / len(recoveries)),
-            Part("micro-batches again", math.fsum(a for _, a in recoveries) / len(recoveries)),
-        ),
-        flops=step.flops,
-    )
-
-
-def offered(step: StagedStep, device: int) -> float:
-    """Return the bytes of memory that the device with this ID offers."""
-    return float(step.devices[device].memory_bytes)
+    tokens, ratio = sum(model.tokens), model.coded_ratio
+    activation = model.width * model.element_bytes
+    for stage in plan.planned:
+        costs, count = costs_of(model, stage), len(stage.devices)
+        flops = math.fsum(cost.flops for cost in costs)
+        weights = sum(cost.weight_bytes + cost.frozen_bytes for cost in costs)
+        # Tokens to recompute on each remaining device of the stage.
+        again = tokens / (2 * count * max(1, count - 1))
+        for number in stage.devices:
+            device = devices[number]
+            again_s = again * max(
+                flops / device.flops_per_s,
+                2 * device.down_bytes(activation, ratio) / device.downlink_bytes_per_s,
+                device.up_bytes(activation, ratio) / device.uplink_bytes_per_s,
+            )
+            loaded_s = device.down_bytes(weights, ratio) / device.downlink_bytes_per_s
+            yield loaded_s if count == 1 else 0.0, again_s

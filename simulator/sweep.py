@@ -1,32 +1,24 @@
-"""Simulation of several methods with several device counts.
-
-A cell is one method with one device count. Its simulation gives one row per variant of the method.
-"""
+"""Simulation of several methods with several device counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cleave.energy.predict import stated_rates as stated_rates
 from cleave.errors import UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
-from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
-from simulator.workers import ThisProcess, Workers
+from simulator.workers import Processes, Workers
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and the number of devices offered to the method.
-
-    Attributes:
-        devices: number of devices offered; None for cloud methods, which use no devices.
-        outcome: simulated cost of a step.
-    """
+    """An outcome, and the number of devices offered to the method; None for cloud methods."""
 
     devices: int | None
     outcome: Outcome
@@ -34,13 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method to simulate, and the conditions of the simulation.
-
-    Attributes:
-        devices: number of devices offered; None for cloud methods, which use no devices.
-        method: training method.
-        conditions: model, batch and fleet.
-    """
+    """A method to simulate with a number of devices; None for cloud methods."""
 
     devices: int | None
     method: Method
@@ -79,22 +65,6 @@ def fleet_rates(
     return stated_rates(found)
 
 
-def stated_rates(devices: Sequence[FleetDevice]) -> list[DeviceRates]:
-    """Return the rates that devices state, for the planner. Devices are numbered from 0."""
-    return [
-        DeviceRates(
-            number,
-            device.stated_downlink_bytes_per_s,
-            device.stated_uplink_bytes_per_s,
-            device.stated_flops_per_s,
-            device.latency_s,
-            device.memory_bytes,
-            graph_flops_per_s=device.stated_graph_flops_per_s,
-        )
-        for number, device in enumerate(devices)
-    ]
-
-
 def cells(
     spec: ModelSpec,
     batch: int,
@@ -125,44 +95,28 @@ def cells(
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
-        coding: policy that decides on which links payloads are compressed, for all methods. With
-            `cleave-stages`, compressed links carry fewer bytes. With other methods, compressed
-            links have higher rates.
+        coding: decides on which links payloads are compressed, for all methods. With
+            `cleave-stages`, compressed links carry fewer bytes. With other methods, they have
+            higher rates.
         memory_bytes: memory of each device; None means the memory in the fleet.
 
     Raises:
         UsageError: when the fleet is unknown or invalid.
     """
+    nobody = Conditions(spec, batch, seq, (), element, ps, seed, ps_flops_per_s=ps_flops_per_s)
     found: list[Cell] = []
     for count in counts:
-        by_link, by_link_in_fp32 = (
-            [
-                coding.decided(_with_memory(device, memory_bytes), ps, count)
-                for device in fleet_rates(fleet, count, dtype=computed, stragglers=stragglers)
-            ]
-            for computed in (dtype, "fp32")
+        by_dtype = []
+        for computed in (dtype, "fp32"):
+            devices = fleet_rates(fleet, count, dtype=computed, stragglers=stragglers)
+            if memory_bytes is not None:
+                devices = [replace(device, memory_bytes=memory_bytes) for device in devices]
+            by_dtype.append([coding.decided(device, ps, count) for device in devices])
+        conditions = replace(
+            nobody, devices=payload_rates(by_dtype[0], dtype, dtype), fp32_devices=by_dtype[1]
         )
-        coded = payload_rates(by_link, dtype, dtype)
-        conditions = Conditions(
-            spec,
-            batch,
-            seq,
-            coded,
-            element,
-            ps,
-            seed,
-            by_link_in_fp32,
-            ps_flops_per_s,
-        )
-        found += [
-            Cell(count, method, conditions) for method in methods if not isinstance(method, Cloud)
-        ]
-    nobody = Conditions(spec, batch, seq, (), element, ps, seed)
-    return found + [Cell(None, method, nobody) for method in methods if isinstance(method, Cloud)]
-
-
-def _with_memory(device: DeviceRates, memory_bytes: int | None) -> DeviceRates:
-    return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)
+        found += [Cell(count, m, conditions) for m in methods if not isinstance(m, Cloud)]
+    return found + [Cell(None, m, nobody) for m in methods if isinstance(m, Cloud)]
 
 
 def simulate(
@@ -177,15 +131,12 @@ def simulate(
         workers: workers that simulate the cells; None means this process.
         done: function that is called with each cell once it is simulated.
     """
-    workers = workers or ThisProcess()
-    longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
+    workers = workers or Processes()
+    # Devices times layers is a rough measure of how long the simulation of a cell takes.
+    sizes = [(cell.devices or 0) * cell.conditions.spec.layers for cell in every]
+    longest_first = sorted(range(len(every)), key=lambda i: -sizes[i])
     found: list[list[Row]] = [[] for _ in every]
     for index, rows in workers.run(Cell.rows, [every[i] for i in longest_first]):
         found[longest_first[index]] = rows
         done(every[longest_first[index]])
     return found
-
-
-def _size(cell: Cell) -> int:
-    """Return devices times layers, a rough measure of how long the simulation of a cell takes."""
-    return (cell.devices or 0) * cell.conditions.spec.layers

@@ -1,18 +1,15 @@
 """`pipeline`: `torch.distributed.pipelining` with one device per stage.
 
-The time t of a stage and the time T of a step are
-
     t = layers on a sample + receiving      T = sum t_i + (m - 1) max t_i + all-reduce
 
-Micro-batches have one sample each, so m = B. A stage starts to receive its neighbour's result only
-when it needs the result, so transfers do not overlap with compute. The last stage has the LM head.
-If the LM head shares its weight with the embedding, the first and the last device sum the gradients
-of this weight at the end of a step (a ring all-reduce between two devices).
+Micro-batches have one sample each, so m = B. A stage starts to receive only when it needs the
+result, so transfers do not overlap with compute. The last stage has the LM head. If the LM head
+shares its weight with the embedding, the first and the last device all-reduce the gradients of this
+weight at the end of a step.
 
-The formulae of published pipelines (`confidant`, `asteroid`) divide the LM head evenly among the
-stages, overlap all transfers with compute, and do not all-reduce the shared weight. They predict
-far shorter times than those measured with `torch.distributed.pipelining`
-(`benchmarks.side_by_side.simulated`), so comparisons by these formulae favour pipelines.
+Published pipelines (`confidant`, `asteroid`) divide the LM head evenly among the stages, overlap
+all transfers with compute, and do not all-reduce the shared weight. They predict far shorter times
+than those measured (`benchmarks.side_by_side.simulated`), so comparisons favour them.
 """
 
 from __future__ import annotations
@@ -23,18 +20,19 @@ import numpy as np
 
 from cleave.planner.tiles.shape import RateArrays
 from simulator.method import Conditions, Outcome, Part
-from simulator.peers import all_reduce_s
-from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory
-from simulator.work import edge_parameters
+from simulator.pipeline import (
+    PipelineJob,
+    Stage,
+    one_f_one_b,
+    pipeline_memory,
+    pipeline_outcome,
+    pipeline_s,
+)
+from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline in which each stage is a single device and has a given number of layers.
-
-    Args:
-        layers_of_stages: number of layers of each device, in pipeline order. The last device also
-            has the LM head.
-    """
+    """A pipeline with one device per stage, and a number of layers for each stage in order."""
 
     name = "pipeline"
 
@@ -51,31 +49,19 @@ class TorchPipeline:
         for stage in range(last):
             slots[stage + 1] += _hop_s(job, rates, stage, stage + 1)  # activations
             slots[stage] += _hop_s(job, rates, stage + 1, stage)  # gradients of activations
-        pipeline_s = float(sum(slots) + (job.batch - 1) * max(slots))
-        parts = [Part("pipeline", pipeline_s)]
-        sent = 2 * job.batch * job.layer.boundary_bytes * last / (last + 1)
+        parts = [Part("pipeline", pipeline_s(slots, job.batch))]
+        sent = 2 * job.batch * job.layer.boundary_bytes * last
         if spec.tied_head and last:
             embedding = edge_parameters(spec) * job.element_bytes
             ends = rates.take(np.array([0, last]))
             link = float(min(ends.uplink.min(), ends.downlink.min()))
             latency_s = float(ends.latency_s.max())
             parts.append(Part("embedding", all_reduce_s(embedding, 2, link, latency_s)))
-            sent += 2 * embedding / (last + 1)
+            sent += 2 * embedding
         stages = [Stage(n, rates.take(np.array([number]))) for number, n in enumerate(self._layers)]
         memory = pipeline_memory(job, stages, one_f_one_b(last + 1, job.batch, 1))
-        return [
-            Outcome(
-                method=self.name,
-                setting=f"layers {'+'.join(map(str, self._layers))}",
-                devices_used=last + 1,
-                parts=tuple(parts),
-                download_bytes=sent,
-                upload_bytes=sent,
-                memory_offered_bytes=memory.offered_bytes,
-                memory_needed_bytes=memory.needed_bytes,
-                misfit=memory.misfit,
-            )
-        ]
+        setting = f"layers {'+'.join(map(str, self._layers))}"
+        return [pipeline_outcome(self.name, setting, stages, memory, tuple(parts), sent)]
 
 
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+# The paper's tiles, tiles from Cleave's planner, and stages.
 OURS: Final[tuple[str, ...]] = ("cleave-2d", "cleave", "cleave-stages")
-"""Names of Cleave's methods: the paper's tiles, tiles from Cleave's planner, and stages."""
 
 
 class Verdict(Enum):
@@ -29,9 +29,7 @@ class ClaimTrial:
         devices: number of devices offered to the method.
         against: baseline, or variant of the tested figure; empty if the claim has neither.
         card: name of the parameter server's network card.
-        model: name of the trained model.
-        held: whether the claim holds.
-        reached: figure that the claim is about, in `Claim.unit`; None if there is no plan.
+        reached: figure that the claim is about, in `Claim.unit`; None without a plan.
     """
 
     method: str
@@ -48,11 +46,9 @@ class Claim:
     """A tested claim, and its section in the report.
 
     Attributes:
-        title: the claim as a heading.
         holds_at: threshold from which the claim holds, as text like "4x or more".
         reading: text on how to read the table.
         columns, rows: headings and cells of the table of results.
-        trials: trials that decide the verdicts.
         unit: unit that is written after the claim's figure.
     """
 
@@ -60,8 +56,8 @@ class Claim:
     holds_at: str
     reading: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    trials: tuple[ClaimTrial, ...]
+    rows: Sequence[tuple[str, ...]]
+    trials: Sequence[ClaimTrial]
     unit: str = "x"
 
     def verdict(self, method: str) -> Verdict:
@@ -69,10 +65,11 @@ class Claim:
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Return text on a method's range of results, such as "2x to 5.1x, 3 of 8".
+        """Return text on a method's range of results, such as "2x to 5.1x, 3 of 8"; empty without
+        trials.
 
         The last two numbers are the trials in which the claim holds, and all trials with this
-        method. The text is empty if the method has no trials.
+        method.
         """
         trials = self._of(method)
         if not trials:
@@ -84,9 +81,8 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return text on the conditions under which the claim holds for a method.
-
-        The text is empty if the claim holds in all trials or in none.
+        """Return text on the conditions under which the claim holds; empty if it always or never
+        does.
         """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
@@ -112,11 +108,7 @@ class Claim:
 
 
 def figure(value: float) -> str:
-    """Format a number for a table.
-
-    Numbers below 99 get two significant digits, and larger numbers are rounded to an integer.
-    Numbers above 10 000 become ">10000".
-    """
+    """Format a number for a table with two digits, above 98 as an integer, at most ">10000"."""
     if value > 10_000:
         return ">10000"
     return f"{value:.2g}" if value < 99 else f"{value:.0f}"
@@ -135,3 +127,11 @@ def _some(word: str, tried: Sequence[str], held: Sequence[str]) -> str:
     if set(tried) == set(held):
         return ""
     return f"{word} {', '.join(dict.fromkeys(held))}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table, with vertical bars in the cells escaped."""
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    return lines + [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]

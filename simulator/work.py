@@ -1,44 +1,39 @@
-"""FLOPs and memory of a training step, for methods whose devices hold whole layers.
+"""FLOPs, memory and all-reduce of methods whose devices hold whole layers.
 
-All methods use the same conventions. A multiply-add counts as two FLOPs. Attention computes the
-full S x S scores of a sequence, not only the causal half. The backward pass takes twice the FLOPs
-of the forward pass. Elementwise operations are not counted.
+A multiply-add counts as two FLOPs. Attention computes the full S x S scores, not only the causal
+half. The backward pass takes twice the FLOPs of the forward pass. Elementwise operations are not
+counted. Memory assumptions favour these methods: a device may use all memory that it offers, and
+the memory of frameworks, buffers, embedding and LM head is not counted in a pipeline.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from cleave.planner.tiles.shape import Floats
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import kept_elements
 from cleave.workload.step import linear_shapes, step_flops
 
+# Per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1): 2 for the weight
+# and 2 for its gradient, 4 for the master weight and 4 for each moment.
 STATE_BYTES = 16
-"""Bytes of state per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1).
-The weight and its gradient have 2 bytes each; the master weight and the two moments have 4 each."""
+RECOMPUTE = 4 / 3  # ratio of FLOPs with recomputation, which runs the forward pass twice
 
 
 def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
-    """Return the FLOPs of attention in the forward pass of one layer.
+    """Return the forward FLOPs of attention in one layer.
 
-    The scores and the weighted sum of values take ``2 S^2 q`` FLOPs each per sample.
-
-    Args:
-        spec: the model, with a total width q of all query heads.
-        samples: number of samples.
-        seq: tokens S per sample.
+    The scores and the weighted sum of values take ``2 S^2 q`` each per sample of S tokens, with a
+    total width q of all query heads.
     """
     return 4.0 * samples * seq * seq * spec.query_width
 
 
 def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
-    """Return the FLOPs of all Linears and attentions in a step, forward and backward.
-
-    Args:
-        spec: the model.
-        batch: samples per step.
-        seq: tokens per sample.
-    """
+    """Return the FLOPs of all Linears and attentions in a step, forward and backward."""
     attention = spec.layers * attention_flops(spec, batch, seq)
     return step_flops(spec, batch, seq) + 3 * attention
 
@@ -51,8 +46,7 @@ class LayerWork:
         parameters: number of parameters of the layer.
         forward_flops: FLOPs of the forward pass. The backward pass takes twice as many.
         boundary_bytes: bytes of the activations that the layer passes to the next layer.
-        kept_bytes: bytes of the activations that the layer keeps from the forward to the backward
-            pass if it does not recompute them (`cleave.workload.stages.kept_elements`).
+        kept_bytes: bytes of the activations that the backward pass needs, without recomputation.
     """
 
     parameters: float
@@ -62,13 +56,7 @@ class LayerWork:
 
 
 def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
-    """Return the FLOPs and memory of a decoder layer for one sample.
-
-    Args:
-        spec: the model.
-        seq: tokens per sample.
-        element_bytes: bytes per element of activations.
-    """
+    """Return the FLOPs and memory of a decoder layer for one sample of `seq` tokens."""
     linears = [s for s in linear_shapes(spec) if s.count == spec.layers and s.name != "lm_head"]
     weights = sum(s.inputs * s.outputs for s in linears)
     return LayerWork(
@@ -88,5 +76,88 @@ def edge_parameters(spec: ModelSpec) -> float:
 
 
 def head_flops(spec: ModelSpec, seq: int) -> float:
-    """Return the FLOPs of the LM head in the forward pass of one sample of `seq` tokens."""
+    """Return the forward FLOPs of the LM head for one sample."""
     return 2.0 * seq * spec.vocabulary * spec.embedding_width
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A device's memory requirement, and whether the device recomputes activations."""
+
+    memory_bytes: float
+    recompute: bool
+
+
+def stage_need(
+    layer: LayerWork,
+    layers: float,
+    samples: float,
+    offered_bytes: float,
+    state_bytes: float = STATE_BYTES,
+    sharded: float = 1.0,
+) -> Need:
+    """Return a device's memory requirement for the layers of a stage and their activations.
+
+    Args:
+        layers: number of layers, which may include fractions of a layer.
+        samples: number of samples in flight between the forward and the backward pass.
+        offered_bytes: the device recomputes activations only if it needs more without
+            recomputation.
+        state_bytes: bytes of weights, gradients and optimizer state per parameter.
+        sharded: number of devices among which a layer's activations of a sample are divided.
+    """
+    state = state_bytes * layers * layer.parameters
+    everything = state + samples * layers * layer.kept_bytes / sharded
+    if everything <= offered_bytes:
+        return Need(everything, recompute=False)
+    less = state + samples * layers * layer.boundary_bytes + layer.kept_bytes / sharded
+    # If the stage does not fit either way, the device's time is without recomputation.
+    return Need(min(less, everything), recompute=less <= offered_bytes)
+
+
+def misfit(needed: Floats, offered: Floats) -> str:
+    """Return text on devices that need more bytes than they offer; empty if all fit."""
+    short = needed > offered
+    if not short.any():
+        return ""
+    most, least = tightest(needed, offered)
+    return (
+        f"{int(short.sum())} of {len(needed)} devices are too small: "
+        f"{most / 1e9:.3g} GB needed, {least / 1e9:.3g} GB offered"
+    )
+
+
+def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
+    """Return needed and offered bytes of the device with the highest ratio of the two."""
+    worst = int(np.argmax(needed / offered))
+    return float(needed[worst]), float(offered[worst])
+
+
+def dealt(count: int, rates: Floats) -> Floats:
+    """Divide samples among devices so that the last device finishes as early as possible.
+
+    `rates` are positive speeds in any unit. The result has whole numbers in a float array.
+    """
+    low, high = 0.0, (count + 1) / float(rates.max())
+    for _ in range(100):
+        middle = (low + high) / 2
+        enough = np.floor(middle * rates).sum() >= count
+        low, high = (low, middle) if enough else (middle, high)
+    shares = np.floor(high * rates)
+    latest_first = np.lexsort((np.arange(len(rates)), -shares / rates))
+    surplus = int(shares.sum()) - count
+    shares[latest_first[:surplus]] -= 1
+    return shares
+
+
+def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency_s: float) -> float:
+    """Return the seconds of a ring all-reduce: 2 (n - 1) steps that each send 1/n of the payload.
+
+    Args:
+        payload_bytes: bytes that each device contributes.
+        members: number n of devices.
+        bytes_per_s, latency_s: rate and latency of the slowest hop in the ring.
+    """
+    if members < 2:
+        return 0.0
+    return 2 * (members - 1) * (payload_bytes / members / bytes_per_s + latency_s)

@@ -1,7 +1,6 @@
 """Runs the independent tasks of a simulation in this process, in several, or on a Ray cluster.
 
-Results do not depend on this choice. Each result is a function of the task's arguments alone, and
-searches depend on seeds, not on clocks.
+Results do not depend on this choice: each depends on the task's arguments alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cleave.errors import CleaveError, UsageError
 from cleave.ray_cluster import need_ray, ray_cluster
@@ -20,52 +19,26 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class Workers(Protocol):
-    """Calls a function once for each of several tasks, possibly in other processes."""
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Workers that run tasks in at most `count` processes on this machine; 1 is this process."""
+
+    count: int = 1
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Call `work` with each task, and yield each task's index and result upon completion.
 
-        Tasks start in the given order. Put the longest tasks first to finish early.
-
-        Args:
-            work: module-level function, which is pickled for other processes.
-            tasks: arguments of `work`, one per call, which are pickled as well.
-        """
-        ...
-
-
-class ThisProcess:
-    """Workers that run one task after another in this process."""
-
-    def run(
-        self, work: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield each task's index and result, in the order of the tasks."""
-        for index, task in enumerate(tasks):
-            yield index, work(task)
-
-
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """Workers that run tasks in several processes on this machine.
-
-    Attributes:
-        count: maximum number of concurrent processes.
-    """
-
-    count: int
-
-    def run(
-        self, work: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield each task's index and result upon completion.
+        Tasks start in the given order, so put the longest first. `work` is a module-level function,
+        which is pickled for other processes, like the tasks.
 
         Raises:
             CleaveError: when a process is killed, for example because memory ran out.
         """
+        if self.count == 1:
+            yield from enumerate(map(work, tasks))
+            return
         # Do not fork: a progress bar's thread may hold a lock, which would stay locked in a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.count, mp_context=context) as pool:
@@ -84,11 +57,9 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Workers that run tasks on the nodes of a Ray cluster. Each node must have Cleave installed.
+    """Workers that run tasks on the nodes of a Ray cluster, each of which has Cleave installed.
 
-    Attributes:
-        address: address of the head node (host:port), or "auto" if this machine is a node of the
-            cluster.
+    `address` is that of the head node (host:port), or "auto" on a node of the cluster.
     """
 
     address: str
@@ -96,7 +67,7 @@ class RayCluster:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Yield each task's index and result upon completion.
+        """Yield each task's index and result upon completion, like `Processes.run`.
 
         Raises:
             UsageError: when no cluster is running at the address.
@@ -113,6 +84,9 @@ class RayCluster:
                 yield waiting.pop(done), result
 
 
+Workers = Processes | RayCluster
+
+
 def workers(jobs: int, ray_address: str | None) -> Workers:
     """Return the workers that the options `--jobs` and `--ray` select.
 
@@ -124,7 +98,7 @@ def workers(jobs: int, ray_address: str | None) -> Workers:
         UsageError: when `jobs` is above 1 and `ray_address` is given, or Ray is not installed.
     """
     if ray_address is None:
-        return Processes(jobs) if jobs > 1 else ThisProcess()
+        return Processes(jobs)
     if jobs > 1:
         raise UsageError("--jobs is for this machine, --ray for a cluster; give one of them")
     need_ray("--ray")

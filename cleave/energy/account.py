@@ -1,20 +1,13 @@
 """The energy and carbon of a run on a fleet, or on GPUs in a data centre.
 
-The energy of a fleet, in joules, is a sum over the devices, the network and the PS:
+    fleet:        E = sum E_device supply + network b + E_ps
+    data centre:  E = PUE (1 + host_share) g P t         g GPUs of power P for t seconds
 
-    E = sum E_device supply + network b + E_ps
-
-`meter` computes E_device. b = b_down + b_up is the number of bytes between devices and the PS.
-`supply` is energy drawn from the socket divided by energy used by the device. It is 1 if the
-device's power was measured at the socket. The energy of g GPUs of power P in a data centre for
-t seconds is:
-
-    E = PUE (1 + host_share) g P t
-
-`carbon` computes carbon. Results are given in two views, because the comparison with a data centre
-depends on the view. *Attributed* carbon includes the run's share of the carbon of manufacturing the
-devices. *Sunk cost* carbon does not, because the devices existed before the run. The formulae
-follow arXiv 2507.01803 and the baselines in `assumptions.toml`.
+`meter` computes E_device. `supply` is energy drawn from the socket divided by energy used by the
+device; it is 1 if the power was measured at the socket. b is the number of bytes between devices
+and PS. *Attributed* carbon includes the run's share of the carbon of manufacturing the devices.
+*Sunk cost* carbon does not, because the devices existed before the run. The formulae follow arXiv
+2507.01803.
 """
 
 from __future__ import annotations
@@ -24,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cleave.energy.assumptions import Assumptions
-from cleave.energy.carbon import embodied_gco2e, operational_gco2e
-from cleave.energy.meter import Basis, Gap, parts_of
+from cleave.energy.grid import embodied_gco2e, operational_gco2e
+from cleave.energy.meter import Basis, Gap, gaps_of, parts_of
 from cleave.energy.typical import KnownPower, Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
@@ -35,22 +28,17 @@ class DeviceUsage:
     """The usage of all devices with the same profile. Times, bytes and joules are totals.
 
     Attributes:
-        profile: name of the profile that the devices report. If the name is empty or unknown, the
-            energy of the devices is unknown unless `active_power_w`, `measured_j` or `kind`
-            determines it.
-        devices: number of devices.
+        profile: profile name that the devices report; may be empty or unknown.
         present_s: seconds for which the devices were connected.
-        compute_s: seconds for which the devices computed.
         radio_s: seconds of receiving plus seconds of sending.
-        down_bytes, up_bytes: bytes that the devices received, and bytes that the devices sent.
-        active_power_w: power above idle while computing, as the fleet file states it; used if the
-            profile has no power.
-        measured_j: joules that the devices measured themselves; None if the devices do not measure.
+        active_power_w: power above idle while computing, from the fleet file; used if the profile
+            has none.
+        measured_j: joules that the devices measured themselves; None if they do not measure.
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
-        kind: the kind of device that the devices report; used if the profile is unknown.
-        flops_per_s: throughput of the fastest of these devices. A kind's typical power applies
-            only up to a maximum throughput.
+        kind: the kind that the devices report; used if the profile is unknown.
+        flops_per_s: throughput of the fastest device. A kind's typical power has a maximum
+            throughput.
     """
 
     profile: str
@@ -67,10 +55,7 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind of these devices; None if unknown.
-
-        The kind comes from the profile if `profiles` contains it, otherwise from the devices.
-        """
+        """Return the kind by the profile if known, otherwise the kind that the devices report."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
@@ -83,13 +68,7 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True)
 class CloudSpell:
-    """The usage of GPUs in a data centre.
-
-    Attributes:
-        profile: profile of the GPU.
-        time_s: seconds for which each GPU computes.
-        gpus: number of GPUs.
-    """
+    """The usage of GPUs in a data centre. `time_s` is the seconds for which each GPU computes."""
 
     profile: DeviceProfile
     time_s: float
@@ -101,9 +80,8 @@ class EnergyPart:
     """The energy of one part of a footprint, such as the network.
 
     Attributes:
-        name: name of the part, as text for the user.
+        name: text for the user.
         energy_j: joules; None if unknown. Sums of parts leave out unknown energy.
-        basis: whether the energy was measured or computed.
     """
 
     name: str
@@ -116,18 +94,15 @@ class Footprint:
     """The energy and carbon of a run.
 
     Attributes:
-        parts: the energy of each part of the run.
-        operational_gco2e: carbon of the run's electricity; None if its carbon intensity is unknown.
-        embodied_gco2e: the run's share of the carbon of manufacturing the devices.
-        devices: number of devices.
+        gco2e_per_kwh: carbon intensity of the run's electricity; None if unknown.
+        embodied_gco2e: the run's share of manufacturing carbon, without `embodied_unknown` devices.
         devices_unknown: number of devices whose energy is unknown.
         embodied_unknown: number of devices whose manufacturing carbon is unknown.
-            `embodied_gco2e` does not include these devices.
         assumed: the assumptions, as texts for the user.
     """
 
     parts: tuple[EnergyPart, ...]
-    operational_gco2e: float | None
+    gco2e_per_kwh: float | None
     embodied_gco2e: float
     devices: int
     devices_unknown: int = 0
@@ -140,29 +115,27 @@ class Footprint:
         return sum(part.energy_j for part in self.parts if part.energy_j is not None)
 
     @property
+    def operational_gco2e(self) -> float | None:
+        """Return the carbon of the run's electricity; None if unknown."""
+        if self.gco2e_per_kwh is None:
+            return None
+        return operational_gco2e(self.energy_j, self.gco2e_per_kwh)
+
+    @property
     def complete(self) -> bool:
         """Return True if the energy of every device is known."""
         return self.devices_unknown == 0
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Return the carbon of electricity plus the share of manufacturing, in grams.
-
-        The result is None if the carbon intensity of the electricity is unknown.
-        """
-        if self.operational_gco2e is None:
-            return None
-        return self.operational_gco2e + self.embodied_gco2e
+        """Return the carbon of electricity plus the share of manufacturing; None if unknown."""
+        operational = self.operational_gco2e
+        return None if operational is None else operational + self.embodied_gco2e
 
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server.
-
-    Attributes:
-        energy_j: joules; None if unknown.
-        basis: whether the energy was measured or computed.
-    """
+    """The energy of the parameter server; None if unknown."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -182,9 +155,7 @@ def fleet_footprint(
         usages: usage of the devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
         typical: typical power, used for devices whose profile states no power.
-        assumptions: assumed figures for everything that was not measured.
-        gco2e_per_kwh: carbon intensity of the electricity of devices, network and PS; None if
-            unknown.
+        gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
         ps: energy of the PS; None if unknown.
     """
     compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
@@ -195,7 +166,8 @@ def fleet_footprint(
         profile = profiles.get(usage.profile)
         kind = usage.kind_by(profiles)
         known = _power_of(usage, profile, typical)
-        ratio = _supply(kind, assumptions) if kind is not None else 1.0
+        supply = assumptions.supply_ratio.get(kind) if kind is not None else None
+        ratio = supply.value if supply is not None else 1.0
         if usage.measured_j is not None:
             measured += usage.devices
             measured_j += usage.measured_j
@@ -212,11 +184,9 @@ def fleet_footprint(
             # is added to it and does not.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
-            gaps.update(dict.fromkeys(_gaps(known), usage.devices))
+            gaps.update(dict.fromkeys(gaps_of(known.power, known.assumed), usage.devices))
         own = profile.embodied if profile is not None else None
-        made_g = None
-        if kind is not None:
-            made_g = _making(kind, own, usage.present_s, assumptions)
+        made_g = _making(kind, own, usage.present_s, assumptions) if kind is not None else None
         if kind is None or made_g is None:
             unmade += usage.devices
         else:
@@ -224,23 +194,20 @@ def fleet_footprint(
             if own is None:
                 standing_in[kind] += usage.devices
     nbytes = sum(usage.crossing_bytes for usage in usages)
-    network_j = nbytes * assumptions.network_j_per_byte.value
     ps = ps or Ps()
-    modelled = Basis.MODELLED
-    measured_part = [EnergyPart(_MEASURED, measured_j, Basis.MEASURED)] if measured else []
-    found = (
-        *measured_part,
-        EnergyPart("devices, multiplying", compute_j, modelled),
-        EnergyPart("devices, waiting", idle_j, modelled),
-        EnergyPart("devices, radio", radio_j, modelled),
-        EnergyPart("chargers and power supplies", supply_j, modelled),
-        EnergyPart("network", network_j, modelled),
-        EnergyPart("parameter server", ps.energy_j, ps.basis),
-    )
-    energy_j = sum(part.energy_j for part in found if part.energy_j is not None)
+    modelled_j = {
+        "devices, multiplying": compute_j,
+        "devices, waiting": idle_j,
+        "devices, radio": radio_j,
+        "chargers and power supplies": supply_j,
+        "network": nbytes * assumptions.network_j_per_byte.value,
+    }
+    found = [EnergyPart(name, joules, Basis.MODELLED) for name, joules in modelled_j.items()]
+    found.append(EnergyPart("parameter server", ps.energy_j, ps.basis))
     devices = sum(usage.devices for usage in usages)
     assumed = []
     if measured:
+        found.insert(0, EnergyPart("devices, as they measured it", measured_j, Basis.MEASURED))
         assumed.append(f"{measured} of {devices} devices: energy as they measured it themselves")
     assumed += [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
     assumed += [
@@ -256,13 +223,7 @@ def fleet_footprint(
         assumed.append("the parameter server's energy is unknown: not counted")
     assumed.append("making the parameter server: nobody says which machine it is, not counted")
     return Footprint(
-        found,
-        None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),
-        embodied_g,
-        devices,
-        unknown,
-        unmade,
-        tuple(assumed),
+        tuple(found), gco2e_per_kwh, embodied_g, devices, unknown, unmade, tuple(assumed)
     )
 
 
@@ -271,13 +232,8 @@ def cloud_footprint(
 ) -> Footprint:
     """Return the energy and carbon of a run in a data centre.
 
-    Args:
-        usage: usage of the GPUs. The profile of the GPU must state `compute_w`.
-        assumptions: assumed figures for everything that was not measured.
-        gco2e_per_kwh: carbon intensity of the data centre's electricity; None if unknown.
-
     Raises:
-        ValueError: when the profile does not state the power of the GPU.
+        ValueError: when the profile of the GPU does not state `compute_w`.
     """
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:
@@ -307,10 +263,9 @@ def cloud_footprint(
         EnergyPart("host", host_j, Basis.MODELLED),
         EnergyPart("data centre (PUE)", overhead_j, Basis.MODELLED),
     )
-    energy_j = gpu_j + host_j + overhead_j
     return Footprint(
         found,
-        None if gco2e_per_kwh is None else operational_gco2e(energy_j, gco2e_per_kwh),
+        gco2e_per_kwh,
         made_g or 0.0,
         usage.gpus,
         embodied_unknown=usage.gpus if made_g is None else 0,
@@ -318,11 +273,8 @@ def cloud_footprint(
     )
 
 
-_MEASURED = "devices, as they measured it"
-
-
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """Return the power of devices, from their profile or kind, else from their fleet file."""
+    """Return the power by the profile or the kind, else by the fleet file."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -333,28 +285,12 @@ def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typica
     return known
 
 
-def _supply(kind: DeviceKind, assumptions: Assumptions) -> float:
-    figure = assumptions.supply_ratio.get(kind)
-    return figure.value if figure is not None else 1.0
-
-
-def _gaps(known: KnownPower) -> list[Gap]:
-    gaps = list(known.assumed)
-    if known.power is not None and known.power.idle_w is None:
-        gaps.append(Gap.IDLE)
-    if known.power is not None and known.power.radio_w is None:
-        gaps.append(Gap.RADIO)
-    return gaps
-
-
 def _making(
     kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
 ) -> float | None:
-    """Return a run's share of the carbon of manufacturing devices, in gCO2e; None if unknown.
+    """Return a run's share of manufacturing carbon in gCO2e; None if unknown.
 
-    Args:
-        own: manufacturing carbon from the profile; None to use the typical carbon of the kind.
-        used_s: seconds for which the run used the devices.
+    `own` is the profile's manufacturing carbon; None uses the typical carbon of the kind.
     """
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)

@@ -22,14 +22,12 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 class Ratios:
     """Energy and carbon of a data centre, each divided by that of a fleet for the same training.
 
-    Above 1, the fleet uses less energy or emits less carbon. A ratio is None if one of its two
-    figures is unknown.
+    Above 1, the fleet uses less energy or emits less carbon. An unknown ratio is None.
 
     Attributes:
-        energy: ratio of energy.
         attributed: ratio of carbon, including a share of manufacturing for both.
         sunk_cost: ratio of carbon, including a share of manufacturing for the data centre only.
-        operational: ratio of the carbon of electricity, without manufacturing.
+        operational: ratio of the carbon of electricity.
     """
 
     energy: float | None
@@ -39,12 +37,7 @@ class Ratios:
 
 
 def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
-    """Return the ratios of data centre to fleet.
-
-    Args:
-        fleet: footprint of a training run on a fleet.
-        cloud: footprint of the same training in a data centre.
-    """
+    """Return the ratios of data centre to fleet for the same training."""
     here, there = fleet.operational_gco2e, cloud.operational_gco2e
     if not fleet.complete:
         return Ratios(None, None, None, None)
@@ -82,7 +75,7 @@ class ComparisonQuestion:
 
     @property
     def kinds(self) -> set[DeviceKind]:
-        """Return the known kinds of the fleet's devices, and the kind of the data centre's GPU."""
+        """Return the known kinds of the fleet's devices and of the data centre's GPU."""
         found = (usage.kind_by(self.profiles) for usage in self.usages)
         kinds = {kind for kind in found if kind is not None}
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
@@ -111,8 +104,8 @@ class ComparisonQuestion:
     def figure(self, case: Case) -> float | None:
         """Return the figure that a tornado plot shows; None if unknown.
 
-        With a data centre, the figure is the ratio of attributed carbon. Without a data centre, the
-        figure is the fleet's attributed carbon in grams.
+        With a data centre, it is the ratio of attributed carbon; otherwise, the fleet's attributed
+        grams.
         """
         if self.cloud is None:
             return self.fleet(case).attributed_gco2e

@@ -1,6 +1,9 @@
-"""The carbon intensity of electricity by country.
+"""The carbon of electricity by country or by hour, and of manufacturing devices.
 
-The figures are in `grid_carbon.csv`. `grid_carbon.md` describes their source.
+    C_operational = E / 3.6e6 I                         E in joules, I in gCO2e/kWh
+    C_embodied    = M t_used / (lifetime utilisation)   times in seconds, C and M in gCO2e
+
+The formulae follow arXiv 2507.01803. `grid_carbon.md` describes the source of `grid_carbon.csv`.
 """
 
 from __future__ import annotations
@@ -8,23 +11,77 @@ from __future__ import annotations
 import csv
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from cleave.energy.carbon import mean_intensity, operational_gco2e
 from cleave.errors import UsageError
+
+J_PER_KWH = 3.6e6
+S_PER_YEAR = 365.25 * 24 * 3600
+_HOUR_S = 3600.0
+
+
+def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
+    """Return the carbon of an amount of electricity, in grams of CO2 equivalent.
+
+    A laptop that draws 36 W for 10 hours takes 0.36 kWh; at 400 g/kWh that is 144 g:
+
+        >>> operational_gco2e(36 * 36000, 400)
+        144.0
+    """
+    return energy_j / J_PER_KWH * gco2e_per_kwh
+
+
+def embodied_gco2e(
+    made_gco2e: float, used_s: float, lifetime_years: float, utilisation: float
+) -> float:
+    """Return the share of a device's manufacturing carbon that belongs to a run, in gCO2e.
+
+    Manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its 2.5 years. A run of
+    0.0125 years is 1 % of this use:
+
+        >>> round(embodied_gco2e(53000, 0.0125 * S_PER_YEAR, 2.5, 0.5))
+        530
+    """
+    return made_gco2e * used_s / (lifetime_years * S_PER_YEAR * utilisation)
+
+
+def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
+    """Return the mean carbon intensity of a run with constant power, from a table by hour of the
+    day.
+
+    The intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A run of two hours
+    from 23:30 has half an hour at 100, one hour at 200 and half an hour at 400:
+
+        >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
+        225.0
+
+    Args:
+        hourly: 24 carbon intensities in gCO2e/kWh, one for each hour from midnight.
+        start_hour: hour of the day at which the run begins, 0 to 24.
+        duration_s: seconds of the run. With 0, the result is the intensity at `start_hour`.
+    """
+    at = start_hour % 24
+    if duration_s < 1e-3:  # below the resolution of the sum over hours
+        return hourly[int(at) % 24]
+    days, left_s = divmod(duration_s, 24 * _HOUR_S)
+    total = days * 24 * sum(hourly) / 24
+    left = left_s / _HOUR_S
+    while left > 1e-12:
+        lasts = min(left, int(at) + 1 - at)
+        total += lasts * hourly[int(at) % 24]
+        at = (at + lasts) % 24
+        left -= lasts
+    return total / (duration_s / _HOUR_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The mean carbon intensity of a country's electricity in one year.
+    """The mean life-cycle carbon intensity of a country's electricity in one year.
 
-    Attributes:
-        code: ISO 3166-1 alpha-3 code of the country.
-        country: English name of the country.
-        gco2e_per_kwh: life-cycle emissions in grams of CO2 equivalent per kWh.
-        year: the year to which the figure applies.
+    `code` is the ISO 3166-1 alpha-3 code of the country.
     """
 
     code: str
@@ -37,7 +94,7 @@ class Grid:
 
 
 def load_grids() -> list[Grid]:
-    """Load the carbon intensities of all countries in `grid_carbon.csv`."""
+    """Load the carbon intensities of all countries."""
     text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
     return [
         Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
@@ -52,7 +109,7 @@ def load_grid(country: str) -> Grid:
         country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when `grid_carbon.csv` does not contain the country.
+        UsageError: when no figures are known for the country.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -71,8 +128,8 @@ def load_hours(path: Path) -> tuple[float, ...]:
     """Load a user's table of the carbon intensity in each hour of the day.
 
     Args:
-        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line for each hour from
-            0 to 23.
+        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line per hour from 0 to
+            23.
 
     Returns:
         24 carbon intensities in gCO2e/kWh, starting at midnight.
@@ -98,12 +155,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The carbon intensity of a run's electricity, and the source of the figure.
-
-    Attributes:
-        gco2e_per_kwh: mean carbon intensity during the run.
-        text: source and value, as text for the user.
-    """
+    """The mean carbon intensity of a run's electricity, and its source as text for the user."""
 
     gco2e_per_kwh: float
     text: str
@@ -113,8 +165,7 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     """Return the carbon intensity of a run's electricity.
 
     Args:
-        place: a country (see `load_grid`), or the path of a CSV file (see `load_hours`), which must
-            end in `.csv`.
+        place: a country (see `load_grid`), or the path of a `.csv` file (see `load_hours`).
         start_hour: hour of the day at which the run begins; used only with a CSV file.
         duration_s: seconds of the run; used only with a CSV file.
 

@@ -2,11 +2,9 @@
 
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
-T is the time for which the device was connected, and t is the time for which the device computed.
-b_down and b_up are the bytes received and sent. r_down and r_up are the rates of the device's link.
-Units are joules, watts, seconds, bytes and bytes/s. P_idle and P_compute are the power of the whole
-device. P_radio is the additional power while the radio is active, whether the device is idle or
-computes.
+The device was connected for T seconds and computed for t seconds. b are bytes, and r are rates of
+its link. P_idle and P_compute are the power of the whole device; P_radio is added while the radio
+is active.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class Activity:
 
     Attributes:
         present_s: seconds for which the device was connected.
-        compute_s: seconds for which the device computed. Values above `present_s` are treated as
+        compute_s: seconds for which the device computed. Values above `present_s` count as
             `present_s`.
         down_bytes, up_bytes: bytes from PS to device, and bytes from device to PS.
         downlink_bytes_per_s, uplink_bytes_per_s: rates of the device's link, above 0.
@@ -38,10 +36,7 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return the time in seconds of receiving plus the seconds of sending.
-
-        Time in which the device receives and sends simultaneously counts twice.
-        """
+        """Return seconds of receiving plus sending. Simultaneous traffic counts twice."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
@@ -54,10 +49,7 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """A missing figure for a device. The enum values tell the user what is assumed instead.
-
-    See `cleave.energy.typical` for typical figures.
-    """
+    """A missing figure for a device. The enum values tell the user what is assumed instead."""
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -73,12 +65,7 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The energy that a device used.
-
-    Attributes:
-        energy_j: joules.
-        gaps: the missing figures for which an assumption was made, each once.
-    """
+    """The energy that a device used, and the missing figures that were assumed."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
@@ -88,33 +75,35 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
     """Return the energy of a device's session by the module's formula; None if power is unknown.
 
     A phone draws 0.5 W when idle and 4 W when computing, and its radio draws 0.8 W more. The phone
-    was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent 20 MB at
-    2 MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
+    was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent 20 MB at 2
+    MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
 
         >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
         >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
         Used(energy_j=206.0, gaps=())
 
     Args:
-        power: power of the device; None if unknown. Power without `compute_w` counts as unknown.
+        power: power of the device. None, and power without `compute_w`, count as unknown.
         did: activity of the device in the session.
         assumed: missing figures of the profile for which `power` contains an assumption.
     """
     if power is None or power.compute_w is None:
         return None
-    gaps = list(assumed)
-    if power.idle_w is None:
-        gaps.append(Gap.IDLE)
-    if power.radio_w is None:
-        gaps.append(Gap.RADIO)
     computing_s = min(did.compute_s, did.present_s)
     parts = parts_of(power, did.present_s, computing_s, did.radio_s)
-    return Used(parts.energy_j, tuple(gaps))
+    return Used(parts.energy_j, gaps_of(power, assumed))
+
+
+def gaps_of(power: Power, assumed: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    """Return the figures that were assumed, and those that `power` leaves out."""
+    idle = (Gap.IDLE,) if power.idle_w is None else ()
+    radio = (Gap.RADIO,) if power.radio_w is None else ()
+    return (*assumed, *idle, *radio)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The energy of a device in joules, by purpose: computing, idling and radio."""
+    """The energy of a device in joules, by purpose."""
 
     compute_j: float
     idle_j: float
@@ -126,15 +115,9 @@ class Parts:
 
 
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
-    """Return the energy of a device for computing, idling and radio.
+    """Return the energy for computing, idling and radio. An unknown power counts as 0.
 
-    An unknown power counts as 0. Times may also be totals of several devices with equal power.
-
-    Args:
-        power: power of the device; `compute_w` must be known.
-        present_s: seconds for which the device was connected.
-        compute_s: seconds for which the device computed, at most `present_s`.
-        radio_s: seconds of receiving plus seconds of sending.
+    Times may also be totals of several devices with equal power.
     """
     return Parts(
         (power.compute_w or 0.0) * compute_s,

@@ -1,11 +1,10 @@
 """Predict the time and usage of a fleet, or of a GPU, for a number of training steps.
 
-Fleet and GPU compute the same GEMMs, which are those of the Linear modules. Attention scores and
-elementwise operations are not counted. With a fleet, the PS computes them.
+Fleet and GPU compute the GEMMs of the Linear modules. Attention scores and elementwise operations
+are not counted; with a fleet, the PS computes them.
 
-    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
-            where F is the sustained throughput of the hot device. It idles for the rest of the
-            step.
+    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds at
+            the sustained throughput F of the hot device, and idles for the rest of the step.
     GPU:    t = FLOPs / (share F), where F is the peak throughput in matrix multiplication.
 """
 
@@ -25,11 +24,8 @@ from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 
+# Mixed-precision Adam: 2 for weight and gradient each, 4 for fp32 weight and both moments each.
 TRAINING_BYTES_PER_PARAMETER = 16
-"""Memory of mixed-precision Adam, in bytes per parameter.
-
-Weight and gradient need 2 bytes each. The fp32 weight and both moments need 4 bytes each.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,7 @@ class Work:
     """A model, and the number and size of the training steps.
 
     Attributes:
-        spec: sizes of the model.
-        batch: sequences per step.
-        seq: tokens per sequence.
-        steps: number of training steps.
+        batch, seq: sequences per step, and tokens per sequence.
         dtype: dtype of the GEMM operands: `bf16`, `fp16` or `fp32`.
     """
 
@@ -66,7 +59,7 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
     Raises:
         PlanError: when no device has enough memory for a tile of some GEMM.
     """
-    rates = [_rates(number, device) for number, device in enumerate(fleet)]
+    rates = stated_rates(fleet, hot=True)
     element = ElementBytes(work.element_bytes, work.element_bytes)
     gemms = step_gemms(work.spec, work.batch, work.seq, fused_siblings=True)
     step = plan_step(TilePlanner(), gemms, element, rates, PsRates())
@@ -101,27 +94,28 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
     return usages, step.predicted_s * work.steps
 
 
-def _rates(number: int, device: FleetDevice) -> DeviceRates:
-    hot = device.thermal.sustained_speed if device.thermal is not None else 1.0
-    return DeviceRates(
-        number,
-        device.stated_downlink_bytes_per_s,
-        device.stated_uplink_bytes_per_s,
-        device.stated_flops_per_s * hot,
-        device.latency_s,
-        device.memory_bytes,
-        graph_flops_per_s=device.stated_graph_flops_per_s * hot,
-    )
+def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
+    """Return the rates that devices state, for the planner. Devices are numbered from 0.
+
+    With `hot`, the throughput is the one that a device sustains when it is hot.
+    """
+    speeds = [d.thermal.sustained_speed if hot and d.thermal else 1.0 for d in devices]
+    return [
+        DeviceRates(
+            number,
+            device.stated_downlink_bytes_per_s,
+            device.stated_uplink_bytes_per_s,
+            device.stated_flops_per_s * speed,
+            device.latency_s,
+            device.memory_bytes,
+            graph_flops_per_s=device.stated_graph_flops_per_s * speed,
+        )
+        for number, (device, speed) in enumerate(zip(devices, speeds, strict=True))
+    ]
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return the usage of one GPU for the training steps.
-
-    Args:
-        work: the model and the training steps.
-        gpu: profile of the GPU.
-        share: throughput of training divided by the GPU's throughput in matrix multiplication.
-    """
+    """Return the usage of one GPU that trains at a share of its GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 
@@ -129,7 +123,7 @@ def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
 def fits(work: Work, gpu: DeviceProfile) -> bool:
     """Return True if parameters, gradients and optimizer state fit in the GPU's memory.
 
-    Activations are not counted, so training may still need more memory than the GPU has.
+    Activations are not counted, so training may still need more memory.
     """
     needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
     return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)

@@ -1,8 +1,7 @@
 """The energy records of a run: the usage of its devices and the energy of its machine.
 
-Each time the run ends or stops, a record is appended to `metrics.jsonl` in the run folder. The
-energy of the devices and the carbon of the run are not recorded. Each report computes both from the
-records, because assumptions may change.
+A record is appended to `metrics.jsonl` each time the run ends or stops. Reports compute the
+devices' energy and the carbon from the records, because assumptions may change.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ class RunEnergy:
     """The energy record of a run.
 
     Attributes:
-        duration_s: seconds of the run on the fleet's clock, which is virtual for emulated devices.
-        wall_s: seconds of the run in real time.
+        duration_s: seconds on the fleet's clock, which is virtual for emulated devices.
+        wall_s: seconds in real time.
         usages: usage of the run's devices, on the fleet's clock.
         machine_j: joules that the run's machine drew; None if the machine cannot measure energy.
         machine_source: what `machine_j` includes, as text for the user.
         virtual: whether the run's machine emulated the devices, on a virtual clock.
         devices_here: number of real devices that ran on the same machine as the server.
-        machine_basis: whether `machine_j` was measured or computed.
     """
 
     duration_s: float
@@ -55,10 +53,10 @@ class RunEnergy:
 
     @property
     def ps(self) -> Ps:
-        """Return the energy of the PS.
+        """Return the energy of the PS, which is that of the run's machine.
 
-        It is the energy of the run's machine. If the machine also ran or emulated devices, the
-        energy of the PS is unknown, because the machine's energy includes the devices' computation.
+        It is unknown if the machine also ran or emulated devices, whose computation it then
+        includes.
         """
         if self.machine_j is None or self._shared:
             return Ps()
@@ -97,7 +95,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         records: all records in the run's `metrics.jsonl`.
 
     Raises:
-        UsageError: when there is no energy record, or an energy record is damaged.
+        UsageError: when no energy record exists, or an energy record is damaged.
     """
     try:
         found = [
@@ -121,11 +119,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the total of energy records of consecutive parts of a run.
-
-    Args:
-        found: at least one record.
-    """
+    """Return the total of at least one energy record of consecutive parts of a run."""
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),
@@ -146,8 +140,7 @@ def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
 
     Args:
         machine: record with the energy and duration of the machine that runs the servers.
-        servers: records with the usage of each server's devices; empty if the servers computed
-            without devices.
+        servers: records with the usage of each server's devices; empty without devices.
     """
     duration_s = max((each.duration_s for each in servers), default=machine.duration_s)
     usages = [
@@ -162,12 +155,9 @@ def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
 def _merged(
     usages: Iterable[DeviceUsage], devices: Callable[[int, int], int]
 ) -> tuple[DeviceUsage, ...]:
-    """Return the usages with all usages of the same profile, kind and stated power merged.
+    """Merge the usages with the same profile, kind and stated power.
 
-    Args:
-        usages: usages, some of which may have the same profile.
-        devices: function that combines the numbers of devices of two usages. Use `max` if both
-            usages are of the same devices, as in a resumed run, and `add` otherwise.
+    `devices` combines two numbers of devices: `max` for the same devices, `add` for others.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

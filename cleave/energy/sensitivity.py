@@ -1,17 +1,16 @@
-"""Sensitivity of a figure to the assumptions.
-
-Each assumption is varied from the low end to the high end of its range, with all other assumptions
-unchanged.
-"""
+"""Sensitivity of a figure to each assumption, with all other assumptions unchanged."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cleave.energy.assumptions import Assumptions, ByKind, Figure
 from cleave.energy.typical import Spread
+from cleave.errors import UsageError, not_installed
+from cleave.files import save_figure
 from profiles.device_profile import DeviceKind
 
 LIFETIME_YEARS = (2.0, 4.0)
@@ -19,14 +18,9 @@ LIFETIME_YEARS = (2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The assumptions from which a figure is computed.
+    """The assumptions from which a figure is computed. A carbon intensity is None if unknown.
 
-    Attributes:
-        assumptions: assumed figures for everything that was not measured.
-        fleet_gco2e_per_kwh: carbon intensity of the fleet's electricity; None if unknown.
-        cloud_gco2e_per_kwh: carbon intensity of the data centre's electricity; None if unknown.
-        class_power: which of the power values measured on similar devices to use for a device
-            whose profile states no power.
+    `class_power` selects among the power values measured on similar devices.
     """
 
     assumptions: Assumptions
@@ -40,7 +34,6 @@ class Bar:
     """One bar of a tornado plot: the effect of one assumption on a figure.
 
     Attributes:
-        name: name of the assumption.
         low_setting, high_setting: lowest and highest value of the assumption, as texts.
         low, high: the figure at the lowest and at the highest value of the assumption.
     """
@@ -53,8 +46,10 @@ class Bar:
 
     @property
     def swing(self) -> float:
-        """Return the absolute difference between `low` and `high`."""
         return abs(self.high - self.low)
+
+
+_Ends = tuple[str, str, str, Case, Case]  # title, texts and cases of the lowest and highest value
 
 
 def tornado(
@@ -65,14 +60,12 @@ def tornado(
     cloud: bool,
     kinds: Collection[DeviceKind] = tuple(DeviceKind),
 ) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first.
-
-    An assumption that does not change the figure gets no bar.
+    """Return the bars of a tornado plot, widest first. An assumption without effect gets no bar.
 
     Args:
-        figure: computes the figure, such as carbon or a ratio, from a case. If the figure is None
-            for an assumption's low or high value, that assumption gets no bar.
-        case: the base case, in which one assumption at a time is varied.
+        figure: computes the figure, such as carbon or a ratio. An assumption for which the figure
+            is None gets no bar.
+        case: the base case.
         intensities: carbon intensities of the world's grids in gCO2e/kWh. Their 10th and 90th
             percentiles are the low and high values for electricity.
         cloud: whether the figure is a ratio of data centre to fleet, which is above 0.
@@ -85,65 +78,42 @@ def tornado(
     def with_made(**changes: Figure | ByKind | float) -> Case:
         return replace(case, assumptions=replace(made, **changes))  # type: ignore[arg-type]
 
-    def ends(name: str, unit: str = "") -> tuple[str, str, str, Case, Case]:
+    def ends(title: str, name: str, unit: str = "") -> _Ends:
         one: Figure = getattr(made, name)
         low, high = (with_made(**{name: replace(one, value=v)}) for v in (one.low, one.high))
-        return (
-            _NAMES[name],
-            f"{one.low:.3g} {unit}".rstrip(),
-            f"{one.high:.3g} {unit}".rstrip(),
-            low,
-            high,
-        )
+        return title, f"{one.low:.3g} {unit}".rstrip(), f"{one.high:.3g} {unit}".rstrip(), low, high
 
-    def all_ends(name: str, unit: str, scale: float = 1.0) -> tuple[str, str, str, Case, Case]:
+    def all_ends(title: str, name: str, unit: str, scale: float = 1.0) -> _Ends:
         table: ByKind = getattr(made, name)
         low = with_made(**{name: {k: replace(f, value=f.low) for k, f in table.items()}})
         high = with_made(**{name: {k: replace(f, value=f.high) for k, f in table.items()}})
         asked = [figure for kind, figure in table.items() if kind in kinds]
         at_low = _span([figure.low * scale for figure in asked], unit)
         at_high = _span([figure.high * scale for figure in asked], unit)
-        return _NAMES[name], at_low, at_high, low, high
+        return title, at_low, at_high, low, high
+
+    def on_grids(title: str, name: str) -> _Ends:
+        low, high = (replace(case, **{name: gco2e}) for gco2e in (p10, p90))  # type: ignore[arg-type]
+        return title, f"{p10:.0f} g/kWh", f"{p90:.0f} g/kWh", low, high
 
     short, long = LIFETIME_YEARS
-    asked = [
-        (
-            "lifetime",
-            f"{short:g} years",
-            f"{long:g} years",
-            with_made(one_lifetime_years=short),
-            with_made(one_lifetime_years=long),
-        ),
-        ends("utilisation"),
-        (
-            "electricity of the fleet",
-            f"{p10:.0f} g/kWh",
-            f"{p90:.0f} g/kWh",
-            replace(case, fleet_gco2e_per_kwh=p10),
-            replace(case, fleet_gco2e_per_kwh=p90),
-        ),
-        all_ends("supply_ratio", "times"),
-        ends("network_j_per_byte", "J/byte"),
-        all_ends("embodied_gco2e", "kgCO2e", 1e-3),
-        (
-            "power of devices whose profile does not say",
-            Spread.LEAST.value,
-            Spread.MOST.value,
-            replace(case, class_power=Spread.LEAST),
-            replace(case, class_power=Spread.MOST),
-        ),
+    at_short, at_long = (with_made(one_lifetime_years=years) for years in LIFETIME_YEARS)
+    least, most = (replace(case, class_power=spread) for spread in (Spread.LEAST, Spread.MOST))
+    power = "power of devices whose profile does not say"
+    asked: list[_Ends] = [
+        ("lifetime", f"{short:g} years", f"{long:g} years", at_short, at_long),
+        ends("utilisation", "utilisation"),
+        on_grids("electricity of the fleet", "fleet_gco2e_per_kwh"),
+        all_ends("charger and power supply loss", "supply_ratio", "times"),
+        ends("network", "network_j_per_byte", "J/byte"),
+        all_ends("making of devices without a sheet", "embodied_gco2e", "kgCO2e", 1e-3),
+        (power, Spread.LEAST.value, Spread.MOST.value, least, most),
     ]
     if cloud:
         asked += [
-            (
-                "electricity of the data centre",
-                f"{p10:.0f} g/kWh",
-                f"{p90:.0f} g/kWh",
-                replace(case, cloud_gco2e_per_kwh=p10),
-                replace(case, cloud_gco2e_per_kwh=p90),
-            ),
-            ends("pue"),
-            ends("host_share"),
+            on_grids("electricity of the data centre", "cloud_gco2e_per_kwh"),
+            ends("PUE", "pue"),
+            ends("around the GPU", "host_share"),
         ]
     bars = []
     for name, low_setting, high_setting, low, high in asked:
@@ -156,10 +126,7 @@ def tornado(
 def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
     """Sort the bars of a tornado plot, widest first, and drop bars of width 0.
 
-    Args:
-        bars: the bars, in any order.
-        ratio: whether the figure is a ratio. The width of a bar is then the logarithm of the
-            quotient of `high` and `low`; otherwise it is their difference.
+    The width of a ratio's bar is the logarithm of the quotient of `high` and `low`.
     """
 
     def width(bar: Bar) -> float:
@@ -173,11 +140,71 @@ def _span(values: Sequence[float], unit: str) -> str:
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 
 
-_NAMES = {
-    "utilisation": "utilisation",
-    "supply_ratio": "charger and power supply loss",
-    "network_j_per_byte": "network",
-    "embodied_gco2e": "making of devices without a sheet",
-    "pue": "PUE",
-    "host_share": "around the GPU",
-}
+def draw_tornado(
+    path: Path,
+    bars: Sequence[Bar],
+    middle: float,
+    title: str,
+    unit: str,
+    *,
+    ratio: bool,
+    claimed: tuple[float, float] | None = None,
+) -> None:
+    """Draw a tornado plot into an image file.
+
+    Args:
+        path: the image file. The suffix, such as .png, sets the format.
+        bars: the bars from top to bottom, normally widest first.
+        middle: the figure in the base case.
+        unit: unit of the figure, shown as the label of the axis.
+        ratio: whether the figure is a ratio. The axis is then logarithmic with a line at 1.
+        claimed: lowest and highest value of a range to shade; None to shade nothing.
+
+    Raises:
+        UsageError: when matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise not_installed("--plot", "matplotlib", "train") from None
+    figure = Figure(figsize=(9, 1.6 + 0.5 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for row, bar in enumerate(reversed(bars)):
+        # If both ends are on the same side of `middle`, shift the labels apart vertically.
+        apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0
+        for end, setting, colour, up in (
+            (bar.low, bar.low_setting, "tab:blue", apart),
+            (bar.high, bar.high_setting, "tab:orange", -apart),
+        ):
+            axes.barh(row, end - middle, left=middle, color=colour, height=0.6)
+            right = end >= middle
+            axes.annotate(
+                setting,
+                (end, row),
+                xytext=(4 if right else -4, up),
+                textcoords="offset points",
+                ha="left" if right else "right",
+                va="center",
+                fontsize=8,
+            )
+    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
+    axes.axvline(middle, color="black", linewidth=1)
+    if claimed is not None:
+        axes.axvspan(*claimed, color="tab:green", alpha=0.15)
+    if ratio:
+        axes.set_xscale("log")
+        axes.axvline(1, color="grey", linewidth=1, linestyle="--")
+    axes.set(title=title, xlabel=unit)
+    ends = [middle, *(claimed or ()), *(bar.low for bar in bars), *(bar.high for bar in bars)]
+    if ratio:  # leave space for the labels
+        axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
+    else:
+        room = 0.15 * (max(ends) - min(ends))
+        axes.set_xlim(min(ends) - room, max(ends) + room)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    try:
+        save_figure(figure, path, 150)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{str(path)!r} cannot be drawn: {error}; give a .png") from error

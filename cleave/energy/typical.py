@@ -1,31 +1,27 @@
 """Typical power for devices whose profile states no power.
 
-Typical power is the median of power values measured on devices of the same class. `typical.toml`
-lists the measured devices with sources. Reports tell the user where a typical figure was used (see
-`Gap`).
+It is the median of power values measured on devices of the same class. `typical.toml` lists the
+measured devices with sources. Reports name each typical figure (see `Gap`).
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib.resources import files
 from statistics import median
 from typing import Any
 
+from cleave.energy.assumptions import read_figures
 from cleave.energy.meter import Gap
 from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPower:
-    """The power of a device, and the assumptions behind the figures.
+    """The power of a device; None if the power while computing is unknown.
 
-    Attributes:
-        power: power of the device; None if the power while computing is unknown.
-        assumed: the missing figures that `power` replaces by assumptions, in the order of `Gap`.
+    `assumed` names the missing figures that `power` replaces, in the order of `Gap`.
     """
 
     power: Power | None
@@ -42,14 +38,12 @@ class Spread(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClassPower:
-    """The power of a class of devices.
+    """The median, lowest and highest power measured on a class of devices.
 
     Attributes:
-        power: medians of the measured power values. `idle_w` is None if idle power was not measured
-            on any device.
+        power: medians. `idle_w` is None if idle power was not measured on any device.
         devices: names of the measured devices.
         below_flops_per_s: a device belongs to the class only if its throughput is lower.
-        least, most: the lowest and the highest measured power values.
     """
 
     power: Power
@@ -59,7 +53,6 @@ class ClassPower:
     most: Power
 
     def at(self, spread: Spread) -> ClassPower:
-        """Return a copy of the class with the lowest, median or highest measured power."""
         power = {Spread.LEAST: self.least, Spread.MOST: self.most}.get(spread, self.power)
         return replace(self, power=power)
 
@@ -69,7 +62,6 @@ class Typical:
     """Power figures for devices whose profile does not state these figures.
 
     Attributes:
-        classes: maps each kind of device to the power of its class.
         radio_w: maps a kind of device to the power of an active radio.
         cards_w: maps the name of a laptop's profile to the maximum power of its graphics card.
     """
@@ -87,19 +79,14 @@ class Typical:
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Return a profile's power. Figures missing from the profile are those of its class.
 
-        The idle power of a class applies to all devices of the kind. The computing power of a class
-        applies only to devices with less throughput than `below_flops_per_s`.
+        A class's idle power applies to all devices of the kind. Its computing power applies only to
+        devices with less throughput than `below_flops_per_s`.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
 
     def power_of_kind(self, kind: DeviceKind, flops_per_s: float) -> KnownPower:
-        """Return the typical power of a device whose profile is unknown.
-
-        Args:
-            kind: kind of the device.
-            flops_per_s: throughput of the device in matrix multiplication.
-        """
+        """Return the typical power of a device whose profile is unknown."""
         return self._power_of(kind, flops_per_s, None, None)
 
     def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
@@ -110,38 +97,28 @@ class Typical:
     ) -> KnownPower:
         found = self.classes.get(kind)
         assumed = []
-        compute_w = own.compute_w if own is not None else None
-        at_wall = own is not None and own.at_wall
+        own = own or Power()
+        compute_w, idle_w, radio_w, at_wall = own.compute_w, own.idle_w, own.radio_w, own.at_wall
         if compute_w is None and found and flops_per_s < found.below_flops_per_s:
             compute_w, at_wall = found.power.compute_w, found.power.at_wall
-            assumed.append(_COMPUTE[kind])
+            assumed.append(Gap[f"TYPICAL_{kind.name}"])
         if compute_w is None and card_w is not None:
             compute_w = card_w
             assumed.append(Gap.TYPICAL_CARD)
         if compute_w is None:
             return KnownPower(None)
-        idle_w = own.idle_w if own is not None else None
         if idle_w is None and found and found.power.idle_w is not None:
             idle_w = found.power.idle_w
             assumed.append(Gap.TYPICAL_IDLE)
-        radio_w = own.radio_w if own is not None else None
         if radio_w is None and kind in self.radio_w:
             radio_w = self.radio_w[kind]
             assumed.append(Gap.TYPICAL_RADIO)
         return KnownPower(Power(idle_w, compute_w, radio_w, at_wall=at_wall), tuple(assumed))
 
 
-_COMPUTE = {
-    DeviceKind.PHONE: Gap.TYPICAL_PHONE,
-    DeviceKind.LAPTOP: Gap.TYPICAL_LAPTOP,
-    DeviceKind.SBC: Gap.TYPICAL_SBC,
-}
-
-
 def load_typical() -> Typical:
     """Load the typical power figures from Cleave's `typical.toml`."""
-    text = files("cleave.energy").joinpath("typical.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = read_figures("typical.toml")
     radio = table["radio"]
     return Typical(
         {DeviceKind(kind): _class_power(entry) for kind, entry in table["class"].items()},

@@ -38,10 +38,9 @@ def study(
     """
     from cleave.energy.assumptions import load_assumptions
     from cleave.energy.typical import load_typical
-    from simulator.report import marked_quick
-    from simulator.study.document import document
+    from simulator.paper import marked_quick
     from simulator.study.inputs import inputs
-    from simulator.study.report import report
+    from simulator.study.report import document, report
     from simulator.study.setups import published
     from simulator.study.setups import quick as small
     from simulator.study.study import steps_of

@@ -208,9 +208,8 @@ def paper(
       cleave simulate paper --coding auto --jobs 4
     """
     from cleave.planner.coding import CodingPolicy
-    from simulator.paper import FULL, QUICK, evidence_of, paper_cells
+    from simulator.paper import FULL, QUICK, evidence_of, paper_cells, summary
     from simulator.paper import write as write_report
-    from simulator.report import summary
     from simulator.workers import workers
 
     try:

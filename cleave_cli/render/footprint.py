@@ -90,7 +90,7 @@ def show(shown: Shown, plot: Path | None, form: Form) -> None:
 
 
 def _draw(path: Path, bars: Sequence[Bar], middle: float | None, shown: Shown) -> None:
-    from cleave.energy.tornado_plot import draw_tornado
+    from cleave.energy.sensitivity import draw_tornado
     from cleave.errors import UsageError
 
     if middle is None or not bars:

@@ -39,7 +39,7 @@ class Churn:
 
         None means that losses are not modelled for the method, or that the step never ends.
         """
-        from simulator.churn import with_losses_s
+        from simulator.method import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
         return None if found is None or not math.isfinite(found) else found

@@ -1,33 +1,32 @@
-"""The conditions under which the paper's claims are tested: what counts, and what is assumed.
+"""The conditions under which the paper's claims are tested, and the verdicts.
 
 Each condition is an axis with a few settings. The first setting of every axis together form the
 central case. It counts what the paper's formulae count, and the machine around the GPU. Devices and
 GPU train at the same share of their multiplication speed. Claims about energy are tested on all
-combinations of the first five axes, and claims about carbon on all combinations of all seven axes.
+combinations of the first five axes, and claims about carbon on those of all seven.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from cleave.energy.assumptions import Assumptions, ByKind, load_assumptions
+from cleave.energy.assumptions import load_assumptions
 from cleave.energy.grid import load_grids
 from cleave.energy.sensitivity import Case
 from cleave.energy.typical import Spread
 from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
+from simulator.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """The assumptions and training speeds from which a ratio is computed.
+    """The assumptions from which a ratio is computed.
 
-    Attributes:
-        case: assumptions about energy and carbon.
-        device_share, gpu_share: training speed of a device and of the GPU, as a share of its speed
-            in matrix multiplication alone.
+    `device_share` and `gpu_share` are training speeds as a share of the speed in matrix
+    multiplication.
     """
 
     case: Case
@@ -35,83 +34,59 @@ class ConditionState:
     gpu_share: float = EQUAL_SHARE
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting of a condition.
-
-    Attributes:
-        title: name of the setting in the report.
-        applied: function that returns a copy of a state with this setting.
-    """
-
-    title: str
-    applied: Callable[[ConditionState], ConditionState]
+Change = Callable[[ConditionState], ConditionState]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its possible settings.
-
-    Attributes:
-        name: name of the condition in the report.
-        settings: settings to test. The first setting is that of the central case.
-    """
+    """A condition. `settings` map a title to a change, with the central case's setting first."""
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: Mapping[str, Change]
 
 
 def energy_axes() -> tuple[Axis, ...]:
     """Return the five conditions that affect both energy and carbon."""
-    network = load_assumptions().network_j_per_byte
-
-    def with_network(made: Assumptions) -> Assumptions:
-        return replace(made, network_j_per_byte=network)
-
+    made = load_assumptions()
+    no_host, no_pue = replace(made.host_share, value=0.0), replace(made.pue, value=1.0)
+    lossy = {k: replace(figure, value=figure.high) for k, figure in made.supply_ratio.items()}
+    no_network = made.without_network().network_j_per_byte
+    speeds = {"50 % both": _changed()}
+    for share in OTHER_SHARES:
+        speeds[f"laptops {100 * share:g} %, GPU 50 %"] = _changed(device_share=share)
+    for share in OTHER_SHARES:
+        speeds[f"laptops 50 %, GPU {100 * share:g} %"] = _changed(gpu_share=share)
     return (
         Axis(
             "chargers",
-            (
-                Setting("as the rules ask", _same),
-                Setting("2.9 times for phones, 1.25 for laptops", lambda s: _made(s, lossy)),
-            ),
+            {
+                "as the rules ask": _changed(),
+                "2.9 times for phones, 1.25 for laptops": _assumed(supply_ratio=lossy),
+            },
         ),
         Axis(
             "network between devices",
-            (
-                Setting("not counted", lambda s: _made(s, Assumptions.without_network)),
-                Setting("0.007 kWh/GB", lambda s: _made(s, with_network)),
-            ),
+            {
+                "not counted": _assumed(network_j_per_byte=no_network),
+                "0.007 kWh/GB": _assumed(network_j_per_byte=made.network_j_per_byte),
+            },
         ),
         Axis(
             "around the GPU",
-            (
-                Setting("machine and PUE", _same),
-                Setting("PUE alone", lambda s: _made(s, without_host)),
-                Setting("nothing", lambda s: _made(s, bare_gpu)),
-            ),
+            {
+                "machine and PUE": _changed(),
+                "PUE alone": _assumed(host_share=no_host),
+                "nothing": _assumed(host_share=no_host, pue=no_pue),
+            },
         ),
         Axis(
             "power of devices",
-            tuple(
-                Setting(spread.value, lambda s, spread=spread: _powered(s, spread))  # type: ignore[misc]
+            {
+                spread.value: _cased(class_power=spread)
                 for spread in (Spread.MEDIAN, Spread.LEAST, Spread.MOST)
-            ),
+            },
         ),
-        Axis(
-            "speed in training, of multiplication alone",
-            (
-                Setting("50 % both", _same),
-                *(
-                    Setting(f"laptops {100 * share:g} %, GPU 50 %", _reaching(device_share=share))
-                    for share in OTHER_SHARES
-                ),
-                *(
-                    Setting(f"laptops 50 %, GPU {100 * share:g} %", _reaching(gpu_share=share))
-                    for share in OTHER_SHARES
-                ),
-            ),
-        ),
+        Axis("speed in training, of multiplication alone", speeds),
     )
 
 
@@ -125,50 +100,29 @@ def carbon_axes() -> tuple[Axis, ...]:
         f"{low:.0f} devices, {high:.0f} GPU": (low, high),
         f"{high:.0f} devices, {low:.0f} GPU": (high, low),
     }
-    lifetimes = {
-        f"{years:g} years, {share:.0%} in use": (years, share)
-        for years in (2.0, 4.0)
-        for share in (0.2, 0.8)
+    lives = {"as assumed": _changed()}
+    for years, share in product((2.0, 4.0), (0.2, 0.8)):
+        used = replace(load_assumptions().utilisation, value=share)
+        lives[f"{years:g} years, {share:.0%} in use"] = _assumed(
+            one_lifetime_years=years, utilisation=used
+        )
+    fed = {
+        name: _cased(fleet_gco2e_per_kwh=fleet, cloud_gco2e_per_kwh=cloud)
+        for name, (fleet, cloud) in pairs.items()
     }
-    return (
-        Axis(
-            "gCO2e/kWh",
-            tuple(
-                Setting(name, lambda s, pair=pair: _fed(s, *pair))  # type: ignore[misc]
-                for name, pair in pairs.items()
-            ),
-        ),
-        Axis(
-            "lifetime and utilisation",
-            (
-                Setting("as assumed", _same),
-                *(
-                    Setting(name, lambda s, of=of: _made(s, lambda made: lasting(made, *of)))  # type: ignore[misc]
-                    for name, of in lifetimes.items()
-                ),
-            ),
-        ),
-    )
+    return Axis("gCO2e/kWh", fed), Axis("lifetime and utilisation", lives)
 
 
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield all combinations of settings, with the central case first.
-
-    Args:
-        axes: conditions to combine.
-        start: state to which the settings are applied.
-
-    Yields:
-        A mapping from the name of each axis to the title of its setting, and the resulting state.
-    """
-    for settings in product(*(axis.settings for axis in axes)):
+    """Yield settings by axis, and the state, of all combinations. The central case is first."""
+    names = [axis.name for axis in axes]
+    for settings in product(*(axis.settings.items() for axis in axes)):
         state = start
-        for setting in settings:
-            state = setting.applied(state)
-        names = (axis.name for axis in axes)
-        yield dict(zip(names, (s.title for s in settings), strict=True)), state
+        for _, change in settings:
+            state = change(state)
+        yield dict(zip(names, (title for title, _ in settings), strict=True)), state
 
 
 def grids() -> tuple[float, float, float]:
@@ -178,64 +132,87 @@ def grids() -> tuple[float, float, float]:
     return found[len(found) // 10], found[len(found) // 2], found[last - len(found) // 10]
 
 
-# --- changes to assumptions ---
-
-
-def lossy(made: Assumptions) -> Assumptions:
-    """Set the losses of all chargers and power supplies to the high end of their range."""
-    return replace(made, supply_ratio=_highest(made.supply_ratio))
-
-
-def without_host(made: Assumptions) -> Assumptions:
-    """Leave out the power of the machine around the GPU, but not the data centre's PUE."""
-    return replace(made, host_share=replace(made.host_share, value=0.0))
-
-
-def bare_gpu(made: Assumptions) -> Assumptions:
-    """Leave out the power of the machine around the GPU and the data centre's PUE."""
-    return replace(without_host(made), pue=replace(made.pue, value=1.0))
-
-
-def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
-    """Set the lifetime of all machines, and the share of the lifetime in which they are in use.
-
-    Args:
-        made: assumptions to change.
-        years: lifetime in years.
-        utilisation: share of the lifetime, 0 to 1.
-    """
-    used = replace(made.utilisation, value=utilisation)
-    return replace(made, one_lifetime_years=years, utilisation=used)
-
-
-def _highest(table: ByKind) -> ByKind:
-    return {kind: replace(figure, value=figure.high) for kind, figure in table.items()}
-
-
-def _same(state: ConditionState) -> ConditionState:
-    return state
-
-
-def _made(state: ConditionState, change: Callable[[Assumptions], Assumptions]) -> ConditionState:
-    return replace(state, case=replace(state.case, assumptions=change(state.case.assumptions)))
-
-
-def _reaching(**shares: float) -> Callable[[ConditionState], ConditionState]:
+def _changed(**shares: float) -> Change:
     return lambda state: replace(state, **shares)  # type: ignore[arg-type]
 
 
-def _powered(state: ConditionState, spread: Spread) -> ConditionState:
-    return replace(state, case=replace(state.case, class_power=spread))
+def _cased(**changes: object) -> Change:
+    return lambda s: replace(s, case=replace(s.case, **changes))  # type: ignore[arg-type]
 
 
-def _fed(state: ConditionState, fleet: float, cloud: float) -> ConditionState:
-    case = replace(state.case, fleet_gco2e_per_kwh=fleet, cloud_gco2e_per_kwh=cloud)
-    return replace(state, case=case)
+def _assumed(**changes: object) -> Change:
+    def applied(state: ConditionState) -> ConditionState:
+        made = replace(state.case.assumptions, **changes)  # type: ignore[arg-type]
+        return replace(state, case=replace(state.case, assumptions=made))
+
+    return applied
 
 
-LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
-"""Title of the speed setting that favours laptops: they train at full multiplication speed, and the
-GPU at half of its multiplication speed."""
+LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"  # the speed setting that favours laptops
+# Ranges that the paper claims for the GPU's energy and carbon divided by those of the devices.
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
-"""Ranges that the paper claims for the GPU's energy and carbon divided by those of the devices."""
+
+
+Settings = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of testing a claimed ratio under all combinations of conditions.
+
+    Attributes:
+        central: ratio in the central case.
+        least, most: lowest and highest ratio of all combinations.
+        held, tried: number of combinations with at least the claimed ratio, and of all
+            combinations.
+        only_if: maps a condition to text on the settings with which the claim can hold. Conditions
+            that allow all settings are left out.
+    """
+
+    central: float
+    least: float
+    most: float
+    held: int
+    tried: int
+    only_if: Settings
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return whether the claim holds in all, some or no combinations of conditions."""
+        if self.held == self.tried:
+            return Verdict.HOLDS
+        return Verdict.SOMETIMES if self.held else Verdict.FAILS
+
+
+def held_against(
+    axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
+) -> Found:
+    """Test whether ratios reach `claimed`. The first of `tried` is the central case."""
+    ratios = [found for _, found in tried]
+    holding = [settings for settings, found in tried if found >= claimed]
+    return Found(
+        ratios[0], min(ratios), max(ratios), len(holding), len(tried), _needed(axes, holding)
+    )
+
+
+def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
+    """Map each condition that matters to text on the settings with which a claim can hold.
+
+    The text lists these settings, or those with which it cannot hold if they are fewer.
+    """
+    needed = {}
+    for axis in axes:
+        seen = {settings[axis.name] for settings in holding}
+        left = [title for title in axis.settings if title in seen]
+        gone = [title for title in axis.settings if title not in seen]
+        if left and gone:
+            few = len(left) <= len(gone)
+            needed[axis.name] = " or ".join(left) if few else "not " + " nor ".join(gone)
+    return needed
+
+
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict that all verdicts agree on, or `Verdict.SOMETIMES` if they differ."""
+    found = set(verdicts)
+    return found.pop() if len(found) == 1 else Verdict.SOMETIMES

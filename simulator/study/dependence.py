@@ -1,4 +1,4 @@
-"""Sensitivity analysis: how a row's ratio changes if one condition or assumption changes."""
+"""Ratios of the GPU to the devices, and their sensitivity to each condition and assumption."""
 
 from __future__ import annotations
 
@@ -9,17 +9,70 @@ from typing import Final
 import msgspec
 
 from cleave.energy.account import Ps
-from cleave.energy.assumptions import Assumptions
-from cleave.energy.comparison import Ratios
+from cleave.energy.assumptions import load_assumptions
+from cleave.energy.comparison import ComparisonQuestion, Ratios
 from cleave.energy.grid import load_grids
 from cleave.energy.meter import Basis
 from cleave.energy.sensitivity import Bar, Case, tornado, widest_first
-from cleave.energy.typical import Typical
-from profiles.device_profile import DeviceKind, DeviceProfile, Power
-from simulator.study.accountant import Accountant
-from simulator.study.conditions import ConditionState, carbon_axes, energy_axes, lasting
+from cleave.energy.typical import Typical, load_typical
+from profiles.device_profile import DeviceKind, DeviceProfile
+from profiles.library import load_profiles
+from simulator.study.conditions import (
+    ConditionState,
+    carbon_axes,
+    combinations,
+    energy_axes,
+    grids,
+)
 from simulator.study.rows import GpuRun, StudyRow, simulated
 from simulator.study.setups import OTHER_SHARES
+
+
+class Accountant:
+    """Computes the ratios of the GPU's energy and carbon to the devices' energy and carbon.
+
+    Attributes:
+        typical: figures that replace values missing in profiles.
+        of_energy, of_carbon: settings and state of all combinations of conditions for claims about
+            energy and about carbon, with the central case first.
+        middle: state of the central case.
+    """
+
+    def __init__(self) -> None:
+        self._profiles = load_profiles()
+        self.typical = load_typical()
+        middle = grids()[1]  # the median country's electricity
+        start = ConditionState(Case(load_assumptions(), middle, middle))
+        self.of_energy = list(combinations(energy_axes(), start))
+        self.of_carbon = list(combinations((*energy_axes(), *carbon_axes()), start))
+        self.middle = self.of_carbon[0][1]
+
+    def question(
+        self,
+        row: StudyRow,
+        gpu: GpuRun,
+        state: ConditionState,
+        *,
+        typical: Typical | None = None,
+        card: DeviceProfile | None = None,
+        ps: Ps | None = None,
+    ) -> ComparisonQuestion:
+        """Return the comparison of a row's devices with the GPU.
+
+        Args:
+            typical: figures that replace values missing in profiles; None means `self.typical`.
+            card: profile of the GPU; None means the profile in `gpu`.
+            ps: energy of the parameter server; None means that it does not count.
+        """
+        cloud = gpu.at(state.gpu_share)
+        cloud = replace(cloud, profile=card or cloud.profile)
+        usages = [row.spell_at(state.device_share)]
+        return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
+
+    def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
+        """Return the ratios of the GPU's energy and carbon to those of a row's devices."""
+        return self.question(row, gpu, state).ratios(state.case)
+
 
 WAITING_PHONE_W: Final = 1.0  # average power of a phone in use, by Boavizta
 GPU_LEAST: Final = 0.7  # lowest assumed power of the GPU, as a share of its board power
@@ -33,11 +86,9 @@ class Dependence:
     """The sensitivity of a row's energy or carbon ratio to each assumption.
 
     Attributes:
-        row: set-up and method whose ratio is analysed.
         of: "energy", or "carbon" for the ratio of attributed carbon.
         middle: ratio in the central case.
-        bars: for each assumption, the ratio at the low and at the high end of its range. The
-            widest bar is first.
+        bars: the ratio at both ends of each assumption's range, with the widest bar first.
     """
 
     row: StudyRow
@@ -54,24 +105,18 @@ class _Ends:
     high: Ratios
 
 
-def dependences(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
-) -> list[Dependence]:
+def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
     """Return the sensitivity of a row's energy ratio and of its attributed carbon ratio.
 
-    Args:
-        accountant: computes the ratios.
-        row: set-up and method to analyse.
-        gpu: the same training steps on the GPU.
-        middle: state of the central case.
-        seed: random seed of simulations with other device speeds.
+    `seed` is for simulations with other device speeds.
     """
     asked: dict[str, Callable[[Ratios], float | None]] = {
         "energy": lambda found: found.energy,
         "carbon": lambda found: found.attributed,
     }
     intensities = [grid.gco2e_per_kwh for grid in load_grids()]
-    others = list(_ends(accountant, row, gpu, middle, seed))
+    middle = accountant.middle
+    others = list(_ends(accountant, row, gpu, seed))
     question = accountant.question(row, gpu, middle)
     found = []
     for name, of in asked.items():
@@ -91,36 +136,36 @@ def dependences(
     return found
 
 
-def _ends(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
-) -> Iterator[_Ends]:
-    """Yield the ratios at both ends of each assumption that only this study makes.
-
-    These are the training speeds and the power of the GPU, the device speed, the power of waiting
-    phones, and the power of the parameter server.
-    """
+def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iterator[_Ends]:
+    """Yield the ratios at both ends of each assumption that only this study makes."""
+    middle, setup = accountant.middle, row.setup
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
     percents = (f"{low_share:.0%}", f"{high_share:.0%}")
     shares = [replace(middle, gpu_share=share) for share in OTHER_SHARES]
     low, high = (accountant.ratios(row, gpu, state) for state in shares)
     yield _Ends("GPU's speed in training, of multiplication alone", percents, low, high)
-    if row.setup.trains_slower:
+    if setup.trains_slower:
         shares = [replace(middle, device_share=share) for share in OTHER_SHARES]
         low, high = (accountant.ratios(row, gpu, state) for state in shares)
         yield _Ends("devices' speed in training, of multiplication alone", percents, low, high)
     power = gpu.profile.power
     if power is not None and power.compute_w is not None:
         cool_w = GPU_LEAST * power.compute_w
-        cool = accountant.question(row, gpu, middle, card=_drawing(gpu.profile, cool_w))
-        yield _Ends(
-            "power of the GPU",
-            (f"{cool_w:.0f} W", f"{power.compute_w:.0f} W"),
-            cool.ratios(case),
-            central,
-        )
-    speeds = row.setup.measured_flops_per_s
-    slow, fast = (_at_speed(row, flops_per_s, seed) for flops_per_s in speeds)
+        drawing = msgspec.structs.replace(power, compute_w=cool_w)
+        card = msgspec.structs.replace(gpu.profile, power=drawing)
+        cool = accountant.question(row, gpu, middle, card=card).ratios(case)
+        settings = (f"{cool_w:.0f} W", f"{power.compute_w:.0f} W")
+        yield _Ends("power of the GPU", settings, cool, central)
+    speeds = setup.measured_flops_per_s
+    by_speed = [
+        {
+            other.method: other
+            for other in simulated(setup, row.memory[0], seed, flops_per_s / setup.flops_per_s)
+        }
+        for flops_per_s in speeds
+    ]
+    slow, fast = (rows.get(row.method) for rows in by_speed)
     if slow is not None and fast is not None:
         yield _Ends(
             "speed of a device",
@@ -128,44 +173,24 @@ def _ends(
             accountant.ratios(slow, gpu, middle),
             accountant.ratios(fast, gpu, middle),
         )
-    if row.setup.profile.kind is DeviceKind.PHONE:
-        typical = _waiting(accountant.typical, WAITING_PHONE_W)
+    if setup.profile.kind is DeviceKind.PHONE:
+        phone = accountant.typical.classes[DeviceKind.PHONE]
+        draws = msgspec.structs.replace(phone.power, idle_w=WAITING_PHONE_W)
+        classes = {**accountant.typical.classes, DeviceKind.PHONE: replace(phone, power=draws)}
+        typical = replace(accountant.typical, classes=classes)
         awake = accountant.question(row, gpu, middle, typical=typical).ratios(case)
         settings = ("0 W (left out)", f"{WAITING_PHONE_W:g} W")
         yield _Ends("power of a waiting phone", settings, central, awake)
-    if row.through_ps:
+    if row.method.startswith("cleave"):  # all traffic is with a parameter server
         servers = (Ps(watts * row.duration_s, Basis.MODELLED) for watts in PS_W)
         none, laptop = (accountant.question(row, gpu, middle, ps=ps).ratios(case) for ps in servers)
         settings = (f"{PS_W[0]:g} W", f"{PS_W[1]:g} W")
         yield _Ends("parameter server", settings, none, laptop)
 
 
-def _at_speed(row: StudyRow, flops_per_s: float, seed: int) -> StudyRow | None:
-    setup = row.setup
-    found = simulated(setup, row.memory[0], seed, flops_per_s / setup.flops_per_s)
-    return next((other for other in found if other.method == row.method), None)
-
-
-def _drawing(profile: DeviceProfile, watts: float) -> DeviceProfile:
-    power = msgspec.structs.replace(profile.power or Power(), compute_w=watts)
-    return msgspec.structs.replace(profile, power=power)
-
-
-def _waiting(typical: Typical, watts: float) -> Typical:
-    phone = typical.classes[DeviceKind.PHONE]
-    awake = replace(phone, power=msgspec.structs.replace(phone.power, idle_w=watts))
-    return replace(typical, classes={**typical.classes, DeviceKind.PHONE: awake})
-
-
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The ratios of a row if one condition differs from the central case.
-
-    Attributes:
-        axis: name of the changed condition.
-        setting: title of its setting.
-        ratios: ratios with this setting.
-    """
+    """The ratios of a row if the condition `axis` has another setting than in the central case."""
 
     axis: str
     setting: str
@@ -173,29 +198,24 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return the ratios of a row for each setting of each condition.
-
-    All other conditions are those of the central case.
-    """
+    """Return the ratios of a row for each setting of each condition, with all others central."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
-        Changed(axis.name, setting.title, accountant.ratios(row, gpu, setting.applied(middle)))
+        Changed(axis.name, title, accountant.ratios(row, gpu, change(middle)))
         for axis in axes
-        for setting in axis.settings
+        for title, change in axis.settings.items()
     ]
 
 
-def in_use(
-    accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState
-) -> Mapping[float, Sequence[float]]:
-    """Return a mapping from lifetime in years to the ratios of attributed carbon.
-
-    Each lifetime has one ratio per item of `UTILISATIONS`, in the same order.
-    """
+def in_use(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> Mapping[float, Sequence[float]]:
+    """Map lifetimes in years to ratios of attributed carbon, one per item of `UTILISATIONS`."""
 
     def at(years: float, share: float) -> float:
-        made: Assumptions = lasting(middle.case.assumptions, years, share)
+        middle = accountant.middle
+        made = middle.case.assumptions
+        used = replace(made.utilisation, value=share)
+        made = replace(made, one_lifetime_years=years, utilisation=used)
         state = replace(middle, case=replace(middle.case, assumptions=made))
         return accountant.ratios(row, gpu, state).attributed or 0.0
 

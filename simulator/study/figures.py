@@ -10,24 +10,19 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from cleave.energy.tornado_plot import draw_tornado
+from cleave.energy.sensitivity import draw_tornado
 from cleave.files import save_figure
-from simulator.study.cells import quantity
-from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
+from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM, Found
 from simulator.study.dependence import UTILISATIONS
+from simulator.study.sections import quantity
 from simulator.study.study import Judged, SetupStudy, StudyJudgement
-from simulator.study.verdicts import Found
 
 _DPI = 110
 _BAND = {"color": "tab:green", "alpha": 0.15}
 
 
 def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw all figures of the report into a folder.
-
-    Args:
-        folder: existing folder.
-        found: results for each set-up.
+    """Draw all figures of the report into an existing folder.
 
     Raises:
         OSError, UsageError: when a figure cannot be written.
@@ -52,10 +47,7 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy, int]]:
-    """Yield the file name of each tornado plot, and the dependence that the plot shows.
-
-    The dependence is given as a set-up's results and an index into `SetupStudy.dependences`.
-    """
+    """Yield each tornado plot's file name, set-up and index into `SetupStudy.dependences`."""
     for study in found:
         for at, dependence in enumerate(study.dependences):
             slug = study.setup.name.replace(" ", "-")
@@ -105,10 +97,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the energy and carbon ratios of all rows.
-
-    A bar is the range over all combinations of conditions, and a dot is the central case.
-    """
+    """Draw the ratios of all rows: a bar over all conditions, and a dot for the central case."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -139,10 +128,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
     """Draw the energy ratio against the multiplication speed of a device, per method and set-up."""
     figure = Figure(figsize=(12, 8), layout="constrained")
-    panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
-    for axes, study in zip(panels, found, strict=False):
-        axes.axhspan(*ENERGY_CLAIM, **_BAND)
-        axes.axhline(1, color="grey", linewidth=1, linestyle="--")
+    for axes, study in _panels(figure, found, ENERGY_CLAIM):
         axes.axvline(study.setup.flops_per_s / 1e12, color="black", linewidth=1)
         axes.axvspan(*(s / 1e12 for s in study.setup.measured_flops_per_s), color="grey", alpha=0.1)
         for method, points in study.speeds.items():
@@ -160,12 +146,9 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
     """Draw the attributed carbon ratio against utilisation, with one curve per lifetime."""
     figure = Figure(figsize=(12, 8), layout="constrained")
-    panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
-    for axes, study in zip(panels, found, strict=False):
-        axes.axhspan(*CARBON_CLAIM, **_BAND)
-        axes.axhline(1, color="grey", linewidth=1, linestyle="--")
+    percent = [100 * share for share in UTILISATIONS]
+    for axes, study in _panels(figure, found, CARBON_CLAIM):
         for years, ratios in study.in_use.items():
-            percent = [100 * share for share in UTILISATIONS]
             axes.plot(percent, ratios, label=f"{years:g} years")
         axes.set(
             yscale="log", title=f"{study.setup.name}: {study.best.row.name}",
@@ -177,6 +160,17 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # more labels would overlap
         axes.yaxis.set_minor_formatter("{x:g}")
     save_figure(figure, path, _DPI)
+
+
+def _panels(
+    figure: Figure, found: Sequence[SetupStudy], claim: tuple[float, float]
+) -> Iterator[tuple[Any, SetupStudy]]:
+    """Yield axes for each set-up, with the claimed range and the ratio 1."""
+    panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
+    for axes, study in zip(panels, found, strict=False):
+        axes.axhspan(*claim, **_BAND)
+        axes.axhline(1, color="grey", linewidth=1, linestyle="--")
+        yield axes, study
 
 
 def _fitting(study: SetupStudy) -> list[Judged]:

@@ -1,33 +1,51 @@
-"""The Markdown report of the study, for readers who do not know the paper."""
+"""The report of the study, as Markdown for readers who do not know the paper, and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from itertools import product
+from math import prod
+from typing import Any
 
 from cleave.energy.assumptions import load_assumptions
-from simulator.study.cells import between, only_if_text, ratio, span, table
 from simulator.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
     LAPTOPS_AT_ALL,
     Axis,
+    Found,
     carbon_axes,
     energy_axes,
+    together,
 )
 from simulator.study.inputs import Input, unconfirmed
-from simulator.study.sections import carbon, contrary, depends, energy, fits, speed
-from simulator.study.study import Judged, SetupStudy
-from simulator.study.verdicts import Found, together
-from simulator.verdict import OURS
+from simulator.study.sections import (
+    between,
+    carbon,
+    contrary,
+    depends,
+    energy,
+    fits,
+    only_if_text,
+    ratio,
+    span,
+    speed,
+)
+from simulator.study.study import Judged, SetupStudy, StudyJudgement, needed_flops_per_s
+from simulator.verdict import OURS, table
+
+_VIEWS: tuple[tuple[str, tuple[float, float], Callable[[StudyJudgement], Found]], ...] = (
+    ("energy", ENERGY_CLAIM, lambda found: found.energy),
+    ("carbon, attributed", CARBON_CLAIM, lambda found: found.attributed),
+    ("carbon, sunk cost", CARBON_CLAIM, lambda found: found.sunk_cost),
+)
 
 
 def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
     """Return the text of `report.md`.
 
-    Args:
-        found: results for each set-up.
-        figures: input figures of the study.
-        tornados: file names of the tornado plots, in the order of `figures.tornado_files`.
+    `tornados` are the file names of the tornado plots, in the order of `figures.tornado_files`.
     """
     lines = [
         *_what(found),
@@ -87,11 +105,8 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
     rows = []
     for study in found:
         published = study.published()
-        for what, claim, each in (
-            ("energy", ENERGY_CLAIM, [j.found.energy for j in published]),
-            ("carbon, attributed", CARBON_CLAIM, [j.found.attributed for j in published]),
-            ("carbon, sunk cost", CARBON_CLAIM, [j.found.sunk_cost for j in published]),
-        ):
+        for what, claim, of in _VIEWS:
+            each = [of(j.found) for j in published]
             rows.append(
                 (
                     study.setup.name,
@@ -129,19 +144,13 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the lines of the section that compares Cleave's methods with each other."""
-    views: tuple[tuple[str, tuple[float, float], Callable[[Judged], Found]], ...] = (
-        ("energy", ENERGY_CLAIM, lambda j: j.found.energy),
-        ("carbon, attributed", CARBON_CLAIM, lambda j: j.found.attributed),
-        ("carbon, sunk cost", CARBON_CLAIM, lambda j: j.found.sunk_cost),
-    )
     rows = []
     for study in found:
         by_method = {name: study.by(name) for name in OURS}
         if not any(by_method.values()):  # a set-up with a single device
             continue
-        for what, claim, held in views:
-            cells = (_central([held(j) for j in each]) for each in by_method.values())
+        for what, claim, of in _VIEWS:
+            cells = (_central([of(j.found) for j in each]) for each in by_method.values())
             rows.append((study.setup.name, f"{span(claim)} times less {what}", *cells))
     return [
         "### By Cleave's methods",
@@ -162,30 +171,15 @@ def _central(each: Sequence[Found]) -> str:
 
 
 def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the lines of the section on the effect of each condition by itself."""
     rows = []
     for settings in zip(*(study.changed for study in found), strict=True):
         cells = []
-        for changed in settings:
-            ratios = changed.ratios
-            cells += [
-                _met(ratios.energy, ENERGY_CLAIM),
-                _met(ratios.attributed, CARBON_CLAIM),
-                _met(ratios.sunk_cost, CARBON_CLAIM),
-            ]
+        for ratios in (changed.ratios for changed in settings):
+            cells.append(_met(ratios.energy, ENERGY_CLAIM))
+            cells += [_met(each, CARBON_CLAIM) for each in (ratios.attributed, ratios.sunk_cost)]
         rows.append((settings[0].axis, settings[0].setting, *cells))
-    lines = table(
-        (
-            "condition",
-            "setting",
-            *(
-                f"{s.setup.name}: {what}"
-                for s in found
-                for what in ("energy", "attributed", "sunk")
-            ),
-        ),
-        rows,
-    )
+    views = product((s.setup.name for s in found), ("energy", "attributed", "sunk"))
+    columns = ("condition", "setting", *(f"{name}: {view}" for name, view in views))
     best = "; ".join(f"{study.setup.name}: {study.best.row.name}" for study in found)
     return [
         "### One condition at a time",
@@ -193,7 +187,7 @@ def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
         f"Ratios of the method that takes least energy on memory that fits ({best}), with one "
         "condition changed and the others as in the central case. Bold: as claimed, or more.",
         "",
-        *lines,
+        *table(columns, rows),
         "",
         "Reading: a column without bold figures is a claim that no single condition rescues.",
     ]
@@ -205,12 +199,8 @@ def _met(value: float | None, claim: tuple[float, float]) -> str:
 
 
 def _reading(found: Sequence[SetupStudy]) -> str:
-    texts = []
-    for study in found:
-        each = [judged.found.energy for judged in study.published()]
-        if not each:
-            continue
-        texts.append(f"{study.setup.title}: {_times(max(one.central for one in each))} the GPU")
+    best = {s.setup.title: [j.found.energy.central for j in s.published()] for s in found}
+    texts = [f"{title}: {_times(max(each))} the GPU" for title, each in best.items() if each]
     unequal = [
         f"{study.setup.title} {ratio(changed.ratios.energy)}"
         for study in found
@@ -230,31 +220,26 @@ def _reading(found: Sequence[SetupStudy]) -> str:
 def _times(best: float) -> str:
     if ratio(best) == "1":
         return "as much energy as"
-    return (
-        f"{ratio(best)} times less energy than"
-        if best > 1
-        else (f"{ratio(1 / best)} times more energy than")
-    )
+    if best > 1:
+        return f"{ratio(best)} times less energy than"
+    return f"{ratio(1 / best)} times more energy than"
 
 
 def _conditions() -> list[str]:
     of_energy, of_carbon = energy_axes(), carbon_axes()
 
     def listed(axes: Iterable[Axis]) -> list[tuple[str, str]]:
-        return [(axis.name, "; ".join(s.title for s in axis.settings)) for axis in axes]
+        return [(axis.name, "; ".join(axis.settings)) for axis in axes]
 
-    def product(axes: Iterable[Axis]) -> int:
-        total = 1
-        for axis in axes:
-            total *= len(axis.settings)
-        return total
+    def count(axes: Iterable[Axis]) -> int:
+        return prod(len(axis.settings) for axis in axes)
 
     return [
         "",
         "## 8. The conditions",
         "",
-        f"A claim of energy was held against {product(of_energy)} combinations of the first five "
-        f"conditions, one of carbon against {product((*of_energy, *of_carbon))} of all. The first "
+        f"A claim of energy was held against {count(of_energy)} combinations of the first five "
+        f"conditions, one of carbon against {count((*of_energy, *of_carbon))} of all. The first "
         "setting of each is that of the "
         "central case. How many combinations hold is no probability. Laptops' power was measured "
         "at the socket, so that of their chargers' loss only the radio's share is added. Another "
@@ -280,13 +265,92 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return a table cell with the settings that a claim needs for every row in which it can hold.
-
-    Args:
-        each: tests of the same claim on several rows.
-    """
+    """Return a table cell with the settings that a claim needs for all rows that can hold."""
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"
     common = {k: v for k, v in holding[0].items() if all(o.get(k) == v for o in holding)}
     return only_if_text(together(found.verdict for found in each), common)
+
+
+def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str, Any]:
+    """Return the results of the study as nested dictionaries and lists for JSON."""
+    return {
+        "basis": "modelled",
+        "claims": {"energy": list(ENERGY_CLAIM), "carbon": list(CARBON_CLAIM)},
+        "setups": [
+            {
+                "setup": study.setup.name,
+                "model": study.setup.model,
+                "devices": study.setup.devices,
+                "profile": study.setup.profile.name,
+                "flops_per_s": study.setup.flops_per_s,
+                "batch": study.setup.batch,
+                "seq": study.setup.seq,
+                "steps": study.setup.steps,
+                "gpu": {
+                    "profile": study.gpu.profile.name,
+                    "duration_s": study.gpu.cloud.time_s,
+                    "memory_needed_bytes": study.gpu.needed_bytes,
+                    "memory_bytes": study.gpu.installed_bytes,
+                    "misfit": study.gpu.misfit,
+                },
+                "rows": [_row_document(judged) for judged in study.rows],
+                "speeds": {
+                    method: {
+                        "points": [list(point) for point in points],
+                        "needed_flops_per_s": needed_flops_per_s(points, ENERGY_CLAIM[0]),
+                    }
+                    for method, points in study.speeds.items()
+                },
+                "best": study.best.row.method,
+                "one_condition_changed": [asdict(changed) for changed in study.changed],
+                "sensitivity": [
+                    {
+                        "of": dependence.of,
+                        "method": dependence.row.method,
+                        "ratio": dependence.middle,
+                        "bars": [asdict(bar) for bar in dependence.bars],
+                    }
+                    for dependence in study.dependences
+                ],
+            }
+            for study in found
+        ],
+        "figures": [{**asdict(each), "standing": each.standing.value} for each in figures],
+    }
+
+
+def _row_document(judged: Judged) -> dict[str, Any]:
+    row, found = judged.row, judged.found
+    return {
+        "method": row.method,
+        "memory_bytes": [offer.memory_bytes for offer in row.memory],
+        "memory_needed_bytes": row.needed_bytes,
+        "fits": row.fits,
+        "misfit": row.misfit,
+        "devices_used": row.usage.devices,
+        "step_s": row.step_s,
+        "duration_s": row.duration_s,
+        "compute_s": row.usage.compute_s,
+        "down_bytes": row.usage.down_bytes,
+        "up_bytes": row.usage.up_bytes,
+        "network_bytes": row.usage.crossing_bytes,
+        "energy_j": found.fleet.energy_j,
+        "gpu_energy_j": found.gpu.energy_j,
+        "parts": [
+            {"name": part.name, "energy_j": part.energy_j, "basis": part.basis.value}
+            for part in found.fleet.parts
+        ],
+        "operational_gco2e": found.fleet.operational_gco2e,
+        "embodied_gco2e": found.fleet.embodied_gco2e,
+        "ratios": asdict(found.ratios),
+        "energy_claim": _found_document(found.energy),
+        "attributed_claim": _found_document(found.attributed),
+        "sunk_cost_claim": _found_document(found.sunk_cost),
+        "compute_over_gpu": found.compute_over_gpu,
+    }
+
+
+def _found_document(found: Found) -> dict[str, Any]:
+    return {**asdict(found), "verdict": found.verdict.value}

@@ -26,12 +26,10 @@ from simulator.study.setups import (
 )
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
+# A tile is a matrix multiplication, so these methods train at the full multiplication speed.
 _PLAIN: Final = ("cleave", "cleave-2d")
-"""Methods that train at the full multiplication speed, because a tile is a matrix
-multiplication."""
+# So low that the planner lets devices compute the loss, as the server's energy is not counted.
 _PS_FLOPS_PER_S: Final = 1e9
-"""Throughput of the parameter server, so low that the planner lets devices compute the loss. The
-study does not count the energy of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +37,29 @@ class StudyRow:
     """The simulated training of a set-up with one method.
 
     Attributes:
-        setup: devices, model and batch.
         method: display name of the method.
-        memory: memory offers for which this row holds. There are several if the offers give the
-            same result.
-        offered_bytes, needed_bytes: memory that the tightest device offers and needs.
+        memory: memory offers for which this row holds, because they give the same result.
+        needed_bytes: memory that the tightest device needs.
         misfit: text on why the memory is not enough; empty if the method fits.
-        through_ps: True if all traffic is with a parameter server. Its energy is not counted.
         step_s: seconds of one step with enough memory.
         flops: FLOPs of all devices in all steps.
-        usage: seconds and bytes of the devices in all steps, if training reaches `EQUAL_SHARE` of
-            the multiplication speed.
-        other_spells: maps another share of the multiplication speed that training may reach to the
-            devices' usage.
+        usage: of the devices in all steps, if training reaches `EQUAL_SHARE` of the multiplication
+            speed.
+        other_spells: usage by another share of the multiplication speed that training may reach.
     """
 
     setup: Setup
     method: str
     memory: tuple[Offer, ...]
-    offered_bytes: float
     needed_bytes: float
     misfit: str
-    through_ps: bool
     step_s: float
     flops: float
     usage: DeviceUsage
     other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
     def spell_at(self, share: float) -> DeviceUsage:
-        """Return the devices' usage if training reaches this share of the multiplication speed.
-
-        Args:
-            share: `EQUAL_SHARE`, or a key of `other_spells`.
-        """
+        """Return the devices' usage if training reaches this share of the multiplication speed."""
         return self.usage if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
@@ -80,7 +68,7 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Return the time in seconds of all steps of the set-up."""
+        """Return the seconds of all steps of the set-up."""
         return self.step_s * self.setup.steps
 
     @property
@@ -99,10 +87,6 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
 
     Memory offers with which a method has the same result share a row. A `dtfm` row is left out if
     it has the same result as the `dtfm-all` row.
-
-    Args:
-        setup: devices, model and batch.
-        seed: random seed of the methods' searches.
     """
     found: list[StudyRow] = []
     for offer in setup.offers:
@@ -116,25 +100,18 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
                 for share in OTHER_SHARES
             }
             row = replace(equal, other_spells=usages)
-            if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
+            in_all = row.method.replace("dtfm ", "dtfm-all ")
+            if in_all != row.method and (in_all, row.usage) in ((r.method, r.usage) for r in found):
                 continue  # `dtfm` chose the same plan as `dtfm-all`
-            same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
+            work = (row.method, row.usage, row.misfit)
+            works = [(other.method, other.usage, other.misfit) for other in found]
+            same = works.index(work) if work in works else None
             if same is None:
                 found.append(row)
             else:
-                memory = found[same].memory + row.memory
-                found[same] = replace(row, memory=memory)
+                found[same] = replace(row, memory=found[same].memory + row.memory)
     order = {row.method: at for at, row in reversed(list(enumerate(found)))}
     return sorted(found, key=lambda row: order[row.method])
-
-
-def _same_work(row: StudyRow, other: StudyRow) -> bool:
-    variant = row.method.removeprefix("dtfm ")
-    return (other.method, other.usage) == (f"dtfm-all {variant}", row.usage)
-
-
-def _alike(row: StudyRow, other: StudyRow) -> bool:
-    return (row.method, row.usage, row.misfit) == (other.method, other.usage, other.misfit)
 
 
 def simulated(
@@ -151,13 +128,10 @@ def simulated(
     without a plan have no row.
 
     Args:
-        setup: devices, model and batch.
-        offer: memory that each device offers.
         seed: random seed of the methods' searches.
         speed: factor on the multiplication speed of the devices.
         names: names of the methods to simulate.
-        share: share of the multiplication speed that devices reach when they train whole layers.
-            It applies only if `setup.trains_slower` is True.
+        share: share of the multiplication speed in training whole layers, if `setup.trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -185,7 +159,6 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow
     used, steps = outcome.devices_used, setup.steps
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
-    through_ps = outcome.method.startswith("cleave")
     usage = DeviceUsage(
         setup.profile.name,
         used,
@@ -194,16 +167,14 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow
         (down + up) / LINK_BYTES_PER_S,
         down,
         up,
-        network_bytes=None if through_ps else up,
+        network_bytes=None if outcome.method.startswith("cleave") else up,
     )
     return StudyRow(
         setup,
         outcome.method,
         (offer,),
-        outcome.memory_offered_bytes,
         outcome.memory_needed_bytes,
         outcome.misfit,
-        through_ps,
         outcome.step_s,
         flops,
         usage,
@@ -226,13 +197,11 @@ class GpuRun:
 
     @property
     def installed_bytes(self) -> int:
-        """Return the bytes of GPU memory."""
         memory = self.profile.memory
         return memory.installed_bytes or memory.bytes
 
     @property
     def profile(self) -> DeviceProfile:
-        """Return the device profile of the GPU."""
         return self.cloud.profile
 
     def at(self, share: float) -> CloudSpell:
@@ -241,10 +210,7 @@ class GpuRun:
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """Simulate the training of a set-up's model on one A5000 GPU.
-
-    FLOPs and memory are counted as for cloud GPUs (`simulator.cloud`).
-    """
+    """Simulate the training of a set-up's model on one A5000 GPU, as on cloud GPUs."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

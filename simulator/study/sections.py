@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from profiles.device_profile import DeviceKind
-from simulator.claims import Verdict
-from simulator.study.cells import only_if_text, quantity, ratio, table
-from simulator.study.conditions import ENERGY_CLAIM
+from simulator.study.conditions import ENERGY_CLAIM, Found
 from simulator.study.study import Judged, SetupStudy, needed_flops_per_s
-from simulator.study.verdicts import Found
+from simulator.verdict import Verdict, table
+
+
+def between(values: Iterable[float]) -> str:
+    """Format the minimum and maximum of ratios, such as "0.5 to 3"; empty without ratios."""
+    found = sorted(values)
+    if not found:
+        return ""
+    low, high = ratio(found[0]), ratio(found[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def quantity(value: float) -> str:
+    """Format a number to three significant digits, or as an integer if it is 100 or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def span(claim: tuple[float, float]) -> str:
+    """Format the two ends of a claimed range, such as "1.5 to 4"."""
+    return f"{claim[0]:g} to {claim[1]:g}"
+
+
+def ratio(value: float | None) -> str:
+    """Format a ratio with two significant digits, or as an integer from 100 on."""
+    if value is None:
+        return "unknown"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
+    """Return a table cell with the setting of each condition that a claim needs."""
+    if verdict is not Verdict.SOMETIMES:
+        return "-"
+    text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())
+    return text or "no single condition; see 'One condition at a time'"
+
 
 _CHARGER_OVER_PHONE: Final = 2.9
 _PHONE_OVER_CLOUD: Final = 12
@@ -27,7 +60,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
                     study.setup.name, row.method, str(row.usage.devices), " or ".join(row.offered),
                     f"{row.needed_bytes / 1e9:.3g} GB", "yes" if row.fits else "NO",
                     f"{row.step_s:.4g}", f"{row.usage.compute_s / row.usage.present_s:.0%}",
-                    f"{_gigabytes(judged):.3g}",
+                    f"{row.usage.crossing_bytes / study.setup.steps / 1e9:.3g}",
                 )
             )  # fmt: skip
         gpu = study.gpu
@@ -59,10 +92,6 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
         "that a device lends. Stages keep no optimizer there, and layers for a step only; tiles "
         "keep nothing and always fit, and pay for it with traffic.",
     ]  # fmt: skip
-
-
-def _gigabytes(judged: Judged) -> float:
-    return judged.row.usage.crossing_bytes / judged.row.setup.steps / 1e9
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
@@ -153,17 +182,11 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
         slow, fast = study.setup.measured_flops_per_s
         for method, points in study.speeds.items():
             needed = needed_flops_per_s(points, ENERGY_CLAIM[0])
-            rows.append(
-                (
-                    study.setup.name,
-                    method,
-                    f"{study.setup.flops_per_s / 1e12:.3g}",
-                    f"{slow / 1e12:.2g} to {fast / 1e12:.2g}",
-                    f"never, up to {points[-1][0] / 1e12:.3g}"
-                    if needed is None
-                    else f"{needed / 1e12:.2g}",
-                )
-            )
+            here = f"{study.setup.flops_per_s / 1e12:.3g}"
+            such = f"{slow / 1e12:.2g} to {fast / 1e12:.2g}"
+            never = f"never, up to {points[-1][0] / 1e12:.3g}"
+            at = never if needed is None else f"{needed / 1e12:.2g}"
+            rows.append((study.setup.name, method, here, such, at))
     return [
         "",
         "## 5. How fast a device must be",
@@ -201,14 +224,11 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
             compute = judged.found.compute_over_gpu * here / flops_per_s
             rows.append(
                 (
-                    study.setup.name,
-                    judged.row.method,
-                    f"{flops_per_s / 1e12:.3g}",
-                    ratio(compute),
-                    ratio(compute * _CHARGER_OVER_PHONE),
+                    study.setup.name, judged.row.method, f"{flops_per_s / 1e12:.3g}",
+                    ratio(compute), ratio(compute * _CHARGER_OVER_PHONE),
                     "yes" if compute <= _PHONE_OVER_CLOUD else "no, more",
                 )
-            )
+            )  # fmt: skip
     return [
         "",
         "## 6. The contrary finding",
@@ -238,9 +258,7 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
     """Return section 7 of the report, on the sensitivity of the ratios to each assumption.
 
-    Args:
-        found: results for each set-up.
-        tornados: file names of the tornado plots, in the order of `figures.tornado_files`.
+    `tornados` are the file names of the tornado plots, in the order of `figures.tornado_files`.
     """
     lines = [
         "",

@@ -25,12 +25,7 @@ OTHER_SHARES: Final = (0.25, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An amount of memory that each device offers for training.
-
-    Attributes:
-        title: name of the offer in the report, such as "lent".
-        memory_bytes: bytes per device.
-    """
+    """An amount of memory that each device offers. `title` is its name, such as "lent"."""
 
     title: str
     memory_bytes: int
@@ -44,15 +39,12 @@ class Setup:
         title: number and type of the devices, as text such as "4 laptops".
         model: name of the trained model.
         profile: profile that stands for each device.
-        devices: number of devices.
         offers: memory offers to simulate, with the largest offer first.
-        trains_slower: True if the profile's speed was measured in matrix multiplication alone.
-            Training whole layers then reaches only a share of this speed, as on the GPU. False if
-            the speed was measured end to end.
-        measured_flops_per_s: lowest and highest speed of similar devices, as measured or as stated
-            by a manufacturer. This is the range of the sensitivity analysis.
+        trains_slower: True if the profile's speed was measured in matrix multiplication alone, of
+            which training whole layers reaches only a share. False if it was measured end to end.
+        measured_flops_per_s: lowest and highest speed of similar devices, for the sensitivity
+            analysis.
         batch, seq: sequences per step, and tokens per sequence.
-        steps: number of training steps.
     """
 
     title: str
@@ -75,13 +67,9 @@ class Setup:
         return model.flops_per_s * hot
 
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
-        """Return the rates of all devices for the planner.
+        """Return the rates of all devices, without latency, which the paper does not state.
 
-        The latency is 0, because the paper states no latency.
-
-        Args:
-            offer: memory that each device offers.
-            speed: factor on the multiplication speed of the devices.
+        `speed` is a factor on the multiplication speed of the devices.
         """
         link = LINK_BYTES_PER_S
         return [
@@ -97,12 +85,9 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """The set-ups and device speeds for which a report has results.
+    """The set-ups for which a report has results.
 
-    Attributes:
-        setups: experiments to simulate.
-        speeds: ascending factors on the devices' multiplication speed. They are simulated to find
-            the speed at which the energy claim holds.
+    `speeds` are ascending factors on the devices' multiplication speed.
     """
 
     setups: tuple[Setup, ...]

@@ -9,19 +9,27 @@ from typing import Final
 
 from cleave.energy.account import DeviceUsage, Footprint, cloud_footprint
 from cleave.energy.comparison import Ratios
-from simulator.study.accountant import Accountant
 from simulator.study.conditions import (
     CARBON_CLAIM,
     ENERGY_CLAIM,
     ConditionState,
+    Found,
+    Settings,
     carbon_axes,
     energy_axes,
+    held_against,
 )
-from simulator.study.dependence import Changed, Dependence, dependences, in_use, one_by_one
+from simulator.study.dependence import (
+    Accountant,
+    Changed,
+    Dependence,
+    dependences,
+    in_use,
+    one_by_one,
+)
 from simulator.study.rows import GpuRun, StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import Setup, SetupScope
-from simulator.study.verdicts import Found, Settings, held_against
-from simulator.workers import ThisProcess, Workers
+from simulator.workers import Processes, Workers
 
 SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-stages")
 _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-stages")
@@ -35,10 +43,10 @@ class StudyJudgement:
         fleet, gpu: energy and carbon of the devices and of the GPU in the central case.
         ratios: ratios of the GPU to the devices in the central case.
         energy: test of the energy claim under all combinations of conditions.
-        attributed, sunk_cost: tests of the carbon claim under all combinations of conditions, with
-            and without the embodied carbon of the devices.
-        compute_over_gpu: joules that the devices spend on multiplication, divided by the joules of
-            the GPU alone.
+        attributed, sunk_cost: tests of the carbon claim, with and without the devices' embodied
+            carbon.
+        compute_over_gpu: joules that devices spend on multiplication over the joules of the GPU
+            alone.
     """
 
     fleet: Footprint
@@ -63,17 +71,14 @@ class SetupStudy:
     """The results for a set-up.
 
     Attributes:
-        setup: devices, model and batch.
         gpu: the same training on the GPU.
         rows: results for each method and memory offer.
-        speeds: maps a method to pairs of a device's multiplication speed in FLOP/s and the energy
-            ratio at this speed. The ratio is that of the central case with unchanged device power.
-            Only methods that fit in memory are included.
+        speeds: maps a method that fits to pairs of a device's multiplication speed in FLOP/s and
+            the central energy ratio at this speed, with unchanged device power.
         best: row with the highest energy ratio of all rows that fit in memory.
         changed: ratios of the best row if one condition changes.
         dependences: sensitivity of the best row's ratios to each assumption.
-        in_use: carbon ratios of the best row for several lifetimes and utilisations
-            (`dependence.in_use`).
+        in_use: carbon ratios of the best row for several lifetimes and utilisations.
     """
 
     setup: Setup
@@ -86,10 +91,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the rows with the paper's methods that fit in memory.
-
-        The paper's methods are training on one device alone, and DT-FM on all devices.
-        """
+        """Return the fitting rows of the paper's methods: a device alone, DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
@@ -100,15 +102,7 @@ class SetupStudy:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the study that can be computed independently of other parts.
-
-    Attributes:
-        accountant: computes the ratios.
-        setup: devices, model and batch.
-        seed: random seed of the methods' searches.
-        speed: factor on the multiplication speed of the devices, for the energy ratios at this
-            speed. None for all other results of the set-up.
-    """
+    """An independent part of the study: energy ratios at one speed, or all else if it is None."""
 
     accountant: Accountant
     setup: Setup
@@ -121,12 +115,7 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Compute this part.
-
-        Returns:
-            If `speed` is None, the set-up's results with empty `speeds`. Otherwise, the name and
-            energy ratio of each method at this speed.
-        """
+        """Return the results without `speeds`, or pairs of a method and its energy ratio."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
@@ -146,12 +135,11 @@ def study(
     """Simulate all set-ups, test the claims, and return the results for each set-up.
 
     Args:
-        scope: set-ups and device speeds.
         seed: random seed of the methods' searches.
         workers: workers that compute the parts of the study; None means this process.
         done: function that is called with the name of each computed part (`steps_of` times).
     """
-    workers, accountant = workers or ThisProcess(), Accountant()
+    workers, accountant = workers or Processes(), Accountant()
     parts = [
         _Part(accountant, setup, seed, speed)
         for speed in (None, *scope.speeds)  # None comes first, because it takes longest
@@ -202,7 +190,6 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
         if usages not in judgements:
             judgements[usages] = judged(accountant, row, gpu)
         rows.append(Judged(row, judgements[usages]))
-    middle = accountant.middle
     best = max(
         (j for j in rows if j.row.fits), key=lambda j: (j.found.energy.central, -j.row.step_s)
     )
@@ -213,18 +200,13 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
         {},
         best,
         tuple(one_by_one(accountant, best.row, gpu)),
-        tuple(dependences(accountant, best.row, gpu, middle, seed)),
-        in_use(accountant, best.row, gpu, middle),
+        tuple(dependences(accountant, best.row, gpu, seed)),
+        in_use(accountant, best.row, gpu),
     )
 
 
 def judged(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> StudyJudgement:
     """Test the energy and carbon claims on a row under all combinations of conditions.
-
-    Args:
-        accountant: computes the ratios.
-        row: set-up and method to test.
-        gpu: the same training on the GPU.
 
     Raises:
         ValueError: when the power or the embodied carbon of a device or of the GPU is unknown.
@@ -258,21 +240,15 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """Return the device speed at which the energy ratio reaches a given value.
+    """Return the device speed in FLOP/s at which the energy ratio reaches a value, if any.
 
-    The speed is interpolated between the points, linearly in the logarithms of speed and ratio. If
+    The speed is interpolated linearly in the logarithms. It is at least that of the first point. If
     the ratio is 1 at 1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
 
         >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
         2.0
 
-    Args:
-        points: pairs of a speed in FLOP/s and the energy ratio at this speed, by ascending speed.
-        ratio: energy ratio to reach.
-
-    Returns:
-        Speed in FLOP/s. If the first point reaches the ratio, this is the speed of the first point.
-        None if no point reaches the ratio.
+    `points` are pairs of a speed in FLOP/s and the energy ratio at this speed, by ascending speed.
     """
     for at, (flops_per_s, found) in enumerate(points):
         if found >= ratio:

@@ -5,23 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.all import BENCHMARKS, Ended, page
+from benchmarks.all import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
-
-
-def ended(name: str, code: int | None) -> Ended:
-    """Return how a benchmark ended."""
-    date, where = "2026-01-02T00:00:00+00:00", "a machine"
-    return Ended(name, f"python -m benchmarks.{name}", code, 60.0, "fine", "abc", date, where)
-
-
-def test_the_page_tells_how_each_benchmark_ended() -> None:
-    text = page([ended("one", 0), ended("two", 1), ended("three", None)])
-    assert "| `python -m benchmarks.one` | whole | 1.0 |" in text
-    assert "| `python -m benchmarks.two` | ended with 1 | 1.0 |" in text
-    assert "took longer than its limit" in text
-    assert "Measured on a machine, commit `abc`, 2026-01-02" in text
 
 
 def test_every_benchmark_is_in_the_readme_and_what_pages_name_is_run_or_left_out() -> None:

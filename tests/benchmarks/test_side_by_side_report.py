@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.side_by_side.carrying import Carried
 from benchmarks.side_by_side.method import Method
-from benchmarks.side_by_side.order import default_order
-from benchmarks.side_by_side.plots import draw, summarize
-from benchmarks.side_by_side.report import page
+from benchmarks.side_by_side.plots import draw
 from benchmarks.side_by_side.row import Ending, Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting
 from benchmarks.side_by_side.shapes import SMOLLM2
 from benchmarks.side_by_side.simulated import pairs, spec_of
-from benchmarks.side_by_side.verdicts import fastest, goals, short, survival, winners
+from benchmarks.side_by_side.verdicts import fastest, goals, survival, winners
 from cleave.workload.step import step_flops
 from simulator.work import train_flops
 
@@ -66,14 +63,6 @@ def test_half_as_many_bytes_are_no_merit_of_a_way() -> None:
     assert [*winners(halves)] == [*winners(ROWS)]
 
 
-def test_whoever_wins_is_named() -> None:
-    faster = [*ROWS[:2], row("pipeline:fp32", 80)]
-    (text,) = winners(faster)
-    assert "`pipeline:fp32` is the fastest with 80.0 s a step, 1.25 times as fast as" in text
-    (text,) = winners(ROWS[:4])
-    assert "`stages:fp32` is the fastest" in text
-
-
 def test_survival_says_what_a_fault_did() -> None:
     killed = replace(HOME, fault=Fault.KILL)
     on = row("stages:fp32", 1, killed, losses=[*LOSSES, 8.0])
@@ -89,55 +78,11 @@ def test_survival_says_what_a_fault_did() -> None:
     assert survival(None, ROWS) == "not measured"
 
 
-def test_a_reason_fits_a_table() -> None:
-    assert short("Error: [/a/b.cc:53] read | failed\nmore") == "Error: read / failed"
-    assert len(short("word " * 100)) < 120
-
-
-def test_the_page_has_every_row_and_every_reason() -> None:
-    late = row("tiles:fp32", 0, losses=[], ending=Ending.LATE, reason="too long")
-    late.seconds = []
-    killed = replace(HOME, fault=Fault.KILL)
-    ended = row("ddp:fp32", 1, killed, ending=Ending.FAILED, reason="connection reset")
-    text = page([*ROWS, late, ended])
-    for shown in (*ROWS, late):
-        assert f"| `{shown.method.name}` |" in text
-    assert "late after 0 s: too long" in text
-    assert "failed after 3 steps: connection reset" in text
-    assert "a machine, 2026-01-02, commit `abc`: 8 rows" in text
-    assert "| `ddp:fp32` | 360.0 | 6.00 | 360.0 | 750 | 750 |" in text
-
-
-def test_the_page_says_what_is_not_measured_yet() -> None:
-    wanted = default_order()
-    made = [
-        Row(key.method, key.setting, seconds=[1.0] * 3, losses=LOSSES, date="2026-01-02")
-        for key in wanted
-    ]
-    assert "not measured yet" not in page(made)
-    assert f"**1 of the {len(wanted)} rows" in page(made[1:])
-
-
 def test_the_same_rows_give_the_same_plot(tmp_path: Path) -> None:
     draw(ROWS, tmp_path / "one.svg")
     draw(ROWS, tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "hivemind:fp32" in (tmp_path / "one.svg").read_text()
-
-
-def test_the_summary_has_the_fastest_of_each_way_with_the_right_losses(tmp_path: Path) -> None:
-    wrong = row("hivemind:fp32:8bit", 10, losses=[11.0, 10.0, 8.0])
-    summarize([*ROWS, row("ddp:fp32:halved", 180), wrong], tmp_path / "summary.svg")
-    text = (tmp_path / "summary.svg").read_text()
-    for shown in ("Cleave by stages", "DDP", "hivemind", "180.0", "240.0"):
-        assert shown in text
-    assert "360.0" not in text
-
-
-def test_plain_pytorch_stands_beside_rows_behind_every_link() -> None:
-    lan = replace(HOME, link=Link(1000, 1000))
-    (text,) = winners([*ROWS[:1], row("stages:fp32", 70, lan), row("ddp:fp32", 90, lan)])
-    assert "One machine alone, on both cores and without links: 60.0 s." in text
 
 
 def test_smollm2_has_its_published_number_of_parameters() -> None:
@@ -159,11 +104,3 @@ def test_what_the_simulator_does_not_know_is_not_compared() -> None:
     assert pairs([row("ddp:fp32", 360)]) == []
     faster = replace(HOME, link=Link(1000, 1000))  # than this machine carries
     assert pairs([*ROWS, row("ddp:fp32", 1, faster)]) == pairs(ROWS)
-
-
-def test_the_page_says_what_links_cost_where_that_is_known() -> None:
-    sums = [Carried("1000/1000", 500, 20.0, 6_000_000_000, 23.0, "a machine")]
-    line = "| 1000/1000 | 500 | 20.0 | 6.0 | 23.0 |"
-    assert line in page(ROWS, sums)
-    assert "MB summed" not in page(ROWS)
-    assert "MB summed" not in page(ROWS, [replace(sums[0], machine="another")])

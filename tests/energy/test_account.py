@@ -10,13 +10,14 @@ import pytest
 from cleave.energy.account import (
     CloudSpell,
     DeviceUsage,
+    Footprint,
     Ps,
     cloud_footprint,
     fleet_footprint,
 )
-from cleave.energy.assumptions import Assumptions, load_assumptions
-from cleave.energy.carbon import S_PER_YEAR
+from cleave.energy.assumptions import load_assumptions
 from cleave.energy.comparison import ComparisonQuestion
+from cleave.energy.grid import S_PER_YEAR
 from cleave.energy.meter import Basis
 from cleave.energy.sensitivity import Case, tornado
 from cleave.energy.typical import load_typical
@@ -33,24 +34,20 @@ def phone(power: Power) -> DeviceProfile:
     )
 
 
-def assumptions() -> Assumptions:
-    return load_assumptions()
-
-
-def of(profile: DeviceProfile, usage: DeviceUsage) -> dict[str, float | None]:
-    found = fleet_footprint([usage], {profile.name: profile}, load_typical(), assumptions(), 400.0)
+def parts_of(found: Footprint) -> dict[str, float | None]:
     return {part.name: part.energy_j for part in found.parts}
 
 
+MADE, TYPICAL = load_assumptions(), load_typical()
+PHONE = phone(Power(0.5, 4.0, 0.8))
 SPELL = DeviceUsage("mine", 2, 2 * HOUR_S, HOUR_S, 100.0, 4e9, 1e9)
 
 
 def test_a_fleet_by_hand() -> None:
     # Two phones, an hour each: together an hour multiplying at 4 W, an hour waiting at 0.5 W, and
     # 100 s of radio at 0.8 W; a charger takes 1.17 times that; 5 GB at 0.007 kWh/GB.
-    profile = phone(Power(0.5, 4.0, 0.8))
-    found = fleet_footprint([SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0)
-    parts = {part.name: part.energy_j for part in found.parts}
+    found = fleet_footprint([SPELL], {"mine": PHONE}, TYPICAL, MADE, 400.0)
+    parts = parts_of(found)
     assert parts["devices, multiplying"] == 4 * 3600
     assert parts["devices, waiting"] == 0.5 * 3600
     assert parts["devices, radio"] == pytest.approx(80)
@@ -68,17 +65,15 @@ def test_a_fleet_by_hand() -> None:
 
 
 def test_what_was_measured_at_the_wall_has_the_charger_in_it() -> None:
-    parts = of(phone(Power(0.5, 4.0, 0.8, at_wall=True)), SPELL)
+    profile = phone(Power(0.5, 4.0, 0.8, at_wall=True))
+    parts = parts_of(fleet_footprint([SPELL], {"mine": profile}, TYPICAL, MADE, None))
     assert parts["chargers and power supplies"] == pytest.approx(0.17 * 80)  # the radio's only
 
 
 def test_the_parameter_server_counts_where_it_is_known() -> None:
-    profile = phone(Power(0.5, 4.0, 0.8))
-    without = fleet_footprint([SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0)
+    without = fleet_footprint([SPELL], {"mine": PHONE}, TYPICAL, MADE, 400.0)
     measured = Ps(1000.0, Basis.MEASURED)
-    found = fleet_footprint(
-        [SPELL], {"mine": profile}, load_typical(), assumptions(), 400.0, measured
-    )
+    found = fleet_footprint([SPELL], {"mine": PHONE}, TYPICAL, MADE, 400.0, measured)
     assert found.energy_j == pytest.approx(without.energy_j + 1000)
     assert found.parts[-1].basis is Basis.MEASURED
     unknown = "the parameter server's energy is unknown: not counted"
@@ -92,10 +87,7 @@ def test_the_parameter_server_counts_where_it_is_known() -> None:
 
 def test_unknown_devices_are_said_and_not_counted() -> None:
     stranger = replace(SPELL, profile="", devices=3)
-    profile = phone(Power(0.5, 4.0, 0.8))
-    found = fleet_footprint(
-        [SPELL, stranger], {"mine": profile}, load_typical(), assumptions(), None
-    )
+    found = fleet_footprint([SPELL, stranger], {"mine": PHONE}, TYPICAL, MADE, None)
     assert (found.devices, found.devices_unknown, found.embodied_unknown) == (5, 3, 3)
     assert not found.complete
     assert found.operational_gco2e is found.attributed_gco2e is None
@@ -108,44 +100,36 @@ def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
     silent = msgspec.structs.replace(iphone, name="mine", power=None, embodied=None)
     assert silent.kind is DeviceKind.PHONE  # nothing else of it is known either
     by_kind, by_profile = (
-        fleet_footprint([usage], {"mine": silent}, load_typical(), assumptions(), 400.0)
+        fleet_footprint([usage], {"mine": silent}, TYPICAL, MADE, 400.0)
         for usage in (stranger, replace(SPELL, profile="mine"))
     )
     assert by_kind == by_profile
     assert by_kind.complete
     assert by_kind.energy_j > 0
     fast = replace(stranger, flops_per_s=1e15)  # faster than any phone that was measured
-    found = fleet_footprint([fast], {}, load_typical(), assumptions(), 400.0)
+    found = fleet_footprint([fast], {}, TYPICAL, MADE, 400.0)
     assert found.devices_unknown == 2
 
 
 def test_a_data_centre_by_hand() -> None:
+    with pytest.raises(ValueError, match="the power of 'l4' is not known"):
+        cloud_footprint(CloudSpell(load_profile("l4"), HOUR_S), MADE, 100)
     # One A100 PCIe at 300 W for an hour: 0.3 kWh, 59 % around it, all times 1.58.
-    found = cloud_footprint(CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S), assumptions(), 100)
+    found = cloud_footprint(CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S), MADE, 100)
     assert found.energy_j / 3.6e6 == pytest.approx(0.3 * 1.59 * 1.58)
     assert found.operational_gco2e == pytest.approx(0.3 * 1.59 * 1.58 * 100)
     assert found.embodied_gco2e == pytest.approx(181_000 * HOUR_S / (3 * S_PER_YEAR * 0.5))
 
 
-def test_a_gpu_whose_power_nobody_knows() -> None:
-    with pytest.raises(ValueError, match="the power of 'l4' is not known"):
-        cloud_footprint(CloudSpell(load_profile("l4"), HOUR_S), assumptions(), 100)
-
-
 def test_a_tornado_of_the_ratio() -> None:
     gpu = CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S)
-    profile = phone(Power(0.5, 4.0, 0.8))
+
+    question = ComparisonQuestion([SPELL], {"mine": PHONE}, TYPICAL, cloud=gpu)
 
     def ratio(case: Case) -> float:
-        fleet = fleet_footprint(
-            [SPELL], {"mine": profile}, load_typical(), case.assumptions, case.fleet_gco2e_per_kwh
-        )
-        cloud = cloud_footprint(gpu, case.assumptions, case.cloud_gco2e_per_kwh)
-        assert cloud.attributed_gco2e is not None
-        assert fleet.attributed_gco2e is not None
-        return cloud.attributed_gco2e / fleet.attributed_gco2e
+        return question.figure(case) or 0.0
 
-    case = Case(assumptions(), 400.0, 400.0)
+    case = Case(MADE, 400.0, 400.0)
     bars = {bar.name: bar for bar in tornado(ratio, case, range(20, 800), cloud=True)}
     swings = [bar.swing for bar in bars.values()]
     assert swings == sorted(swings, reverse=True)
@@ -161,37 +145,35 @@ def test_a_tornado_of_the_ratio() -> None:
 
 def test_a_byte_between_devices_crosses_the_network_once() -> None:
     # 1 GB that one device sends and another receives: 0.007 kWh, with the radio at both ends.
-    profile = phone(Power(0.5, 4.0, 0.8))
     peers = replace(SPELL, down_bytes=1e9, up_bytes=1e9, network_bytes=1e9)
-    assert of(profile, peers)["network"] == pytest.approx(0.007 * 3.6e6)
-    through_ps = replace(peers, network_bytes=None)
-    assert of(profile, through_ps)["network"] == pytest.approx(2 * 0.007 * 3.6e6)
-    assert of(profile, peers)["devices, radio"] == of(profile, through_ps)["devices, radio"]
+    direct, through_ps = (
+        parts_of(fleet_footprint([usage], {"mine": PHONE}, TYPICAL, MADE, None))
+        for usage in (peers, replace(peers, network_bytes=None))
+    )
+    assert direct["network"] == pytest.approx(0.007 * 3.6e6)
+    assert through_ps["network"] == pytest.approx(2 * 0.007 * 3.6e6)
+    assert direct["devices, radio"] == through_ps["devices, radio"]
 
 
 def test_power_that_a_fleet_file_states_stands_in() -> None:
     # 10 W for 40 s above what the devices draw anyway, of which nothing is known: 400 J.
     usage = DeviceUsage("", 2, 200.0, 40.0, 5.0, 1e6, 1e6, active_power_w=10.0)
-    free = replace(assumptions().network_j_per_byte, value=0.0)
-    found = fleet_footprint(
-        [usage], {}, load_typical(), replace(assumptions(), network_j_per_byte=free), 100
-    )
+    free = replace(MADE.network_j_per_byte, value=0.0)
+    found = fleet_footprint([usage], {}, TYPICAL, replace(MADE, network_j_per_byte=free), 100)
     assert found.energy_j == pytest.approx(400)
     assert found.complete
     assert found.embodied_unknown == 2
     assert any("fleet file" in line for line in found.assumed)
     # A profile's own power, or its class's, goes first.
     phone = replace(usage, profile="iphone-12")
-    known = fleet_footprint([phone], load_profiles(), load_typical(), assumptions(), None)
+    known = fleet_footprint([phone], load_profiles(), TYPICAL, MADE, None)
     assert known.parts[0].energy_j == pytest.approx(6.75 * 40)
 
 
 def test_what_devices_measured_themselves_is_marked() -> None:
     modelled = DeviceUsage("iphone-12", 1, 100.0, 40.0, 0.0, 0, 0)
     measured = replace(modelled, measured_j=500.0)
-    found = fleet_footprint(
-        [modelled, measured], load_profiles(), load_typical(), assumptions(), None
-    )
+    found = fleet_footprint([modelled, measured], load_profiles(), TYPICAL, MADE, None)
     by_name = {part.name: part for part in found.parts}
     own = by_name["devices, as they measured it"]
     assert (own.energy_j, own.basis) == (500.0, Basis.MEASURED)
@@ -202,12 +184,12 @@ def test_what_devices_measured_themselves_is_marked() -> None:
 
 
 def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
-    profiles, typical = load_profiles(), load_typical()
+    profiles, typical = load_profiles(), TYPICAL
     laptop = DeviceUsage("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
     question = ComparisonQuestion([laptop], profiles, typical)
     bars = tornado(
         question.figure,
-        Case(assumptions(), 400.0, None),
+        Case(MADE, 400.0, None),
         [100.0, 300.0, 500.0],
         cloud=False,
         kinds=question.kinds,

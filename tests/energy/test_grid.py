@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cleave.energy.grid import electricity, load_grids, load_hours
+from cleave.energy import grid
+from cleave.energy.grid import (
+    S_PER_YEAR,
+    electricity,
+    embodied_gco2e,
+    load_grid,
+    load_grids,
+    load_hours,
+    mean_intensity,
+    operational_gco2e,
+)
 from cleave.errors import UsageError
 
 
@@ -30,6 +43,12 @@ def test_a_table_that_is_not_a_day(tmp_path: Path, hours: list[int]) -> None:
         load_hours(Path(table(tmp_path / "home.csv", hours)))
 
 
+def test_an_unknown_country() -> None:
+    assert load_grid("deu") == load_grid("Germany")
+    with pytest.raises(UsageError, match="near are France"):
+        load_grid("Frnace")
+
+
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_hours(tmp_path / "home.csv")
@@ -39,3 +58,33 @@ def test_every_country_has_a_plausible_intensity() -> None:
     grids = load_grids()
     assert len(grids) > 200
     assert all(0 <= grid.gco2e_per_kwh < 1500 for grid in grids)
+
+
+def test_the_cases_of_the_docstrings() -> None:
+    outcome = doctest.testmod(grid)
+    assert (outcome.attempted, outcome.failed) == (3, 0)
+
+
+def test_joules_and_watt_hours_grams_and_kilograms() -> None:
+    # BLOOM: 1,082,990 GPU hours at 400 W are 433,196 kWh; at 57 g/kWh these are 24.7 t (Luccioni et
+    # al., arXiv 2211.02001).
+    energy_j = 1_082_990 * 3600 * 400
+    assert energy_j / 3600 / 1000 == pytest.approx(433_196, rel=1e-5)  # Wh, kWh
+    assert operational_gco2e(energy_j, 57) / 1000 / 1000 == pytest.approx(24.7, abs=0.05)  # kg, t
+
+
+def test_a_whole_life_carries_all_of_it() -> None:
+    # A device in use 30 % of 4 years is used for 1.2 years in its life.
+    assert embodied_gco2e(1000, 1.2 * S_PER_YEAR, 4, 0.3) == pytest.approx(1000)
+
+
+@given(st.lists(st.floats(0, 1000), min_size=24, max_size=24), st.floats(0, 24), st.floats(0, 1e6))
+def test_a_mean_lies_between(hourly: list[float], start: float, duration_s: float) -> None:
+    mean = mean_intensity(hourly, start, duration_s)
+    assert min(hourly) - 1e-6 <= mean <= max(hourly) + 1e-6
+
+
+def test_a_whole_day_is_the_mean_of_the_day() -> None:
+    hourly = [float(h) for h in range(24)]
+    assert mean_intensity(hourly, 7.3, 24 * 3600) == pytest.approx(11.5)
+    assert mean_intensity(hourly, 5.5, 0) == 5

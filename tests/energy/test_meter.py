@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import doctest
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.energy import meter
-from cleave.energy.grid import load_grid
 from cleave.energy.meter import Activity, Gap, used_by
-from cleave.errors import UsageError
 from profiles.device_profile import Power
 
 DID = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
@@ -40,15 +37,3 @@ def test_a_device_uses_no_more_than_its_powers_allow(
     assert used is not None
     least, most = sorted((idle_w, compute_w))
     assert least * present_s * (1 - 1e-9) <= used.energy_j <= most * present_s * (1 + 1e-9)
-
-
-def test_a_kilowatt_hour_costs_the_grids_intensity() -> None:
-    grid = load_grid("deu")
-    assert grid == load_grid("Germany")
-    assert grid.gco2e(3.6e6) == pytest.approx(grid.gco2e_per_kwh)
-    assert 100 < grid.gco2e_per_kwh < 800
-
-
-def test_an_unknown_country() -> None:
-    with pytest.raises(UsageError, match="near are France"):
-        load_grid("Frnace")

@@ -121,17 +121,3 @@ def test_servers_that_train_together_have_other_devices_and_one_machine() -> Non
     assert usage.present_s == pytest.approx(20.0 + 20.0 * 100 / 90)  # the second waits 10 s
     assert side_by_side(machine, []) == machine
     assert run_energy([whole.to_record()]) == whole
-
-
-def test_two_servers_halves_of_a_fleet_are_metered_as_the_whole() -> None:
-    nowhere = PowerMeter(Sensors(Path("/nowhere")))
-    parts = []
-    for half in (devices()[:1], devices()[1:]):
-        with emulated(half, seed=1) as fleet:
-            meter = RunMeter(nowhere, shell_of(fleet), devices())
-            multiply(fleet, 64)
-            parts.append(meter.finish())
-    whole = side_by_side(RunMeter(nowhere).finish(), parts)
-    assert whole.usages[0].devices == 2
-    assert whole.usages[0].compute_s == pytest.approx(2 * 2 * 64**3 / 1e9, rel=1e-6)
-    assert whole.duration_s == max(part.duration_s for part in parts)

@@ -7,7 +7,7 @@ import msgspec
 from cleave.energy.meter import Gap
 from cleave.energy.typical import load_typical
 from profiles.device_profile import DeviceKind, Power
-from profiles.library import load_profile, load_profiles
+from profiles.library import load_profile
 
 
 def test_the_median_of_what_was_measured() -> None:
@@ -44,9 +44,3 @@ def test_a_laptop_with_a_graphics_card() -> None:
     known = load_typical().power_of(load_profile("rtx-4060-laptop"))
     assert known.power == Power(1.75, 115.0, 0.5)
     assert known.assumed[0] is Gap.TYPICAL_CARD
-
-
-def test_most_of_the_library_has_an_energy() -> None:
-    powers = load_typical().powers_of(load_profiles().values())
-    known = [name for name, power in powers.items() if power.power is not None]
-    assert len(known) >= 30

@@ -6,7 +6,7 @@ import pytest
 
 from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
-from simulator.attention import AttentionTask, backward_task, forward_task, tasks_s
+from simulator.tiles import AttentionTask, backward_task, forward_task, tasks_s
 from simulator.work import attention_flops
 from tests.simulator.conditions import alike
 

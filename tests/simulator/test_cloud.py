@@ -54,8 +54,3 @@ def test_four_bytes_an_element_have_half_the_peak() -> None:
     four = dataclasses.replace(two, element=ElementBytes(4, 4))
     fast, slow = (Cloud(A100, 1).outcomes(c)[0] for c in (two, four))
     assert parts(slow)["compute"] == pytest.approx(2 * parts(fast)["compute"])
-
-
-def test_a_small_model_needs_no_offload() -> None:
-    (only,) = Cloud(A100, 1).outcomes(paper(1, "opt-125m"))
-    assert only.fits

@@ -8,13 +8,10 @@ import pytest
 
 from cleave.planner.tiles.shape import RateArrays
 from simulator.catalogue import methods
-from simulator.churn import with_losses_s
-from simulator.method import Conditions, Outcome, Part
-from simulator.peers import stage_need
+from simulator.method import Conditions, Outcome, Part, TileLosses, with_losses_s
 from simulator.pipeline import PipelineJob, Stage, restart
 from simulator.sweep import fleet_rates
-from simulator.tiles import TileLosses
-from simulator.work import LayerWork
+from simulator.work import LayerWork, stage_need
 from tests.simulator.conditions import alike, paper
 
 

@@ -17,15 +17,13 @@ from simulator.claims import (
     bytes_fall,
     comparable_to_cloud,
     faster_than_dtfm,
-    faster_with_memory,
     recovers_faster,
     uses_more_devices,
 )
 from simulator.method import Outcome, Part
-from simulator.paper import QUICK, evidence_of, paper_cells, write
-from simulator.report import METHODS, report
+from simulator.paper import METHODS, QUICK, evidence_of, paper_cells, write
 from simulator.sweep import Row
-from simulator.verdict import Claim, Verdict
+from simulator.verdict import Verdict
 
 
 def row(
@@ -88,39 +86,12 @@ def test_each_of_our_methods_has_a_verdict_of_its_own() -> None:
     )
 
 
-def test_a_claim_says_what_each_method_reaches() -> None:
-    ours = [row(8, name, s) for name, s in (("cleave-2d", 40), ("cleave", 2), ("cleave-stages", 1))]
-    claim = faster_than_dtfm(evidence(*ours, *dtfm(8, 2, 3, 4)))
-    assert claim.reached("cleave-2d") == "0.05x to 0.1x, 0 of 6"
-    assert claim.reached("cleave") == "1x to 2x, 0 of 6"
-    assert claim.reached("cleave-stages") == "2x to 4x, 2 of 6"
-    assert bytes_fall(evidence(*ours)).reached("cleave") == ""
-
-
 def test_a_method_without_a_plan_reaches_nothing() -> None:
     nothing = row(8, "cleave-stages", math.inf), *dtfm(8, 2, 3, 4)
     assert faster_than_dtfm(evidence(*nothing)).reached("cleave-stages") == "no plan, 0 of 6"
     more = row(16, "cleave-stages", 1.0), *dtfm(16, 2, 3, 4)
     reached = faster_than_dtfm(evidence(*nothing, *more)).reached("cleave-stages")
     assert reached == "2x to 4x, 2 of 12 (no plan in 6)"
-
-
-def test_one_table_has_the_claim_and_what_each_method_reaches() -> None:
-    ours = [row(8, name, s) for name, s in (("cleave-2d", 4), ("cleave", 1))]
-    text = report("", "", [faster_than_dtfm(evidence(*ours, *dtfm(8, 4, 4, 4)))], ())
-    assert ("| 4x or more | 1x, 0 of 6: does not hold | 4x, 6 of 6: holds | not tried |") in text
-    assert "coded" not in text
-
-
-def test_a_verdict_that_coding_changes_is_named() -> None:
-    def claims(theirs: float) -> list[Claim]:
-        return [faster_than_dtfm(evidence(row(8, "cleave", 1.0), *dtfm(8, *3 * [theirs])))]
-
-    changed = report("", "", claims(5), (), claims(3))
-    assert "`cleave`: holds with plain payloads, does not hold with coded ones" in changed
-    assert "| 5x, 6 of 6: holds |" in changed
-    assert "| 3x, 0 of 6: does not hold |" in changed
-    assert "That changes no verdict." in report("", "", claims(5), (), claims(4))
 
 
 def test_coding_is_for_ours_and_for_the_baselines() -> None:
@@ -162,13 +133,6 @@ def test_a_layer_again_is_a_baseline_of_recovery() -> None:
     assert alpa[-2:] == (">10000x", "201x")
     # A tenth of 100 s against 0.01; with 5 s each, 15 against 5.01.
     assert layer[-2:] == ("1000x", "3x")
-
-
-def test_with_memory_pipelines_are_named() -> None:
-    rows = [row(8, "cleave", 4.0), row(8, "asteroid", 1.0, used=3)]
-    claim = faster_with_memory(Evidence("some", {}, roomy=rows))
-    assert claim.verdict("cleave") is Verdict.FAILS
-    assert "asteroid with 1 s on 3 devices, 4x faster than tiles on 8" in claim.reading
 
 
 def test_the_report_names_every_method() -> None:

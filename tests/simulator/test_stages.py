@@ -13,9 +13,8 @@ from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes, cut_batch
 from simulator.catalogue import methods
-from simulator.churn import with_losses_s
-from simulator.method import Conditions, Outcome
-from simulator.stages import StagedStep
+from simulator.method import Conditions, Outcome, with_losses_s
+from simulator.stages import recoveries
 from simulator.work import train_flops
 from tests.simulator.conditions import alike, paper
 
@@ -79,29 +78,21 @@ def test_layers_are_computed_in_fp32() -> None:
     assert on(replace(conditions, fp32_devices=slow)).step_s == expected
 
 
-def test_a_card_slows_down() -> None:
-    free = small()
-    slow, fast = on(replace(free, ps=PsRates(2e6, 2e6))), on(free)
-    assert slow.step_s > fast.step_s
-    assert slow.ps_egress_bytes_per_s <= 2e6 * 1.001
-
-
-def step(*stages: PlannedStage) -> StagedStep:
+def test_a_loss_by_hand() -> None:
     layer = LayerCost(30, 20, 20, 40, 12.0, 4.0, 1.0)
     model = StageModel([layer, layer], layer, 8, 2, [100, 100])
-    plan = StagePlan(stages, {}, 1.0, {}, 0, 0)
     devices = {d.device: d for d in alike(3, down=1000.0, up=100.0, flops=1.0)}
-    return StagedStep(model, plan, devices)
 
+    def lost(*numbers: int) -> list[tuple[float, float]]:
+        stages = (PlannedStage(0, 2, numbers),)
+        return list(recoveries(model, StagePlan(stages, {}, 1.0, {}, 0, 0), devices))
 
-def test_a_loss_by_hand() -> None:
     # Two layers of 12 FLOPs a token on two devices, which do 100 tokens each: 50 are done again.
-    assert list(step(PlannedStage(0, 2, (0, 1))).recoveries()) == [(0.0, 1200.0)] * 2
+    assert lost(0, 1) == [(0.0, 1200.0)] * 2
     # One device has done half of 200 tokens; another is sent 100 bytes of weights at 1000 a second.
-    assert list(step(PlannedStage(0, 2, (2,))).recoveries()) == [(0.1, 2400.0)]
+    assert lost(2) == [(0.1, 2400.0)]
     # Three devices: a third of 200 tokens, half of them, shared by the two others.
-    seconds = [again_s for _, again_s in step(PlannedStage(0, 2, (0, 1, 2))).recoveries()]
-    assert seconds == pytest.approx([24 * 200 / 12] * 3)
+    assert [again_s for _, again_s in lost(0, 1, 2)] == pytest.approx([24 * 200 / 12] * 3)
 
 
 def test_losses_make_a_step_longer() -> None:
@@ -111,7 +102,3 @@ def test_losses_make_a_step_longer() -> None:
     rare = with_losses_s(row, 1e-6, 1.0)
     assert rare is not None
     assert rare > row.step_s
-
-
-def test_the_same_twice() -> None:
-    assert on(small()) == on(small())

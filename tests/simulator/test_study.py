@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave_cli.main import app
-from simulator.claims import Verdict
-from simulator.study.accountant import Accountant
-from simulator.study.cells import only_if_text
 from simulator.study.conditions import (
     LAPTOPS_AT_ALL,
     Axis,
-    Setting,
     carbon_axes,
     energy_axes,
+    held_against,
+    together,
 )
-from simulator.study.dependence import one_by_one
+from simulator.study.dependence import Accountant, one_by_one
 from simulator.study.rows import StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import published
 from simulator.study.study import judged, needed_flops_per_s
-from simulator.study.verdicts import held_against, together
+from simulator.verdict import Verdict
 
 LAPTOP, PHONE, LAPTOPS, PHONES = published().setups
 
@@ -77,11 +75,7 @@ def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Acco
     # Without the machine around the GPU, which the paper's formulae do not have: 1.59 times less.
     (alone,) = (c.ratios for c in one_by_one(accountant, row, gpu) if c.setting == "PUE alone")
     assert alone.energy == pytest.approx(8310 / 8305 / 1.59, rel=1e-3)
-    titles = {
-        settings["speed in training, of multiplication alone"]
-        for settings, _ in accountant.of_energy
-    }
-    assert {"50 % both", LAPTOPS_AT_ALL} <= titles
+    assert LAPTOPS_AT_ALL in {changed.setting for changed in one_by_one(accountant, row, gpu)}
 
 
 def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[StudyRow]) -> None:
@@ -139,7 +133,7 @@ def test_a_charger_that_loses_more_and_a_bare_gpu_make_devices_worse(
 def test_every_condition_has_its_central_setting_first(accountant: Accountant) -> None:
     assert len(accountant.of_energy) == 2 * 2 * 3 * 3 * 5
     assert len(accountant.of_carbon) == 180 * 5 * 5
-    first = {axis.name: axis.settings[0].title for axis in (*energy_axes(), *carbon_axes())}
+    first = {axis.name: next(iter(axis.settings)) for axis in (*energy_axes(), *carbon_axes())}
     assert accountant.of_carbon[0][0] == first
     made = accountant.middle.case.assumptions
     assert made.network_j_per_byte.value == 0
@@ -147,21 +141,15 @@ def test_every_condition_has_its_central_setting_first(accountant: Accountant) -
 
 
 def axis(name: str, *titles: str) -> Axis:
-    return Axis(name, tuple(Setting(title, lambda state: state) for title in titles))
+    return Axis(name, {title: lambda state: state for title in titles})
 
 
 def test_verdicts_say_what_a_claim_needs() -> None:
     axes = (axis("network", "none", "counted"), axis("grid", "clean", "mixed", "dirty"))
     tried = [
         ({"network": network, "grid": grid}, ratio)
-        for network, grid, ratio in (
-            ("none", "clean", 3.0),
-            ("none", "mixed", 2.0),
-            ("none", "dirty", 1.0),
-            ("counted", "clean", 0.1),
-            ("counted", "mixed", 0.1),
-            ("counted", "dirty", 0.1),
-        )
+        for network, ratios in (("none", (3.0, 2.0, 1.0)), ("counted", (0.1, 0.1, 0.1)))
+        for grid, ratio in zip(("clean", "mixed", "dirty"), ratios, strict=True)
     ]
     found = held_against(axes, tried, 1.5)
     assert (found.central, found.least, found.most) == (3.0, 0.1, 3.0)
@@ -175,23 +163,6 @@ def test_verdicts_say_what_a_claim_needs() -> None:
     assert together([Verdict.FAILS, Verdict.FAILS]) is Verdict.FAILS
 
 
-def test_a_claim_that_needs_no_single_condition_says_so() -> None:
-    axes = (axis("network", "none", "counted"), axis("grid", "clean", "dirty"))
-    tried = [
-        ({"network": network, "grid": grid}, ratio)
-        for network, grid, ratio in (
-            ("none", "clean", 2.0),
-            ("none", "dirty", 2.0),
-            ("counted", "clean", 2.0),
-            ("counted", "dirty", 0.1),
-        )
-    ]
-    found = held_against(axes, tried, 1.5)
-    assert only_if_text(found.verdict, found.only_if).startswith("no single condition")
-    assert only_if_text(Verdict.FAILS, {}) == only_if_text(Verdict.HOLDS, {}) == "-"
-    assert only_if_text(Verdict.SOMETIMES, {"grid": "clean"}) == "grid: clean"
-
-
 def test_the_speed_that_is_needed() -> None:
     points = [(1e12, 0.5), (2e12, 1.0), (4e12, 2.0)]
     assert needed_flops_per_s(points, 1.0) == pytest.approx(2e12)
@@ -200,10 +171,7 @@ def test_the_speed_that_is_needed() -> None:
     assert needed_flops_per_s(points, 3.0) is None
 
 
-@dataclass(frozen=True)
-class Made:
-    """What the command left behind."""
-
+class Made(NamedTuple):
     folder: Path
     text: str
     document: dict[str, Any]
@@ -219,43 +187,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(folder, (folder / "report.md").read_text(), json.loads(done.stdout))
 
 
-def test_the_report_can_be_read(made: Made) -> None:
+def test_the_report_has_its_figures(made: Made) -> None:
     assert made.text.splitlines()[0].endswith(": QUICK, toy models")
-    for words in (
-        "not confirmed",
-        "sunk cost",
-        "attributed",
-        "2.9",
-        "12 times",
-        "TFLOP/s",
-        "fits",
-        "59%",
-        "hangs on that choice",
-    ):
-        assert words in made.text, words
+    assert "| set-up | claim | `cleave-2d` | `cleave` | `cleave-stages` |" in made.text
     images = [part.split(")")[0] for part in made.text.split("](")[1:]]
     assert len(images) == 4 + 2 * 2
     for image in images:
         assert (made.folder / image).read_bytes().startswith(b"\x89PNG")
-    sections = made.text.count("\nReading: ")
-    assert sections >= len(images)
-    widths = {}
-    for line in made.text.splitlines():
-        if line.startswith("| "):
-            widths[line] = line.count("|")
-    assert min(widths.values()) > 2
-
-
-def test_the_report_has_stages_beside_tiles(made: Made) -> None:
-    header = "| set-up | claim | `cleave-2d` | `cleave` | `cleave-stages` |"
-    assert header in made.text
-    table = made.text.split(header)[1].split("\n\n")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| opt")]
-    assert [line.split(" | ")[0] for line in lines] == 3 * ["| opt-tiny on 4 phones"]
-    (phones,) = (s for s in made.document["setups"] if s["setup"] == "opt-tiny on 4 phones")
-    (stages,) = (r for r in phones["rows"] if r["method"] == "cleave-stages")
-    claim = stages["energy_claim"]
-    assert lines[0].endswith(f"| {stages['ratios']['energy']:.2g}: {claim['verdict']} |")
 
 
 def test_the_document_is_for_programs(made: Made) -> None:
@@ -272,9 +210,6 @@ def test_the_document_is_for_programs(made: Made) -> None:
     bars = {bar["name"] for torn in phones["sensitivity"] for bar in torn["bars"]}
     assert {"utilisation", "lifetime", "PUE", "charger and power supply loss"} <= bars
     assert {"electricity of the fleet", "speed of a device"} <= bars
-    standing = {each["name"]: each["standing"] for each in made.document["figures"]}
-    assert standing["speed of the A5000"] == "not confirmed"
-    assert standing["Wi-Fi of a device"] == "stated by the paper"
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
@@ -296,18 +231,8 @@ def test_what_is_no_figure_is_said(name: str, value: str) -> None:
     assert f"--{name} is {value}; give " in str(done.exception)
 
 
-def test_a_seed_below_0_is_said(tmp_path: Path) -> None:
-    arguments = ["footprint", "study", "--seed", "-1", "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_is_not_the_study_is_a_run() -> None:
     done = CliRunner().invoke(app, ["footprint", "no-such-run"])
     assert isinstance(done.exception, UsageError)
     assert "no-such-run" in str(done.exception)
     assert "either a run folder or --model" in str(CliRunner().invoke(app, ["footprint"]).exception)
-    shown = CliRunner().invoke(app, ["footprint", "--help"]).stdout
-    assert "--against" in shown
-    assert "cleave footprint study" in shown

@@ -13,9 +13,9 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
-from simulator.attention import forward_task
 from simulator.catalogue import methods
 from simulator.method import Conditions
+from simulator.tiles import backward_task, forward_task, tasks_s
 from tests.simulator.conditions import alike, paper
 
 pytestmark = pytest.mark.slow
@@ -27,16 +27,25 @@ KNOWN = methods()
     ("name", "shape", "fused"),
     [("cleave", TileShape.THREE_D, True), ("cleave-2d", TileShape.TWO_D, False)],
 )
-def test_linears_take_what_the_planner_predicts(name: str, shape: TileShape, fused: bool) -> None:
-    conditions = paper(64, "opt-1.3b", batch=16, seq=256)
+def test_a_step_is_the_plan_of_its_linears_and_its_attention(
+    name: str, shape: TileShape, fused: bool
+) -> None:
+    conditions = paper(64, "llama2-7b", batch=16, seq=256)
+    spec = conditions.spec
     (outcome,) = KNOWN[name].outcomes(conditions)
-    gemms = step_gemms(conditions.spec, 16, 256, fused)
+    gemms = step_gemms(spec, 16, 256, fused)
     planner = TilePlanner(PsRates(), shape)
     step = plan_step(planner, gemms, ElementBytes(2, 2), conditions.devices, PsRates())
-    linears_s = sum(p.seconds for p in outcome.parts if p.name != "attention")
-    assert linears_s == pytest.approx(step.apart_s, rel=1e-12)
-    assert outcome.fits
-    assert outcome.step_s > linears_s
+    tasks = (forward_task(spec, 256, 2), backward_task(spec, 256, 2))
+    attention_s = spec.layers * sum(
+        tasks_s(task, 16 * spec.kv_heads, conditions.rates) for task in tasks
+    )
+    assert outcome.step_s == pytest.approx(step.apart_s + attention_s, rel=1e-12)
+    sent = sum(16 * spec.kv_heads * spec.layers * task.download_bytes for task in tasks)
+    egress = sum(
+        gemm.count * r.plan.egress_bytes for gemm, r in zip(gemms, step.reports, strict=True)
+    )
+    assert outcome.download_bytes * outcome.devices_used == pytest.approx(egress + sent)
 
 
 def test_bytes_per_device_fall_with_devices() -> None:

@@ -18,11 +18,11 @@ from simulator.catalogue import methods
 from simulator.study.setups import SetupScope, quick
 from simulator.study.study import steps_of, study
 from simulator.sweep import Cell, cells, simulate
-from simulator.workers import Processes, RayCluster, ThisProcess, Workers
+from simulator.workers import Processes, RayCluster, Workers
 
 pytestmark = pytest.mark.slow
 
-BOTH = pytest.mark.parametrize("workers", [ThisProcess(), Processes(2)], ids=["here", "two"])
+BOTH = pytest.mark.parametrize("workers", [Processes(1), Processes(2)], ids=["here", "two"])
 
 
 def squared(number: int) -> int:
