@@ -20,10 +20,10 @@ from cleave.scheduler.sessions.admission import (
     Admission,
     AdmissionResult,
     Authenticator,
+    Behavior,
     Refusal,
     one_is,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.codes import hash_secret
 
 RETRY_S: Final = 1.0

@@ -21,15 +21,15 @@ from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
+    Behavior,
     Refusal,
     SharedSecretAuth,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.scheduler.sessions.reputation import QUARANTINE, Wrong
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
 

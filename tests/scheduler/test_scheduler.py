@@ -52,7 +52,7 @@ from cleave.scheduler.sessions import setbacks
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles import scheduler as scheduler_module
-from cleave.scheduler.tiles import stragglers as lateness
+from cleave.scheduler.tiles import reassignment as lateness
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES

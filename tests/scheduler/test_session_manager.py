@@ -20,11 +20,11 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Op, Role
 from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
-from cleave.scheduler.sessions.handshake import FULL_RETRY_S
+from cleave.scheduler.sessions.joining import FULL_RETRY_S
 from cleave.scheduler.sessions.reputation import QUARANTINE
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
 

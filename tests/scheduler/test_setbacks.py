@@ -30,8 +30,7 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
-from cleave.scheduler.sessions.admission import SharedSecretAuth
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import MAX_STRANGERS
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.session import DeviceState

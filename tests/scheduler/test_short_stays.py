@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.protocol.limits import MAX_SHORT_STAYS, SHORT_STAY_REST_S, SHORT_STAY_S
-from cleave.scheduler.sessions.short_stays import ShortStays
+from cleave.scheduler.sessions.joining import ShortStays
 
 
 @given(st.lists(st.floats(0, 60), max_size=60))

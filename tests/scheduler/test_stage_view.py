@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
-from cleave.scheduler.stages.view import HolderView, StepView
+from cleave.scheduler.stages.state import HolderView, StepView
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from tests.examples import examples
 from tests.scheduler.stage_devices import step_work

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.sessions.admission import Authenticator
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Authenticator, Behavior
 from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 

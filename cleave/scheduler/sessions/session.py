@@ -14,7 +14,7 @@ from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior
 from cleave.scheduler.sessions.pace import Pace
 from cleave.scheduler.sessions.probe import FIRST_ID, Probe
 from cleave.scheduler.sessions.reputation import Reputation, Rounding, Suspects

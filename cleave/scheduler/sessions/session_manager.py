@@ -46,18 +46,15 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import DeviceHistory
-from cleave.scheduler.sessions.handshake import bounded
-from cleave.scheduler.sessions.joining import Joining, superseded
-from cleave.scheduler.sessions.pace_judging import common_delay_of, judge_paces
+from cleave.scheduler.sessions.joining import Joining, bounded, superseded
 from cleave.scheduler.sessions.reputation import Wrong
-from cleave.scheduler.sessions.result_judging import ResultJudge, wrong_form
+from cleave.scheduler.sessions.result_judging import ResultJudge, Verification, wrong_form
 from cleave.scheduler.sessions.session import DeviceState, Session
-from cleave.scheduler.sessions.trials import Trials
+from cleave.scheduler.sessions.trials import Trials, common_delay_of, judge_paces
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task

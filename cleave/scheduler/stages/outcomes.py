@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.usual_sizes import Place
+from cleave.scheduler.stages.arrays import Place, StageArray
 
 
 @dataclass(frozen=True, slots=True)

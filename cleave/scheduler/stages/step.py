@@ -22,7 +22,7 @@ from cleave.planner.stages import rules as rules
 from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import Place, Returned, StageArray, UsualSizes
 from cleave.scheduler.stages.device import GradientAccumulator, StageDevice, arrays_of
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
@@ -36,10 +36,8 @@ from cleave.scheduler.stages.outcomes import (
     SumsRecord,
     Suspect,
 )
-from cleave.scheduler.stages.state import StageState
+from cleave.scheduler.stages.state import RequestCount, StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
-from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
-from cleave.scheduler.stages.view import RequestCount, StepView
 from cleave.scheduler.stages.work import (
     RequestKind,
     StageGraph,

@@ -37,8 +37,7 @@ from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
-from cleave.scheduler.tiles.reassignment import reassign, speculate
-from cleave.scheduler.tiles.stragglers import find_stragglers
+from cleave.scheduler.tiles.reassignment import find_stragglers, reassign, speculate
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 

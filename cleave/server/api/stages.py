@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cleave.scheduler.stages.view import StageView, StepView
+from cleave.scheduler.stages.state import StageView, StepView
 
 MAX_HOLDERS: Final = 2000
 """Maximum number of stage holders that an overview lists, over all stages."""

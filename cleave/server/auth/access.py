@@ -16,12 +16,12 @@ from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
+    Behavior,
     Refusal,
     clean_name,
     one_is,
     same_secret,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.codes import (
     ALPHABET,
     CODE_LIFE_S,
