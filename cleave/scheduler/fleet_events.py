@@ -1,7 +1,4 @@
-"""Events that are reported to observers of the fleet.
-
-The fleet works the same without observers.
-"""
+"""Events that are reported to observers of the fleet."""
 
 from __future__ import annotations
 
@@ -16,23 +13,19 @@ class EventKind(Enum):
 
     JOIN = "join"
     LEAVE = "leave"
+    # a device was disconnected or refused because it returned wrong results
     QUARANTINE = "quarantine"
-    """A device was disconnected or refused because it returned wrong results."""
 
-    OVERDUE = "overdue"
-    """A device became overdue, or an overdue device answered."""
+    OVERDUE = "overdue"  # a device became overdue, or an overdue device answered
 
-    ASIDE = "aside"
-    """A device was set aside because all its runs failed, or a device passed a trial and gets tasks
-    again."""
+    ASIDE = "aside"  # a device was set aside, or passed a trial and gets tasks again
 
-    REISSUE = "reissue"
-    """Tasks were reassigned to other devices, or duplicated on other devices."""
+    REISSUE = "reissue"  # tasks were reassigned to other devices, or duplicated on other devices
 
     WRONG = "wrong"
     JOB = "job"
+    # the last device that can multiply matrices left, or such a device joined again
     PAUSE = "pause"
-    """The last device that can multiply matrices left, or such a device joined again."""
 
 
 class EventListener(Protocol):
@@ -42,9 +35,8 @@ class EventListener(Protocol):
         """Handle an event.
 
         Args:
-            kind: the kind of event.
-            session: the device session that the event concerns, in its state at the time of the
-                event; None if the event concerns no session.
+            session: the session that the event concerns, in its state at that time; None without
+                one.
             text: a description for people.
         """
         ...

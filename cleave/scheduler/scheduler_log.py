@@ -1,7 +1,7 @@
 """A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log stores names and numbers but no payloads, so it uses little memory. Developers read the log
-in a debugger, in a failing test, or in the server's log file after a fault.
+The log stores no payloads. Developers read it in a debugger, in a failing test, or in the server's
+log file after a fault.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from cleave.scheduler.events import Event, ResultArrived
 from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
+# Maximum number of events and instructions in the log. The latest event is never removed.
 LENGTH: Final = 10_000
-"""Maximum number of events and instructions in the log. The oldest are removed first. The latest
-event is never removed."""
 
 _PLAIN: Final = (bool, int, float, str, tuple)
 
@@ -48,11 +47,7 @@ class SchedulerLog:
     def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return the log, with one line per event or instruction.
-
-        Args:
-            device, job, run: if given, return only the lines about this device, job or run.
-        """
+        """Return one line per event or instruction, about the given device, job and run."""
         return [
             _line(at_s, said)
             for at_s, event, instructions in self._said

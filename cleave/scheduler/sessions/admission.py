@@ -15,16 +15,13 @@ from cleave.protocol.texts import clean
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """A device's behavior in its last session.
+    """A device's behavior in its last session, stored between its sessions.
 
     Attributes:
-        setbacks: number of times the device was set aside since it last completed a run
-            (`cleave.scheduler.sessions.setbacks`).
-        failure: the error text that the device sent with its last failed run; empty if no run
-            failed.
-        slowness: factor by which the device's tasks take longer than its rates predict
-            (`cleave.scheduler.sessions.pace`).
-        late_s: delay of each answer beyond the predicted time, in seconds.
+        setbacks: number of times the device was set aside since it last completed a run.
+        failure: the error text of the device's last failed run; empty if no run failed.
+        slowness: factor by which tasks take longer than the rates predict.
+        late_s: delay of each answer beyond the predicted time.
     """
 
     setbacks: int = 0
@@ -33,8 +30,7 @@ class Behavior:
     late_s: float = 0.0
 
 
-MAX_NAME: Final = 60
-"""Maximum length of a device's name, in characters."""
+MAX_NAME: Final = 60  # maximum length of a device's name, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +38,17 @@ class Admission:
     """Permission for a device to join.
 
     Attributes:
-        identity: the device's ID, the same in all its sessions; None if the authenticator records
-            no identities.
+        identity: the device's ID, the same in all its sessions; None if identities are not
+            recorded.
         name: the device's recorded name; empty to use the name in the device's `hello`.
-        credential: a new credential for the device to store; empty if the device already has one.
-        faults: number of wrong results that still count against the device.
-        penalty: sum of the penalty points for these wrong results
-            (`cleave.scheduler.sessions.reputation`).
-        behavior: the device's behavior in its last session.
+        credential: a new credential for the device to store; empty if it already has one.
+        faults, penalty: wrong results that still count against the device, and their penalty
+            points.
         measured_by: the credential or join code of a device that joins only for a link measurement;
             empty if any number of devices may use the credential at the same time.
         at_once: maximum number of devices that may use `measured_by` at the same time.
-        measures: the recorded ID of a device that joins only for a link measurement; None if
-            unknown. The `identity` of such a session is None because the device runs no tasks.
+        measures: the recorded ID of a device that joins only for a link measurement, whose
+            `identity` is None because it runs no tasks.
         own: whether the device belongs to the operator, and may therefore train whole layers.
     """
 
@@ -90,26 +84,21 @@ class Refusal:
 
 
 class AccessLevel(Enum):
-    """The access level of a client that is not a device."""
+    """The access level of a client that is not a device. A viewer may change nothing."""
 
     OPERATOR = "operator"
-    """The client may view and change everything."""
 
     VIEWER = "viewer"
-    """The client may only view the fleet."""
 
 
 AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides which clients may join, and records facts about devices.
-
-    The server's event loop calls all methods.
+    """Decides which clients may join, and records facts about devices, on the server's event loop.
 
     Attributes:
-        server: the server's ID, which devices receive; empty if devices store no credential for
-            this server.
+        server: the server's ID, which devices receive; empty if devices store no credential for it.
     """
 
     server: str
@@ -128,20 +117,11 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a connection attempt without a valid `hello`.
-
-        Returns:
-            False if the address had no attempt left.
-        """
+        """Count an attempt without a valid `hello`. Return False if the address had none left."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record the end of a device's session.
-
-        Args:
-            reason: a description for people.
-            lost: whether the session ended unintentionally.
-        """
+        """Record the end of a device's session. `lost`: the session ended unintentionally."""
         ...
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
@@ -164,15 +144,12 @@ class Authenticator(Protocol):
 class SharedSecretAuth:
     """An authenticator with one credential for all devices and one credential for operators.
 
-    It is meant for a program that manages its own fleet. The credentials are long and random, so
-    the number of guesses is not limited. The authenticator cannot tell devices apart. Every device
-    with the credential counts as the operator's own device.
+    It is for a program that manages its own fleet. The credentials are long and random, so guesses
+    are not limited. Every device with the credential counts as the operator's own device.
 
     Args:
-        credential: the credential that a device's `hello` must contain; empty if devices
-            need no credential.
-        operator_credential: the credential that an operator's `hello` must contain; empty if
-            operators need no credential.
+        credential: what a device's `hello` must contain; empty if devices need no credential.
+        operator_credential: what an operator's `hello` must contain; empty if none is needed.
     """
 
     server = ""
@@ -228,7 +205,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text without terminal control codes, cut to at most `most` characters."""
+    """Return a text without terminal control codes, cut to at most `most` characters."""
     return clean(text)[:most].strip()
 
 

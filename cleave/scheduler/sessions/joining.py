@@ -1,4 +1,4 @@
-"""The steps of joining: admission, recognition, welcome, probe, ready for tasks. No I/O."""
+"""The steps of joining: hello, admission, recognition, welcome, probe, ready for tasks. No I/O."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from profiles.device_profile import DeviceKind
 
 _MOST_VERSIONS: Final = 8  # protocol versions listed in one message
 
+# seconds that a device should wait before it retries to join a full server
 FULL_RETRY_S: Final = 30.0
-"""Seconds that a device should wait before it retries to join a full server."""
 
-ASSUMED_FLOPS_PER_S: Final = 50e9
-"""Assumed speed of a device that states no speed, in FLOP/s: a modest laptop."""
+ASSUMED_FLOPS_PER_S: Final = 50e9  # assumed speed of a device that states no speed: a modest laptop
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
@@ -80,10 +79,7 @@ def other_version(hello: Hello) -> str:
 
 
 def stated_rates(session: int, hello: Hello) -> DeviceRates:
-    """Return the rates stated in a `hello`, clipped to the protocol's limits.
-
-    A device without a stated speed gets `ASSUMED_FLOPS_PER_S`.
-    """
+    """Return the rates stated in a `hello`, clipped to the protocol's limits."""
     return bounded(
         DeviceRates(
             device=session,
@@ -117,10 +113,10 @@ def _within(least: float, value: float) -> float:
 
 
 class ShortStays:
-    """Counts short stays of devices, and decides how long a device must wait before it rejoins.
+    """Decides how long a device that left soon after joining must wait before it rejoins.
 
-    A device may make `MAX_SHORT_STAYS` short stays in a row, and one more every `SHORT_STAY_REST_S`
-    seconds.
+    Each change of the fleet causes replanning. A device may make `MAX_SHORT_STAYS` short stays in a
+    row, and one more every `SHORT_STAY_REST_S` seconds.
     """
 
     def __init__(self) -> None:
@@ -146,8 +142,6 @@ class Joining:
     """Handles joining devices, from the `hello` message until a device is available for tasks.
 
     Args:
-        auth: decides which devices may join.
-        history: records of devices from earlier sessions.
         rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace.
@@ -198,7 +192,6 @@ class Joining:
         """Admit a device or refuse it with a reason.
 
         Args:
-            address: the device's network address.
             sessions: number of open sessions, including the device's own session.
 
         Raises:
@@ -229,9 +222,7 @@ class Joining:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
-            admission: the device's identity and record.
-            verify: whether the server checks results. If so, the probe also tests the device's
-                arithmetic.
+            verify: whether the server checks results, and the probe tests the device's arithmetic.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -257,10 +248,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result.
-
-        The last result makes the device ready or completes its measurement.
-        """
+        """Handle a probe result. After the last one, the device is ready or measured."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -329,8 +317,8 @@ class Joining:
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
     """Return the decisions that end a device's earlier sessions when the device joins again.
 
-    The PS cannot refuse the new session because the old connection may be dead without notice. If
-    both connections are alive, the old one receives the reason and does not reconnect.
+    The old connection may be dead without notice. If both are alive, the old one receives the
+    reason and does not reconnect.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

@@ -1,4 +1,4 @@
-"""Decides what happens to checked results. Wrong results count against their devices. No I/O."""
+"""Which results are verified, and what happens to checked results. No I/O."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from cleave.verify import Judgement
 class CheckScope(Enum):
     """Which results are verified. The enum values are the values of `--verify`."""
 
-    AUTO = "auto"
-    """All results if results cross a process boundary, and no results otherwise."""
+    AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
 
     ALL = "all"
+    # a random share of the results of trusted devices (`Reputation.known`), and all others
     SAMPLE = "sample"
-    """A random share of the results of trusted devices (`Reputation.known`), and all results of
-    other devices."""
 
     OFF = "off"
 
@@ -46,7 +44,6 @@ class Verification:
     """Settings for the verification of results.
 
     Attributes:
-        scope: which results are verified.
         share: for `SAMPLE`, the share of trusted devices' results that are verified, in (0, 1].
     """
 
@@ -81,20 +78,14 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Return whether any results are verified.
-
-        Args:
-            crossed: whether results cross a process boundary.
-        """
+        """Return whether any results are verified. `crossed`: results cross a process boundary."""
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Return whether to verify a result that has just arrived. Call only if `active` is True.
+        """Return whether to verify a result that has just arrived, if verification is active.
 
         Args:
-            reputation: the reputation of the device that returned the result.
-            rng: secret random generator. It is used only after the result has arrived, so no device
-                can predict which results are verified.
+            rng: secret random generator, used only now, so no device can predict the choice.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True
@@ -124,12 +115,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Accepts or rejects checked results, and counts wrong results against their devices.
-
-    Args:
-        auth: receives reports of wrong results, so that wrong results count in later sessions.
-        history: stores the evidence of how devices round.
-    """
+    """Accepts or rejects checked results, and counts wrong results against their devices."""
 
     def __init__(self, auth: Authenticator, history: DeviceHistory) -> None:
         self._auth = auth
@@ -165,10 +151,8 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device whose penalty points have reached the limit.
-
-        Args:
-            last: what was wrong with the device's last wrong result.
+        """Quarantine a device whose penalty points have reached the limit. `last` is the last
+        fault.
         """
         reputation = session.reputation
         if not reputation.quarantined:

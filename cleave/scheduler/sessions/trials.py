@@ -1,8 +1,8 @@
-"""Trials of devices that get no tasks, until the devices recover. No I/O.
+"""Judges the pace of devices, and tests devices that get no tasks until they recover. No I/O.
 
 A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
-no tasks from the planner (`pace.py`). Both kinds of devices are tested from time to time. A trial
-multiplies secret random matrices, and no job waits for its results.
+no tasks from the planner (`pace.py`). A trial multiplies secret random matrices, and no job waits
+for its results.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from cleave.scheduler.sessions.pace import Sample, common_delay_s, expected
 from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
-NOTED_S: Final = 60.0
-"""Seconds between two reports about failed runs of a device."""
+NOTED_S: Final = 60.0  # seconds between two reports about failed runs of a device
 
-TRIAL_PATIENCE_S: Final = 60.0
-"""Maximum duration of a trial, in seconds."""
+TRIAL_PATIENCE_S: Final = 60.0  # maximum duration of a trial
 
 _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in characters
 
@@ -36,7 +34,6 @@ class Trials:
     """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
 
     Args:
-        history: stores each device's behavior for its next session.
         rng: secret random generator for the matrices of the trials.
         observe: whether plans use each device's measured pace.
     """
@@ -67,10 +64,9 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Start a device's trial if it is due. End a trial that takes too long.
+        """Start the trial of a READY device if it is due. End a trial that takes too long.
 
         Args:
-            session: a session in state READY.
             busy: whether the device has tasks.
             alone: whether this is the only device that is available for tasks.
         """
@@ -100,10 +96,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial.
-
-        After the last result, the device is available for tasks again.
-        """
+        """Handle a result of a trial. After the last one, the device is available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"

@@ -1,4 +1,4 @@
-"""Arrays that the PS and devices exchange in a stage-wise step, and their division into parts."""
+"""Arrays of a stage-wise step: their division into parts, and their usual magnitudes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ class StageArray:
 
     Attributes:
         rows, columns, dtype: shape and dtype, as in the `put` message.
-        payload: the array's elements.
-        kind: the array's traffic category.
-        parts: the array's rows, split into several arrays, if the array is too large for one
-            message; empty otherwise.
+        parts: the array's rows as several arrays, if it is too large for one message.
     """
 
     rows: int
@@ -78,8 +75,8 @@ def _packed(payload: Any) -> memoryview:
     return memoryview(held).cast("B")
 
 
+# a value that exceeds its usual magnitude by this factor is recomputed before use
 FAR: Final = 100.0
-"""A value that exceeds its usual magnitude by more than this factor is recomputed before use."""
 
 _FADES: Final = 0.99  # a smaller value lowers the usual magnitude by at most this factor
 _GROWS: Final = 2.0  # a value that was not recomputed raises it by at most this factor
@@ -94,42 +91,40 @@ class Returned(Enum):
     SUM = "the sum of gradients"
 
 
+# A group of similar values: kind of array, parameter or loss slice (may be empty), layer number.
 Place: TypeAlias = tuple[Returned, str, int]
-"""Identifies a group of similar values: the kind of array, the parameter or loss slice (may be
-empty), and the layer number."""
 
 
 @dataclass(slots=True)
 class UsualSizes:
-    """Stores the usual largest magnitude of returned arrays for each place."""
+    """The usual largest magnitude of returned arrays for each place.
+
+    A much larger value does not prove a fault, because training may have a spike. The PS recomputes
+    such a value before it uses it (`cleave.training.stages.suspicion`).
+    """
 
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
 
     def of(self, place: Place) -> float | None:
-        """Return a place's usual magnitude; None if unknown.
+        """Return a place's usual magnitude, or the largest one of the same array in other layers.
 
-        A place without a magnitude uses the largest magnitude of the same array in other layers.
+        None if neither is known.
         """
         what, of, layer = place
         others = self._usual.get((what, of), {})
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Return whether a magnitude is at most `FAR` times the usual magnitude.
-
-        Returns:
-            False if the usual magnitude is unknown.
+        """Return whether a magnitude is at most `FAR` times the usual magnitude, which must be
+        known.
         """
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
-        """Record the magnitude of a value that the PS uses.
+        """Record the finite largest magnitude of a value that the PS uses.
 
-        Args:
-            size: the value's largest magnitude, a finite number.
-            repeated: whether the PS recomputed the value and got the same result. A value that was
-                not recomputed can at most double the usual magnitude.
+        A value that the PS did not recompute (`repeated`) can at most double the usual magnitude.
         """
         what, of, layer = place
         usual = self.of(place)

@@ -1,13 +1,11 @@
 """One device's arrays for stages, and the messages that request its micro-batch passes.
 
-Each array on a device is written once, except for gradient sums. A backward pass replaces the old
-sum by the new sum, so a device stores only one copy. A device executes orders in sequence, so each
-gradient is added to a sum exactly once.
+Each array on a device is written once, except for gradient sums: a backward pass replaces the old
+sum by the new one. A device executes orders in sequence, so each gradient is added once.
 
-After a failed order, the PS treats the device *carefully* for a while: it sends the next order only
-after the previous order is answered. If the device has enough memory, a backward pass keeps the old
-sums until the new sums are complete. A failed order can then be repeated without losing other
-results.
+After a failed order, the PS treats the device *carefully*: it sends one order at a time. If there
+is enough memory, a backward pass keeps the old sums until the new sums are complete. A failed order
+can then be repeated alone.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ _PIECE_BYTES = 8 * 2**20  # maximum bytes of a sum per message
 _AWAITED_BYTES = 16 * 2**20  # maximum bytes of sums in flight, because a device stores them twice
 _FP32 = 4
 
-STEADY_AFTER: Final = 256
-"""Number of consecutive completed orders that end a device's careful mode."""
+STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
 
 
 @dataclass(slots=True, eq=False)
@@ -57,12 +54,11 @@ class GradientAccumulator:
     """Gradient sums on one device, and the micro-batches whose gradients the sums contain.
 
     Attributes:
-        device: the device that holds the sums.
         sums: maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros.
         batches: micro-batches whose gradients are confirmed to be in the sums.
         asked: micro-batches whose backward pass is in flight.
-        taken: whether the PS has requested the sums. Later gradients go to another accumulator.
-        landed: whether all sums have arrived at the PS.
+        taken: the PS has requested the sums. Later gradients go to another accumulator.
+        landed: all sums have arrived at the PS.
         found: maps (layer number, parameter, first row) to received rows of a sum.
     """
 
@@ -78,12 +74,8 @@ class GradientAccumulator:
 class StageDevice:
     """Tracks one device's arrays for stages, and queues the messages for its micro-batch passes.
 
-    Args:
-        device: the device's session ID.
-        ids: counters for new array and run IDs.
-
     Attributes:
-        occupied_bytes: device memory used by arrays and graphs, in bytes.
+        occupied_bytes: device memory used by arrays and graphs.
     """
 
     def __init__(self, device: int, ids: Names) -> None:
@@ -111,10 +103,10 @@ class StageDevice:
             self._fetch(request, name, y, 0, tokens, work.width, work.dtype)
             self._rename(piece)
             if request.keep is Keep.NOTHING:
-                self._drop(id for layer in kept for id in layer)
+                self.drop(id for layer in kept for id in layer)
             else:
                 request.kept = [*request.kept, *kept]
-            self._drop([y])
+            self.drop([y])
         if request.keep is Keep.NOTHING:
             self._forget_masks(work, layers, request.batch)
 
@@ -129,20 +121,14 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request a stage's backward pass for a micro-batch.
-
-        The device adds the weight gradients to the sums and returns the gradient of the stage's
-        input.
+        """Request a stage's backward pass for a micro-batch, which adds weight gradients to the
+        sums.
 
         Args:
-            work: the step.
-            stage: the stage to run.
-            request: the record of this pass.
-            accumulator: the gradient sums to add to.
-            given: the stage's input, or the wire IDs of retained arrays for each layer or sequence
+            given: the stage's input, or the wire IDs of retained arrays of each layer or sequence
                 chunk.
             dy: the gradient of the stage's output.
-            dx_wanted: whether the device must return the gradient of the stage's input.
+            dx_wanted: whether the device returns the gradient of the stage's input.
         """
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[request.batch] // pieces
@@ -175,12 +161,7 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request forward pass, loss and backward pass of the last stage for a micro-batch.
-
-        Args:
-            work, stage, request, accumulator, dx_wanted: see `backward`.
-            x: the stage's input.
-        """
+        """Request forward pass, loss and backward pass of the last stage for a micro-batch."""
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
         tokens = work.tokens[request.batch]
@@ -188,7 +169,7 @@ class StageDevice:
         self._rename(x)
         loss, dy = self._loss(work, work.loss, request, accumulator, y)
         self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
-        self._drop([y, loss])
+        self.drop([y, loss])
         dx = self._backward(work, layers, request, accumulator, kept, dy, tokens)
         self._end_backward(work, stage, request, dx, names.DX, tokens, dx_wanted=dx_wanted)
         self._forget_masks(work, layers, request.batch)
@@ -207,10 +188,10 @@ class StageDevice:
         self._rename(x)
         self._forget(part.targets[request.batch])
         if request.keep is Keep.NOTHING:
-            self._drop([x_array])
+            self.drop([x_array])
         else:
             request.kept = [(x_array,)]
-        self._drop([found[names.Y]])
+        self.drop([found[names.Y]])
 
     def slice_backward(
         self,
@@ -225,11 +206,10 @@ class StageDevice:
     ) -> None:
         """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
 
-        The device adds the weight gradients to the sums. It returns this slice's contribution to
+        The device adds the weight gradients to the sums, and returns this slice's contribution to
         the gradient of the last layer's output.
 
         Args:
-            work, stage, request, accumulator, dx_wanted: see `backward`.
             given: the slice's input, or the wire ID of the retained input.
             total: the log-sum-exp over the whole vocabulary.
         """
@@ -250,7 +230,7 @@ class StageDevice:
         self._forget(part.targets[request.batch])
         if dx_wanted:
             self._fetch(request, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
-        self._drop([x, found[names.DX]])
+        self.drop([x, found[names.DX]])
 
     def sums(
         self,
@@ -261,11 +241,9 @@ class StageDevice:
     ) -> None:
         """Request the wanted gradient sums of an accumulator, and drop the other sums.
 
-        Args:
-            wanted: names of the sums to request. Later calls of `more_sums` request the sums that
-                exceed the limit on bytes in flight.
+        `more_sums` requests what exceeds the limit on bytes in flight.
         """
-        self._drop(array for what, array in accumulator.sums.items() if what not in wanted)
+        self.drop(array for what, array in accumulator.sums.items() if what not in wanted)
         accumulator.sums = {
             what: array for what, array in accumulator.sums.items() if what in wanted
         }
@@ -279,9 +257,8 @@ class StageDevice:
         self.more_sums(work, request)
 
     def more_sums(self, work: StepWork, request: StageRequest) -> None:
-        """Request further gradient sums, up to a limit on bytes in flight.
-
-        A device needs extra memory for each requested sum until the sum has been sent.
+        """Request further gradient sums, because a device needs extra memory until a sum has been
+        sent.
         """
         while request.rest:
             piece = request.rest[0]
@@ -312,11 +289,7 @@ class StageDevice:
         """Drop all arrays and graphs on the device that are not in `wanted`."""
         keep = {self._sent[w] for w in wanted if w in self._sent}
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
-        self._drop([id for id in self._sizes if id not in keep])
-
-    def drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays that the device computed, given by wire ID."""
-        self._drop(arrays)
+        self.drop([id for id in self._sizes if id not in keep])
 
     def take(self) -> list[SendStage]:
         """Return the queued messages that may be sent now, and remove them from the queue."""
@@ -340,11 +313,7 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Start careful mode. The mode ends after `STEADY_AFTER` consecutive completed orders.
-
-        Args:
-            memory_bytes: total memory that the device offers.
-        """
+        """Start careful mode. `memory_bytes` is all memory that the device offers."""
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
@@ -359,7 +328,7 @@ class StageDevice:
 
         Returns:
             False if a later order may use the failed order's output, or if the order replaced a
-                sum. The order is then not repeated.
+            sum.
         """
         failed = self._asked.pop(run, None)
         self._done = 0
@@ -397,11 +366,8 @@ class StageDevice:
     def _forward(
         self, work: StepWork, layers: range, request: StageRequest, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers.
-
-        Returns:
-            The wire ID of the last layer's output, and the wire IDs of each layer's retained
-                arrays.
+        """Request the forward pass of layers. Return the output's wire ID and each layer's kept
+        arrays.
         """
         kept: list[KeptLayer] = []
         for number in layers:
@@ -426,10 +392,8 @@ class StageDevice:
         dy: int,
         tokens: int,
     ) -> int:
-        """Request the backward pass of layers, from last to first, which adds to the gradient sums.
-
-        Returns:
-            The wire ID of the gradient of the first layer's input.
+        """Request the backward pass of layers. Return the wire ID of the first layer's input
+        gradient.
         """
         made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
@@ -442,7 +406,7 @@ class StageDevice:
             found = self._added(
                 request, graph, feed, made, flops * tokens, accumulator, number, layer
             )
-            self._drop([x, *activations, dy])
+            self.drop([x, *activations, dy])
             dy = found[names.DX]
         return dy
 
@@ -457,13 +421,10 @@ class StageDevice:
         *,
         dx_wanted: bool,
     ) -> None:
-        """Request the gradient of a stage's input if it is wanted.
-
-        Then drop the gradient on the device.
-        """
+        """Request the gradient of a stage's input if it is wanted, and drop it on the device."""
         if dx_wanted and (stage.first > 0 or work.embeds):
             self._fetch(request, name, dx, 0, tokens, work.width, work.dtype)
-        self._drop([dx])
+        self.drop([dx])
 
     def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
         """Drop the layer arguments, such as masks, that only this micro-batch uses."""
@@ -478,10 +439,7 @@ class StageDevice:
         accumulator: GradientAccumulator,
         y: int,
     ) -> tuple[int, int]:
-        """Request the loss computation.
-
-        Return the wire IDs of the loss and of its input gradient.
-        """
+        """Request the loss. Return the wire IDs of the loss and of its input gradient."""
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
         made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, request.batch)}
@@ -501,9 +459,8 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Request a graph run that adds gradients to sums.
-
-        Return the wire IDs of the graph's outputs.
+        """Request a graph run that adds gradients to sums. Return the wire IDs of the graph's
+        outputs.
 
         A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
@@ -517,26 +474,20 @@ class StageDevice:
         for name in of.sums:
             accumulator.sums[number, name] = found[names.new_total(name)]
         if beside:
-            self._drop(held.values())
+            self.drop(held.values())
         return found
 
     def _slice(
         self, work: StepWork, stage: PlannedStage, batch: int
     ) -> tuple[SliceWork, dict[str, int]]:
-        """Send the parameters and targets of a loss slice.
-
-        Return the slice and the arrays' wire IDs.
-        """
+        """Send the parameters and targets of a loss slice. Return the slice and their wire IDs."""
         assert stage.slice is not None
         part = work.slice_works[stage.slice.number]
         held = {name: self._put(array) for name, array in part.parameters.items()}
         return part, held | {names.TARGETS: self._put(part.targets[batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
-        """Send a layer's parameters and keyword arguments.
-
-        Return a map from graph input to wire ID.
-        """
+        """Send a layer's parameters and keyword arguments. Return their wire IDs by graph input."""
         return {name: self._put(array) for name, array in layer.inputs(batch).items()}
 
     @staticmethod
@@ -581,10 +532,7 @@ class StageDevice:
         return id
 
     def _put_part(self, part: StageArray) -> int:
-        """Send one part of a large array.
-
-        The part's wire ID is valid until the parts are concatenated.
-        """
+        """Send one part of a large array. Its wire ID is valid until the parts are concatenated."""
         self._ids.arrays += 1
         self._send_put(self._ids.arrays, part)
         return self._ids.arrays
@@ -601,10 +549,10 @@ class StageDevice:
         return id
 
     def _forget(self, array: StageArray) -> None:
-        self._drop([self._sent.pop(array)])
+        self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Remove an array from the sent arrays; from now on its wire ID alone identifies it."""
+        """Remove an array from the sent arrays. From now on, only its wire ID identifies it."""
         self._sent.pop(array)
 
     def _run(
@@ -652,7 +600,8 @@ class StageDevice:
         task = self._next_run(request, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
-    def _drop(self, arrays: Iterable[int]) -> None:
+    def drop(self, arrays: Iterable[int]) -> None:
+        """Drop arrays that the device computed, given by wire ID."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)

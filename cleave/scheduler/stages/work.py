@@ -1,8 +1,7 @@
 """Data structures of a stage-wise training step: arrays, graphs, layers, and device assignment.
 
 A *micro-batch* is a part of the step's batch that passes through the layers independently. A
-*stage* is a sequence of consecutive layers. One or several devices hold a stage, and each device
-runs some of the micro-batches.
+*stage* is a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
 from cleave.scheduler.stages.arrays import Place, StageArray, joined
 from cleave.scheduler.traffic import TrafficKind
 
-LOSS_LAYER: Final = -1
-"""The layer number that identifies the loss."""
+LOSS_LAYER: Final = -1  # the layer number that identifies the loss
 
 
 def slice_layer(number: int) -> int:
@@ -34,8 +32,7 @@ def slice_of_layer(layer: int) -> int | None:
     return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
 
 
-SumName: TypeAlias = tuple[int, str]
-"""Identifies a parameter's gradient sum: (layer number, parameter name)."""
+SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer number, parameter name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +89,18 @@ class SumShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """The arrays, graphs and costs of one layer in one step.
+    """The arrays, graphs and costs of one layer in one step. FLOPs are per token.
 
     Attributes:
         forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
-        parameters: maps the name of a graph input to the layer's parameter.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
-        beside: maps the name of a graph input to a keyword argument of the layer that all
-            micro-batches share.
-        forward_flops: FLOPs per token of the forward pass.
-        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
-            forward pass.
-        activations: maps the name of an activation to its bytes per sample; contains the
-            activations that a device can retain for the backward pass.
+        parameters: the layer's parameters, by graph input.
+        sums: the shapes of the gradient sums of trained parameters, by parameter name.
+        beside: keyword arguments of the layer that all micro-batches share, by graph input.
+        backward_flops: includes recomputation of the forward pass.
+        activations: bytes per sample of the activations that a device can retain, by name.
         sample_tokens: number of tokens per sample.
-        from_activations_flops: FLOPs per token of a backward pass that uses retained activations.
-        of_batch: for each micro-batch, a map from graph input to keyword argument. It contains the
-            arguments that differ between micro-batches, such as masks. Empty if no argument
-            differs.
+        of_batch: for each micro-batch, the keyword arguments that differ between micro-batches,
+            such as masks, by graph input. Empty if no argument differs.
     """
 
     forward: StageGraph
@@ -137,8 +128,7 @@ class LossWork:
 
     Attributes:
         graph: computes the loss and its gradients (see `cleave.graphs.loss_graph`).
-        parameters: maps the name of a graph input to an array; includes the loss scale.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
+        parameters: arrays by graph input; includes the loss scale.
         targets: one array of targets for each micro-batch.
         flops: FLOPs per token.
     """
@@ -152,20 +142,15 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """The arrays, graphs and costs of one vocabulary-parallel loss slice.
+    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token.
 
     See `cleave.graphs.loss_slices`.
 
     Attributes:
-        forward, backward: the slice's graphs.
-        parameters: maps the name of a graph input to an array; includes the slice's first row and
-            the loss scale.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum. The
-            sum of the LM head contains only the slice's rows.
+        parameters: arrays by graph input; includes the slice's first row and the loss scale.
+        sums: as in `LayerWork`. The sum of the LM head contains only the slice's rows.
         targets: one array of targets for each micro-batch, shared by all slices.
-        forward_flops: FLOPs per token of the forward pass.
-        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
-            logits.
+        backward_flops: includes recomputation of the logits.
     """
 
     forward: StageGraph
@@ -182,20 +167,16 @@ class StepWork:
     """Everything that a stage-wise step needs: arrays, graphs, and the plan of its devices.
 
     Attributes:
-        layers: the model's layers, in order.
         loss: the whole loss; None if no device computes the whole loss.
         x: for each micro-batch, the first layer's input, in the dtype in which activations are
             sent.
         width: number of columns of an activation.
         tokens: for each micro-batch, the number of tokens.
-        stages: the planned stages, with their devices.
         gradients: dtype in which devices return gradient sums.
         embeds: whether the PS needs the gradient of the first layer's input.
-        kept_batches: maps a device to the number of micro-batches whose arrays the device retains
-            for the backward pass. Devices that are not in the map retain no arrays.
-        slices: the planned loss slices, with their devices; empty unless the loss is
-            vocabulary-parallel.
-        slice_works: for each loss slice, its arrays and graphs.
+        kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
+            by device. Missing devices retain none.
+        slices: the planned loss slices; empty unless the loss is vocabulary-parallel.
         ps_after: numbers of the stages that are followed by layers on the PS.
         model: ID of the model, unique in the fleet.
         token: identifies the step. Copies of this object with other devices share the token.
@@ -227,14 +208,14 @@ class StepWork:
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the minimum number of bytes sent to and received from devices in this step.
+        """Return the minimum bytes sent to and received from devices, without compression or lost
+        devices.
 
-        The minimum assumes no compression and no lost devices. Each trained parameter is sent once
-        and its gradient returned once. Between two stages, the output and its gradient are both
-        returned to the PS and sent on. If the PS computes the loss, the last output is returned and
-        its gradient is sent. The first stage's input is sent, and the gradient of this input is
-        returned if the PS needs it. For a vocabulary-parallel loss, the last layer's output is sent
-        to every slice, and each slice returns a gradient.
+        Each trained parameter is sent once and its gradient returned once. Between two stages, the
+        output and its gradient are both returned to the PS and sent on. If the PS computes the
+        loss, the last output is returned and its gradient is sent. The first stage's input is sent,
+        and its gradient is returned if the PS needs it. For a vocabulary-parallel loss, the last
+        layer's output is sent to every slice, and each slice returns a gradient.
 
         Args:
             gradient_bytes: bytes of one returned gradient element.
@@ -252,8 +233,8 @@ class StepWork:
         return down, gradients + (self.embeds + passes) * activations
 
 
+# Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations.
 KeptLayer: TypeAlias = tuple[int, ...]
-"""Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations."""
 
 
 class RequestKind(Enum):
@@ -261,12 +242,10 @@ class RequestKind(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    # Runs the stage with the loss. The stage's output stays on the device.
     LAST = "forward, loss and backward"
-    """Forward pass, loss and backward pass in one request, for the stage with the loss. The stage's
-    output stays on the device."""
 
-    SUMS = "sums"
-    """The device returns its gradient sums to the PS."""
+    SUMS = "sums"  # the device returns its gradient sums to the PS
 
 
 @dataclass(slots=True, eq=False)
@@ -276,19 +255,15 @@ class StageRequest:
     A request consists of one or more orders, and the device answers each order.
 
     Attributes:
-        kind: the kind of request.
-        stage: number of the stage.
         batch: index of the micro-batch; -1 for gradient sums.
-        device: the device that runs the request.
-        keep: arrays that the device retains until the backward pass. A `LAST` request drops the
-            retained arrays itself.
+        keep: arrays that the device retains until the backward pass. A `LAST` request drops them
+            itself.
         answers: maps each order in flight to the bytes of its answer.
         rest: blocks of gradient sums that are not requested yet.
         found: maps a name to the array that the device returned.
-        sizes: maps a place to the largest magnitude of the returned array; empty for emulated
-            payloads.
-        kept: for each layer, the wire IDs of retained arrays. In a one-layer stage with sequence
-            chunks, one entry for each chunk.
+        sizes: maps a place to the largest magnitude returned; empty for emulated payloads.
+        kept: wire IDs of retained arrays of each layer. In a one-layer stage with sequence chunks,
+            one entry for each chunk.
         flops: FLOPs of all orders together.
     """
 
@@ -310,9 +285,8 @@ class StageRequest:
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the fetched array with this name.
-
-        Sequence chunks are joined. None if not fetched.
+        """Return the fetched array with this name, with sequence chunks joined; None if not
+        fetched.
         """
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
@@ -325,7 +299,6 @@ class StageOrder:
     """The PS's record of one order to a device. It is the `detail` of the order's task.
 
     Attributes:
-        request: the request that contains the order.
         name: name of the requested array within the request; None if the order runs a graph.
         rows, columns, out: shape and dtype of the requested array.
     """

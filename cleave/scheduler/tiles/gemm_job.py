@@ -23,9 +23,8 @@ from cleave.protocol.messages import Op
 from cleave.scheduler.tiles.device_memory import DeviceMemory
 from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
 
+# In larger fleets, comparing arrays already on pairs of devices takes too long.
 RESIDENCY_DEVICES: Final = 64
-"""Maximum number of devices for which the planner considers arrays already on devices. In larger
-fleets, comparing pairs of devices takes too long."""
 
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums are sent and added in fp32
@@ -48,13 +47,10 @@ class GemmTask:
     """The details of a GEMM task that the scheduler does not read.
 
     Attributes:
-        block: the output block, in the coordinates of the GEMM.
         tile: number of the block's tile, a key of `GemmJob.tiles`.
-        transpose_a: whether the device transposes the arrays of A before multiplying.
-        transpose_b: whether the device transposes the arrays of B before multiplying.
+        transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
         partial: whether the block is a partial sum along k.
         out: dtype of the result, by its name in the protocol.
-        op: the operation that the device runs.
     """
 
     block: Block
@@ -81,9 +77,7 @@ class TileProgress:
     """The progress of one tile.
 
     Attributes:
-        device: the device to which the tile was planned. If this device is late or lost, other
-            devices compute some of the blocks.
-        tile: the region of the GEMM that the tile covers.
+        device: the planned device. Other devices compute some blocks if it is late or lost.
         blocks: number of the tile's blocks, without blocks that were moved to other tiles.
         done: number of the tile's blocks whose results have arrived.
     """
@@ -146,10 +140,6 @@ class GemmJob:
         self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
     ) -> Iterable[tuple[int, Task]]:
         """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
-
-        Args:
-            devices: rates of the devices that may take part.
-            device_memory: the record of arrays that devices hold or will hold.
 
         Raises:
             PlanError: the GEMM cannot be planned on these devices.
@@ -229,12 +219,10 @@ class GemmJob:
 
         Args:
             tasks: tasks of this job that no device has answered.
-            devices: rates of the devices that may run the new tasks.
             busy_s: maps a device to the predicted seconds of its current tasks.
-            device_memory: the record of arrays that devices hold or will hold.
 
         Returns:
-            The proposal, or None if no plan is possible.
+            None if no plan is possible.
         """
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
@@ -319,8 +307,7 @@ class GemmJob:
     ) -> TileCut | None:
         """Return the tile that multiplies a device's held grid by the whole other matrix.
 
-        Returns:
-            None if the device holds no grid, or if a task would have too many inputs.
+        None if the device holds no grid, or if a task would have too many inputs.
         """
         grid = cut_a if follow_a else cut_b
         if grid is None:
@@ -361,7 +348,7 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A complete grid of arrays of one matrix, given by consecutive row spans and column spans."""
+    """A complete grid of arrays of one matrix."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
@@ -402,10 +389,10 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
 
 
 class ReductionOrder:
-    """Releases partial sums in the order of their position along k.
+    """Releases partial sums in the order of their position along k, whatever their order of
+    arrival.
 
-    Each partial sum waits until all partial sums of the same output elements at lower k have
-    arrived.
+    A partial sum waits for all partial sums of the same output elements at lower k.
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
@@ -453,10 +440,7 @@ class ReductionOrder:
                     self._waits[upper] += 1
 
     def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
-        """Record that a partial sum arrived.
-
-        Return the partial sums that may be added now, in order.
-        """
+        """Record a partial sum. Return the partial sums that may be added now, in order."""
         if self._waits[task]:
             self._parked[task] = payload
             return []
@@ -470,10 +454,7 @@ class ReductionOrder:
 
 
 def _cells(spans: Set[Span]) -> dict[Span, range]:
-    """Return a map from each span to the range of cells that the span covers.
-
-    The start and end positions of all spans are the cell boundaries.
-    """
+    """Map each span to its range of cells. All start and end positions are cell boundaries."""
     bounds = sorted({bound for span in spans for bound in span})
     numbers = {bound: number for number, bound in enumerate(bounds)}
     return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

@@ -1,4 +1,4 @@
-"""Reassigns undone tasks and duplicates the tasks of late devices, using predicted times."""
+"""Finds late devices, reassigns undone tasks and duplicates late tasks, using predicted times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.tasks import Task
 
+# A helper must finish within this share of the late device's remaining time. Predictions are
+# inaccurate, and a duplicated task uses two devices.
 WORTH_HELPING: Final = 0.8
-"""A helper gets a copy of a task only if it is predicted to finish within this share of the late
-device's remaining time. The share is below 1 because predictions are inaccurate and a duplicated
-task uses two devices."""
 
 _COMPARED: Final = 16
 
-UnitSeconds = Callable[[int, Task], float]
-"""A function that predicts the seconds that a device needs for a task."""
+UnitSeconds = Callable[[int, Task], float]  # predicts the seconds that a device needs for a task
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Reassignment:
 
     Attributes:
         assigned: (device, task) pairs, in order.
-        finish_s: predicted time until the last device finishes, in seconds from now.
+        finish_s: predicted seconds from now until the last device finishes.
         unassigned: tasks that no device can run.
     """
 
@@ -47,10 +45,8 @@ def reassign(
     """Assign each task to the device that is predicted to finish it first.
 
     Args:
-        tasks: tasks to assign, in order.
         remaining_s: maps a device to the predicted seconds of its current tasks.
         able: returns whether a device can run a task.
-        task_s: predicts the seconds that a device needs for a task.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()
@@ -78,8 +74,6 @@ def speculate(
         late: maps a late device to its unanswered tasks, in the device's order.
         remaining_s: maps a late device to the predicted seconds for these tasks; may be infinite.
         helpers: maps a helper to the predicted seconds of its current tasks.
-        able: returns whether a helper can run a task.
-        task_s: predicts the seconds that a device needs for a task.
 
     Returns:
         (late device, helper, task) for each duplicated task.
@@ -108,7 +102,7 @@ def speculate(
 
 
 class _Takers:
-    """A priority queue of devices by load, which finds the device that finishes a task first.
+    """A priority queue that finds the device that finishes a task first.
 
     Only the least loaded devices are compared, because comparing a large fleet takes too long.
     """
@@ -141,28 +135,23 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add a task to the load of a device.
-
-        Args:
-            taken: the finish time and device that `best` returned.
-        """
+        """Add a task to the load of a device. `taken` is what `best` returned."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))
         heapq.heapify(self._queue)
 
 
+# A job is overdue after this time or `OVERDUE_SHARE` times its predicted time, whichever is longer.
+# A device is overdue if it runs a task of an overdue job and was silent for that long.
 OVERDUE_S: Final = 1.0
-"""A job is overdue after this many seconds or `OVERDUE_SHARE` times its predicted time, whichever
-is longer. A device is overdue if it has a running task of an overdue job and has answered nothing
-for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
+# A device is silent if it has returned nothing for longer than its blocks should take. Silent
+# devices get help early if they are at most this share of all devices. If more are silent, the
+# server is slow or the prediction is wrong.
 SILENT_SHARE: Final = 0.25
-"""A device is silent if it has returned nothing for longer than its blocks should take. If at most
-this share of all devices is silent, the silent devices get help before they are overdue. If more
-devices are silent, the server is slow or the prediction is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +177,6 @@ def find_stragglers(
     """Return the late devices and the overdue devices.
 
     Args:
-        devices: maps a device ID to the device's load.
-        jobs: maps a job ID to the unfinished job.
         since_s: maps a job ID to the time from which its results are expected.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}

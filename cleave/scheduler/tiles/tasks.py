@@ -16,7 +16,6 @@ class ArrayRef:
         id: the array's ID in protocol messages. IDs are never reused.
         operand: ID of the operand, which is one version of one matrix.
         rows, columns: the region, in the operand's own orientation.
-        nbytes: size in bytes.
     """
 
     id: int
@@ -33,16 +32,10 @@ class Task:
     In a stage-wise step, a task is one order (`StageOrder`) with `job` 0 and no inputs.
 
     Attributes:
-        job: ID of the task's job.
         inputs: the input arrays, in the order of the operation's arguments.
-        flops: number of floating-point operations.
-        output_bytes: size of the result, in bytes.
-        detail: how the session manager requests the task, and where the runtime writes the result.
-            The scheduler does not read this.
-        input_ratio, output_ratio: compressed size divided by uncompressed size, on links with
-            compression.
+        detail: the `GemmTask` or `StageOrder`. The scheduler does not read it.
+        input_ratio, output_ratio: compressed size divided by uncompressed size.
         failures: number of times the task failed on a device.
-        failed_on: the devices on which the task failed.
         held: number of times the task was held back because it failed on every device.
     """
 
@@ -64,7 +57,7 @@ class Repartition:
 
     Attributes:
         assigned: (device, task) pairs of the new tasks, in order.
-        finish_s: predicted time until the last task finishes, in seconds from now.
+        finish_s: predicted seconds from now until the last task finishes.
     """
 
     assigned: list[tuple[int, Task]]
