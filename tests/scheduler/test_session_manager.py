@@ -12,7 +12,7 @@ import pytest
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.device.core import DeviceCore
-from cleave.gemm import Gemm, gemm_of
+from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
@@ -108,12 +108,6 @@ def test_who_does_not_fit_is_told_why(message: Message, code: ErrorCode, text: s
     assert manager.ready_devices == 0
 
 
-def test_a_version_mismatch_names_both_versions() -> None:
-    error = _refusal(_ready(SessionManager(), hello=replace(HELLO, version=99)))
-    assert "99" in error.message
-    assert str(limits.VERSION) in error.message
-
-
 def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> None:
     """Role and version are judged before all other fields: those may mean something else."""
     hello = Hello(Role.DEVICE, 2, versions=(3, 2))  # as it is read; no ops, no memory
@@ -147,10 +141,6 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
     _ready(manager)
     error = _refusal(_ready(manager, 2))
     assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
-
-
-def test_the_right_credential_is_accepted() -> None:
-    assert _ready(SessionManager("key"), hello=replace(HELLO, credential="key"))[1] == Joined(1)
 
 
 @pytest.mark.parametrize(
@@ -531,17 +521,6 @@ def test_another_answer_to_the_probe_is_refused(changes: dict[str, Any]) -> None
     assert _refusal(manager.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
 
 
-def test_devices_may_leave_while_they_are_probed() -> None:
-    manager = SessionManager()
-    for session in (1, 2, 3):
-        _ready(manager, session, UNKNOWN)
-    assert Close(1) in manager.received(1, messages.Drain(), 1.0)
-    assert manager.closed(2, "lost", 1.0) == []
-    assert manager.received(3, messages.Bye(), 1.0) == [Close(3)]
-    assert not manager.sessions
-    assert manager.epoch == 0
-
-
 @pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
 @pytest.mark.parametrize(
     ("down", "up", "latency_s"),
@@ -592,27 +571,6 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     manager.received(1, messages.Heartbeat(), now_s)
     assert manager.state(first) is DeviceState.READY
     assert set(manager.scheduler.device_memory.holders(10)) == {1, 2}
-
-
-@pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
-def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
-    manager = SessionManager()
-    _ready(manager)
-    _checking(manager)
-    (run,) = [m for m in _sent(_submit(manager)) if isinstance(m, messages.Run)]
-    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
-    (check,) = manager.received(1, answer, 2.0)
-    assert isinstance(check, Check)
-    assert manager.received(1, replace(answer, payload=second), 2.0) == []
-    assert manager.scheduler.counters.late == 1
-    used = manager.checked(check, Judgement(), 3.0)
-    assert used == [Place(check.task, answer.payload), Done(1)]
-
-
-def test_shapes_that_fit_make_a_gemm() -> None:
-    assert gemm_of((2, 3), (3, 5)) == Gemm(2, 5, 3)
-    with pytest.raises(ValueError, match="2x3"):
-        gemm_of((2, 3), (4, 5))
 
 
 def test_only_devices_that_said_hello_in_time_are_sent_to_another_server() -> None:

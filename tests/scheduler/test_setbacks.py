@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -19,9 +18,6 @@ import cleave
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import DeviceCore, Order
-from cleave.device.session import DeviceSession, device_hello
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
@@ -44,10 +40,7 @@ from cleave.scheduler.sessions.setbacks import (
 )
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
-from cleave.server.runtime import LiveRuntime
-from cleave.transport.connection import memory_link
 from tests.examples import examples
-from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
 from tests.scheduler.test_admission import HELLO, FakeAuth
 
@@ -237,6 +230,7 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     job = home.submit()
     assert home.state(1) is DeviceState.ASIDE
     assert not home.manager.ready_devices
+    assert home.manager.why_aside().startswith("device 1 is set aside: its runs fail")
     asked, failures = home.asked[1], home.manager.sessions[1].counters.failures
     home.pass_time(TRIAL_S + 1)  # fails the trial, of which the first failure is enough
     assert home.manager.sessions[1].counters.failures > failures
@@ -396,64 +390,6 @@ class Failing(ComputeThread):
             done(order, "no memory left")
 
         super().start(order, failed)
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
-    said: list[str] = []
-
-    async def scenario() -> tuple[list[FleetPresence], int, int]:
-        runtime = LiveRuntime(SessionManager("secret"))
-        runtime.loop = asyncio.get_running_loop()
-        told = list[FleetPresence]()
-        changed = asyncio.Event()
-
-        def tell(presence: FleetPresence) -> None:
-            told.append(presence)
-            assert runtime.loop is not None
-            runtime.loop.call_soon_threadsafe(changed.set)
-
-        fallback = Fallback(NumpyBackend(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(runtime), tell, fallback, say=said.append)
-        tasks: list[asyncio.Task[Any]] = []
-        links = []
-
-        def join(computer: ComputeThread) -> None:
-            near, far = memory_link()
-            links.append(far)
-            hello = device_hello(
-                credential="secret", name=f"box {len(links)}", memory_bytes=10**9,
-                downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8,
-            )  # fmt: skip
-            session = DeviceSession(far, computer, hello)
-            tasks.extend(asyncio.create_task(c) for c in (runtime.session(near), session.run()))
-
-        bad = Failing()
-        join(bad)
-        while not runtime.device_count():
-            await asyncio.sleep(0.001)
-        product = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
-        while (FleetPresence.LOCAL if local else FleetPresence.ABSENT) not in told:
-            changed.clear()
-            await changed.wait()
-        if not local:
-            join(ComputeThread(NumpyBackend()))
-        assert await product
-        for link in links:
-            await link.close()
-        await asyncio.gather(*tasks)
-        return told, bad.asked, fleet.counters().local_gemms
-
-    told, asked, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert told[0] is FleetPresence.ABSENT
-    if not local:
-        assert said[0] == (
-            "box 1 is set aside: its runs fail, the last with: no memory left; "
-            "tried again after 10 s"
-        )
-    assert (FleetPresence.LOCAL in told) is local
-    assert asked >= ASIDE_AFTER
-    assert gemms == (1 if local else 0)
 
 
 def test_over_sockets_a_device_that_fails_every_run_costs_a_few(notes: list[str]) -> None:
