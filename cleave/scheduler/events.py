@@ -71,15 +71,12 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A run failed or its result was invalid.
-
-    Attributes:
-        invalidated: the device's copies of the run's inputs may be corrupt and must be sent again.
-    """
+    """A run failed or its result was invalid."""
 
     device: int
     run: int
     reason: str
+    # the device's copies of the run's inputs may be corrupt and must be sent again
     invalidated: bool = False
 
 

@@ -70,19 +70,16 @@ class Judgement:
     """The result of checking one block.
 
     Attributes:
-        fault: the error in the block; None if rounding can explain every difference.
         mended: the block with recomputed rows in place of the rows in doubt; None without doubt, or
             if there is a fault.
-        recomputed: number of recomputed rows.
-        spots: number of elements that were computed exactly as a random sample.
-        misrounded: number of sampled elements that the device did not round correctly.
     """
 
+    # the error in the block; None if rounding can explain every difference
     fault: Fault | None = None
     mended: Buffer | None = None
-    recomputed: int = 0
-    spots: int = 0
-    misrounded: int = 0
+    recomputed: int = 0  # number of recomputed rows
+    spots: int = 0  # number of elements that were computed exactly as a random sample
+    misrounded: int = 0  # number of sampled elements that the device did not round correctly
 
 
 @dataclass(slots=True)

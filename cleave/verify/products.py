@@ -49,35 +49,21 @@ _SHARED_PASSES: Final = 1.5  # mean reads of each element above which all blocks
 
 
 class Columns(NamedTuple):
-    """The secret vectors and weights for the columns of a block.
+    """The secret vectors and weights for the columns of a block."""
 
-    Attributes:
-        vectors: weighted entries r_j w_j, shape (vectors, columns).
-        weights: squared weights w_j^2, shape (columns,).
-        bounds: boundaries of the groups of columns, from 0, shape (groups + 1,).
-        totals: sum of w_j^2 over each group, shape (groups,).
-    """
-
-    vectors: Doubles
-    weights: Doubles
-    bounds: Bounds
-    totals: Doubles
+    vectors: Doubles  # weighted entries r_j w_j, shape (vectors, columns)
+    weights: Doubles  # squared weights w_j^2, shape (columns,)
+    bounds: Bounds  # boundaries of the groups of columns, from 0, shape (groups + 1,)
+    totals: Doubles  # sum of w_j^2 over each group, shape (groups,)
 
 
 class Expected(NamedTuple):
-    """The expected product of a correct block and the secret vectors, for each group of columns.
+    """The expected product of a correct block and the secret vectors, for each group of columns."""
 
-    Attributes:
-        products: A (B r), shape (groups, vectors, rows).
-        a_squares: |a_i|^2 for each row a_i of A, shape (rows,).
-        b_squares: sum of w_j^2 |b_j|^2 over the columns b_j of B in a group, shape (groups,).
-        precision: inverse of the minimum variance of the rounding error of fp32 results, shape
-            (groups, 1, rows).
-    """
-
-    products: Doubles
-    a_squares: Doubles
-    b_squares: Doubles
+    products: Doubles  # A (B r), shape (groups, vectors, rows)
+    a_squares: Doubles  # |a_i|^2 for each row a_i of A, shape (rows,)
+    b_squares: Doubles  # sum of w_j^2 |b_j|^2 over the columns b_j of B in a group, shape (groups,)
+    # inverse of the minimum variance of the rounding error of fp32 results, shape (groups, 1, rows)
     precision: Doubles
 
 

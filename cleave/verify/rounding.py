@@ -78,17 +78,15 @@ class Product:
     """Elements of a matrix product A B in double precision, with bounds on fp32 rounding errors.
 
     Attributes:
-        exact: the elements, shape (rows, columns).
-        reach: sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum, same shape.
         inputs: sum over k of |a_ik| + |b_kj|, same shape. This is the maximum effect of flushing
             operands to zero, in units of the smallest normal number.
-        depth: number of terms in each sum.
     """
 
-    exact: Doubles
+    exact: Doubles  # the elements, shape (rows, columns)
+    # sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum, same shape
     reach: Doubles
     inputs: Doubles
-    depth: int
+    depth: int  # number of terms in each sum
 
     @classmethod
     def of(cls, a: Doubles, b: Doubles) -> Product:

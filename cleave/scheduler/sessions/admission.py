@@ -15,19 +15,12 @@ from cleave.protocol.texts import clean
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """A device's behavior in its last session, stored between its sessions.
+    """A device's behavior in its last session, stored between its sessions."""
 
-    Attributes:
-        setbacks: number of times the device was set aside since it last completed a run.
-        failure: the error text of the device's last failed run; empty if no run failed.
-        slowness: factor by which tasks take longer than the rates predict.
-        late_s: delay of each answer beyond the predicted time.
-    """
-
-    setbacks: int = 0
-    failure: str = ""
-    slowness: float = 1.0
-    late_s: float = 0.0
+    setbacks: int = 0  # number of times the device was set aside since it last completed a run
+    failure: str = ""  # the error text of the device's last failed run; empty if no run failed
+    slowness: float = 1.0  # factor by which tasks take longer than the rates predict
+    late_s: float = 0.0  # delay of each answer beyond the predicted time
 
 
 MAX_NAME: Final = 60  # maximum length of a device's name, in characters
@@ -38,29 +31,25 @@ class Admission:
     """Permission for a device to join.
 
     Attributes:
-        identity: the device's ID, the same in all its sessions; None if identities are not
-            recorded.
-        name: the device's recorded name; empty to use the name in the device's `hello`.
-        credential: a new credential for the device to store; empty if it already has one.
         faults, penalty: wrong results that still count against the device, and their penalty
             points.
         measured_by: the credential or join code of a device that joins only for a link measurement;
             empty if any number of devices may use the credential at the same time.
-        at_once: maximum number of devices that may use `measured_by` at the same time.
         measures: the recorded ID of a device that joins only for a link measurement, whose
             `identity` is None because it runs no tasks.
-        own: whether the device belongs to the operator, and may therefore train whole layers.
     """
 
+    # the device's ID, the same in all its sessions; None if identities are not recorded
     identity: int | None = None
-    name: str = ""
-    credential: str = ""
+    name: str = ""  # the device's recorded name; empty to use the name in the device's `hello`
+    credential: str = ""  # a new credential for the device to store; empty if it already has one
     faults: int = 0
     penalty: float = 0.0
     behavior: Behavior = field(default_factory=Behavior)
     measured_by: str = ""
-    at_once: int = 1
+    at_once: int = 1  # maximum number of devices that may use `measured_by` at the same time
     measures: int | None = None
+    # whether the device belongs to the operator, and may therefore train whole layers
     own: bool = False
 
     @property
@@ -71,16 +60,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal to admit a device, operator or viewer.
-
-    Attributes:
-        reason: what is wrong and what to do about it.
-        retry_after_s: seconds after which the same client may be admitted; 0 if unknown.
-    """
+    """A refusal to admit a device, operator or viewer."""
 
     code: ErrorCode
-    reason: str
-    retry_after_s: float = 0.0
+    reason: str  # what is wrong and what to do about it
+    retry_after_s: float = 0.0  # seconds after which the same client may be admitted; 0 if unknown
 
 
 class AccessLevel(Enum):

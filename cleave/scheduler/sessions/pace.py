@@ -49,15 +49,11 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Corrections that are applied to a device's rates for planning.
+    """Corrections that are applied to a device's rates for planning."""
 
-    Attributes:
-        slowness: factor by which transfers and computation take longer than the rates predict.
-        late_s: additional delay of each answer.
-    """
-
+    # factor by which transfers and computation take longer than the rates predict
     slowness: float = 1.0
-    late_s: float = 0.0
+    late_s: float = 0.0  # additional delay of each answer
 
     @property
     def slow(self) -> bool:
@@ -114,19 +110,14 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and the estimate of its pace.
-
-    Attributes:
-        fresh: number of samples since the device was last judged.
-        times: number of consecutive trials that failed or after which the device was slow again.
-        trial_s: earliest time of the next trial of a device without tasks.
-    """
+    """One device's samples, and the estimate of its pace."""
 
     estimate: Estimate = AS_STATED
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    fresh: int = 0
+    fresh: int = 0  # number of samples since the device was last judged
+    # number of consecutive trials that failed or after which the device was slow again
     times: int = 0
-    trial_s: float = 0.0
+    trial_s: float = 0.0  # earliest time of the next trial of a device without tasks
     _burst: _Burst | None = None
     _wary: bool = False  # the device passed a trial, but no sample has confirmed its pace
     _waiting_bytes: float = 0.0  # bytes of arrays sent for the next run

@@ -57,17 +57,11 @@ _SPEED_PAIRS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly a probe measures a link.
+    """How thoroughly a probe measures a link."""
 
-    Attributes:
-        round_trips: number of round trips to time. The shortest one is used.
-        largest_bytes: maximum bytes of one transfer.
-        enough_s: array sizes stop growing after a transfer takes this many seconds.
-    """
-
-    round_trips: int
-    largest_bytes: int
-    enough_s: float
+    round_trips: int  # number of round trips to time. The shortest one is used.
+    largest_bytes: int  # maximum bytes of one transfer
+    enough_s: float  # array sizes stop growing after a transfer takes this many seconds
 
 
 STATED: Final = Effort(0, 0, 0.0)  # for a device that states its link rates, which are not measured

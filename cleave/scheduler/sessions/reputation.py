@@ -51,16 +51,11 @@ class Rounding:
     logarithm of a likelihood ratio: a device that changes a sixth of all elements against one that
     misrounds a hundredth. The sum never falls below zero, so correct results cannot offset later
     wrong ones.
-
-    Attributes:
-        spots: number of elements that the server computed exactly.
-        misrounded: number of these elements that the device misrounded.
-        evidence: the cumulative sum, in nats.
     """
 
-    spots: int = 0
-    misrounded: int = 0
-    evidence: float = 0.0
+    spots: int = 0  # number of elements that the server computed exactly
+    misrounded: int = 0  # number of these elements that the device misrounded
+    evidence: float = 0.0  # the cumulative sum, in nats
 
     @property
     def biased(self) -> bool:
@@ -77,16 +72,12 @@ class Rounding:
 
 @dataclass(slots=True)
 class Reputation:
-    """One device's record of checked results.
-
-    Attributes:
-        penalty: penalty points for wrong results, minus forgiven points.
-        atoned: number of correct results since the first penalty point or the last forgiven one.
-    """
+    """One device's record of checked results."""
 
     right: int = 0
     wrong: int = 0
-    penalty: float = 0.0
+    penalty: float = 0.0  # penalty points for wrong results, minus forgiven points
+    # number of correct results since the first penalty point or the last forgiven one
     atoned: int = 0
 
     @property
@@ -123,14 +114,10 @@ class Suspects:
     the first such result counts as a fault, and the PS sends the array again. Later wrong results
     are excused if their runs were sent before that, and if all the wrong results share an input
     array. A device that returns only wrong results soon returns two without a common input array.
-
-    Attributes:
-        common: IDs of the input arrays that all wrong results share.
-        excused_runs: ID of the last run that was sent before the array was sent again.
     """
 
-    common: frozenset[int] = frozenset()
-    excused_runs: int = 0
+    common: frozenset[int] = frozenset()  # IDs of the input arrays that all wrong results share
+    excused_runs: int = 0  # ID of the last run that was sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
         """Return whether one corrupt array can explain this and the previous wrong results."""

@@ -41,13 +41,10 @@ _USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sa
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Settings for the verification of results.
-
-    Attributes:
-        share: for `SAMPLE`, the share of trusted devices' results that are verified, in (0, 1].
-    """
+    """Settings for the verification of results."""
 
     scope: CheckScope = CheckScope.AUTO
+    # for `SAMPLE`, the share of trusted devices' results that are verified, in (0, 1]
     share: float = 1.0
 
     def __post_init__(self) -> None:

@@ -26,20 +26,14 @@ def trial_in_s(times: int) -> float:
 
 @dataclass(slots=True)
 class Setbacks:
-    """A device's recent failed runs and failed trials.
+    """A device's recent failed runs and failed trials."""
 
-    Attributes:
-        in_a_row: number of failed runs since the last completed run.
-        times: number of setbacks and failed trials since the device last completed a run of a job.
-        last: the error text that the device sent with its last failed run.
-        trial_s: time of the next trial if the device is set aside.
-    """
-
-    in_a_row: int = 0
+    in_a_row: int = 0  # number of failed runs since the last completed run
+    # number of setbacks and failed trials since the device last completed a run of a job
     times: int = 0
-    last: str = ""
+    last: str = ""  # the error text that the device sent with its last failed run
     aside: bool = False
-    trial_s: float = 0.0
+    trial_s: float = 0.0  # time of the next trial if the device is set aside
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:

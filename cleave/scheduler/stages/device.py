@@ -51,23 +51,17 @@ STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a d
 
 @dataclass(slots=True, eq=False)
 class GradientAccumulator:
-    """Gradient sums on one device, and the micro-batches whose gradients the sums contain.
-
-    Attributes:
-        sums: maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros.
-        batches: micro-batches whose gradients are confirmed to be in the sums.
-        asked: micro-batches whose backward pass is in flight.
-        taken: the PS has requested the sums. Later gradients go to another accumulator.
-        landed: all sums have arrived at the PS.
-        found: maps (layer number, parameter, first row) to received rows of a sum.
-    """
+    """Gradient sums on one device, and the micro-batches whose gradients the sums contain."""
 
     device: int
+    # maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros
     sums: dict[SumName, int] = field(default_factory=dict)
+    # micro-batches whose gradients are confirmed to be in the sums
     batches: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    taken: bool = False
-    landed: bool = False
+    asked: set[int] = field(default_factory=set)  # micro-batches whose backward pass is in flight
+    taken: bool = False  # the PS has requested the sums. Later gradients go to another accumulator.
+    landed: bool = False  # all sums have arrived at the PS
+    # maps (layer number, parameter, first row) to received rows of a sum
     found: dict[tuple[int, str, int], Any] = field(default_factory=dict)
 
 

@@ -47,12 +47,10 @@ class SlicesReady:
     """The forward results of all loss slices for a micro-batch.
 
     The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
-
-    Attributes:
-        payloads: for each slice, its log-sum-exp and the target's logit, shape (tokens, 2), fp32.
     """
 
     batch: int
+    # for each slice, its log-sum-exp and the target's logit, shape (tokens, 2), fp32
     payloads: Sequence[Any]
 
 
@@ -66,15 +64,11 @@ class SlicesBack:
 
 @dataclass(frozen=True, slots=True)
 class SumsRecord:
-    """Gradient sums that one device returned.
-
-    Attributes:
-        batches: the micro-batches whose gradients are in the sums.
-        found: maps (layer number, parameter, first row) to rows of a sum.
-    """
+    """Gradient sums that one device returned."""
 
     device: int
-    batches: frozenset[int]
+    batches: frozenset[int]  # the micro-batches whose gradients are in the sums
+    # maps (layer number, parameter, first row) to rows of a sum
     found: Mapping[tuple[int, str, int], Any]
 
 
@@ -104,16 +98,12 @@ class Suspect:
 
     A value is unusual if it is not finite or much larger than usual, or if no usual magnitude is
     known yet. The step does not use the values before `StageStep.resolve` is called.
-
-    Attributes:
-        record: inputs and results of one micro-batch, or of the device's gradient sums.
-        losses: maps the micro-batch to its loss, if the device returned a loss.
-        sizes: maps the place of each unusual array to the array's largest magnitude.
     """
 
     device: int
-    record: StageRecord
-    losses: Mapping[int, Any]
+    record: StageRecord  # inputs and results of one micro-batch, or of the device's gradient sums
+    losses: Mapping[int, Any]  # maps the micro-batch to its loss, if the device returned a loss
+    # maps the place of each unusual array to the array's largest magnitude
     sizes: Mapping[Place, float]
 
 
@@ -122,17 +112,15 @@ class StepResult:
     """The result of a completed stage-wise step.
 
     Attributes:
-        losses: maps a micro-batch to its loss, if devices computed the loss.
-        dx: maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted.
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
-        records: one record for each stage.
     """
 
-    losses: Mapping[int, Any]
+    losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
+    # maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted
     dx: Mapping[int, Any]
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
-    records: Sequence[StageRecord] = ()
+    records: Sequence[StageRecord] = ()  # one record for each stage
 
 
 @dataclass(frozen=True, slots=True)

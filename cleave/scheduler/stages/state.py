@@ -24,15 +24,13 @@ class HolderView:
 
     Attributes:
         forward, backward: passes in flight.
-        summed: in gradient sums that the PS has not requested yet.
-        coming: in gradient sums that the PS has requested but not received.
     """
 
     device: int
     forward: int
     backward: int
-    summed: int
-    coming: int
+    summed: int  # in gradient sums that the PS has not requested yet
+    coming: int  # in gradient sums that the PS has requested but not received
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +39,26 @@ class StageView:
 
     Attributes:
         first, stop: the stage's layers, from `first` to `stop`, excluding `stop`.
-        loss: whether the stage also computes the loss.
-        forward: completed forward passes.
-        backward: completed backward passes whose gradients are not lost.
-        landed: in gradient sums that have arrived at the PS.
-        slice: the loss slice of the stage; None if the stage has layers.
     """
 
     first: int
     stop: int
-    loss: bool
-    forward: int
-    backward: int
-    landed: int
+    loss: bool  # whether the stage also computes the loss
+    forward: int  # completed forward passes
+    backward: int  # completed backward passes whose gradients are not lost
+    landed: int  # in gradient sums that have arrived at the PS
     holders: tuple[HolderView, ...]
-    slice: HeadSlice | None = None
+    slice: HeadSlice | None = None  # the loss slice of the stage; None if the stage has layers
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """The progress of a stage-wise step.
+    """The progress of a stage-wise step."""
 
-    Attributes:
-        batches: number of micro-batches.
-        repeated: number of passes that must be repeated because a device was lost or failed.
-        stages: the stages, in layer order.
-    """
-
-    batches: int
+    batches: int  # number of micro-batches
     ended: bool
-    repeated: int
-    stages: tuple[StageView, ...]
+    repeated: int  # number of passes that must be repeated because a device was lost or failed
+    stages: tuple[StageView, ...]  # the stages, in layer order
 
 
 @dataclass(slots=True, eq=False)
@@ -82,31 +69,27 @@ class StageState:
     processes every micro-batch, but returns a different subset of the gradient sums.
 
     Attributes:
-        batches: number of micro-batches in the step.
-        sums: names of the gradient sums that this object returns.
         passes: whether this object also returns activations and their gradients. In a divided
             stage, exactly one object does.
-        devices: devices that may run the stage's micro-batches now.
         x, dy: the stage's input and the gradient of its output, by micro-batch, once available.
-        forward: micro-batches whose forward pass is completed or in flight.
-        backward: micro-batches whose gradients are in an accumulator or whose backward pass is in
-            flight.
         kept: maps a micro-batch to the device that retains arrays for the backward pass, and the
             wire IDs of these arrays.
-        accumulators: the accumulators of gradient sums, oldest first.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
     plan: PlannedStage
-    batches: int
-    sums: frozenset[SumName]
-    devices: list[int]
+    batches: int  # number of micro-batches in the step
+    sums: frozenset[SumName]  # names of the gradient sums that this object returns
+    devices: list[int]  # devices that may run the stage's micro-batches now
     passes: bool = True
     x: dict[int, StageArray] = field(default_factory=dict)
     dy: dict[int, StageArray] = field(default_factory=dict)
+    # micro-batches whose forward pass is completed or in flight
     forward: set[int] = field(default_factory=set)
+    # micro-batches whose gradients are in an accumulator or whose backward pass is in flight
     backward: set[int] = field(default_factory=set)
     kept: dict[int, tuple[int, Sequence[KeptLayer]]] = field(default_factory=dict)
+    # the accumulators of gradient sums, oldest first
     accumulators: list[GradientAccumulator] = field(default_factory=list)
     y: dict[int, Any] = field(default_factory=dict)
     dx: dict[int, Any] = field(default_factory=dict)

@@ -31,17 +31,12 @@ _PASSES = 3  # activations sent to a device for each micro-batch: x twice, dy on
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that could run some of a stage's micro-batches.
-
-    Attributes:
-        other_s: seconds for other tasks, for receiving weights, and for returning this stage's
-            sums.
-        each_s: seconds for each micro-batch.
-    """
+    """A device that could run some of a stage's micro-batches."""
 
     device: int
+    # seconds for other tasks, for receiving weights, and for returning this stage's sums
     other_s: float
-    each_s: float
+    each_s: float  # seconds for each micro-batch
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:

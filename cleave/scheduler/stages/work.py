@@ -40,13 +40,11 @@ class SumPiece:
     """Consecutive rows of a gradient sum that a device returns in one message.
 
     Attributes:
-        name: (layer number, parameter name, first row).
-        array: wire ID of the whole sum.
         rows, columns: shape of the returned block of rows.
     """
 
-    name: tuple[int, str, int]
-    array: int
+    name: tuple[int, str, int]  # (layer number, parameter name, first row)
+    array: int  # wire ID of the whole sum
     rows: int
     columns: int
 
@@ -60,11 +58,10 @@ class StageGraph:
     """An ONNX graph that the PS sends to devices.
 
     Attributes:
-        model: the serialized ONNX model.
         inputs, outputs: names of the graph's inputs and outputs, in order.
     """
 
-    model: bytes
+    model: bytes  # the serialized ONNX model
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -93,26 +90,23 @@ class LayerWork:
 
     Attributes:
         forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
-        parameters: the layer's parameters, by graph input.
-        sums: the shapes of the gradient sums of trained parameters, by parameter name.
-        beside: keyword arguments of the layer that all micro-batches share, by graph input.
-        backward_flops: includes recomputation of the forward pass.
-        activations: bytes per sample of the activations that a device can retain, by name.
-        sample_tokens: number of tokens per sample.
         of_batch: for each micro-batch, the keyword arguments that differ between micro-batches,
             such as masks, by graph input. Empty if no argument differs.
     """
 
     forward: StageGraph
     backward: StageGraph
-    parameters: Mapping[str, StageArray]
+    parameters: Mapping[str, StageArray]  # the layer's parameters, by graph input
+    # the shapes of the gradient sums of trained parameters, by parameter name
     sums: Mapping[str, SumShape]
+    # keyword arguments of the layer that all micro-batches share, by graph input
     beside: Mapping[str, StageArray]
     forward_flops: int
-    backward_flops: int
+    backward_flops: int  # includes recomputation of the forward pass
     from_activations: StageGraph | None = None
+    # bytes per sample of the activations that a device can retain, by name
     activations: Mapping[str, int] = field(default_factory=dict)
-    sample_tokens: int = 1
+    sample_tokens: int = 1  # number of tokens per sample
     from_activations_flops: int = 0
     of_batch: Sequence[Mapping[str, StageArray]] = ()
 
@@ -124,20 +118,13 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class LossWork:
-    """The arrays, graph and cost of the loss, which follows the last layer.
+    """The arrays, graph and cost of the loss, which follows the last layer."""
 
-    Attributes:
-        graph: computes the loss and its gradients (see `cleave.graphs.loss_graph`).
-        parameters: arrays by graph input; includes the loss scale.
-        targets: one array of targets for each micro-batch.
-        flops: FLOPs per token.
-    """
-
-    graph: StageGraph
-    parameters: Mapping[str, StageArray]
+    graph: StageGraph  # computes the loss and its gradients (see `cleave.graphs.loss_graph`)
+    parameters: Mapping[str, StageArray]  # arrays by graph input; includes the loss scale
     sums: Mapping[str, SumShape]
-    targets: Sequence[StageArray]
-    flops: int
+    targets: Sequence[StageArray]  # one array of targets for each micro-batch
+    flops: int  # FLOPs per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +132,17 @@ class SliceWork:
     """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token.
 
     See `cleave.graphs.loss_slices`.
-
-    Attributes:
-        parameters: arrays by graph input; includes the slice's first row and the loss scale.
-        sums: as in `LayerWork`. The sum of the LM head contains only the slice's rows.
-        targets: one array of targets for each micro-batch, shared by all slices.
-        backward_flops: includes recomputation of the logits.
     """
 
     forward: StageGraph
     backward: StageGraph
+    # arrays by graph input; includes the slice's first row and the loss scale
     parameters: Mapping[str, StageArray]
+    # as in `LayerWork`. The sum of the LM head contains only the slice's rows.
     sums: Mapping[str, SumShape]
-    targets: Sequence[StageArray]
+    targets: Sequence[StageArray]  # one array of targets for each micro-batch, shared by all slices
     forward_flops: float
-    backward_flops: float
+    backward_flops: float  # includes recomputation of the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,34 +150,26 @@ class StepWork:
     """Everything that a stage-wise step needs: arrays, graphs, and the plan of its devices.
 
     Attributes:
-        loss: the whole loss; None if no device computes the whole loss.
-        x: for each micro-batch, the first layer's input, in the dtype in which activations are
-            sent.
-        width: number of columns of an activation.
-        tokens: for each micro-batch, the number of tokens.
-        gradients: dtype in which devices return gradient sums.
-        embeds: whether the PS needs the gradient of the first layer's input.
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
             by device. Missing devices retain none.
-        slices: the planned loss slices; empty unless the loss is vocabulary-parallel.
-        ps_after: numbers of the stages that are followed by layers on the PS.
-        model: ID of the model, unique in the fleet.
-        token: identifies the step. Copies of this object with other devices share the token.
     """
 
     layers: Sequence[LayerWork]
-    loss: LossWork | None
+    loss: LossWork | None  # the whole loss; None if no device computes the whole loss
+    # for each micro-batch, the first layer's input, in the dtype in which activations are sent
     x: Sequence[StageArray]
-    width: int
-    tokens: Sequence[int]
+    width: int  # number of columns of an activation
+    tokens: Sequence[int]  # for each micro-batch, the number of tokens
     stages: Sequence[PlannedStage]
-    gradients: str
-    embeds: bool = True
+    gradients: str  # dtype in which devices return gradient sums
+    embeds: bool = True  # whether the PS needs the gradient of the first layer's input
     kept_batches: Mapping[int, KeptBatches] = field(default_factory=dict)
+    # the planned loss slices; empty unless the loss is vocabulary-parallel
     slices: Sequence[PlannedStage] = ()
     slice_works: Sequence[SliceWork] = ()
-    ps_after: Set[int] = frozenset()
-    model: int = 0
+    ps_after: Set[int] = frozenset()  # numbers of the stages that are followed by layers on the PS
+    model: int = 0  # ID of the model, unique in the fleet
+    # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)
 
     @property
@@ -255,29 +230,26 @@ class StageRequest:
     A request consists of one or more orders, and the device answers each order.
 
     Attributes:
-        batch: index of the micro-batch; -1 for gradient sums.
-        keep: arrays that the device retains until the backward pass. A `LAST` request drops them
-            itself.
-        answers: maps each order in flight to the bytes of its answer.
-        rest: blocks of gradient sums that are not requested yet.
-        found: maps a name to the array that the device returned.
-        sizes: maps a place to the largest magnitude returned; empty for emulated payloads.
         kept: wire IDs of retained arrays of each layer. In a one-layer stage with sequence chunks,
             one entry for each chunk.
-        flops: FLOPs of all orders together.
     """
 
     kind: RequestKind
     stage: int
-    batch: int
+    batch: int  # index of the micro-batch; -1 for gradient sums
     device: int
+    # arrays that the device retains until the backward pass. A `LAST` request drops them itself.
     keep: Keep = Keep.NOTHING
+    # maps each order in flight to the bytes of its answer
     answers: dict[int, int] = field(default_factory=dict)
+    # blocks of gradient sums that are not requested yet
     rest: deque[SumPiece] = field(default_factory=deque)
+    # maps a name to the array that the device returned
     found: dict[Any, Any] = field(default_factory=dict)
+    # maps a place to the largest magnitude returned; empty for emulated payloads
     sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
-    flops: int = 0
+    flops: int = 0  # FLOPs of all orders together
 
     def note_size(self, place: Place, size: float) -> None:
         """Record the largest magnitude of a returned array under its place."""
@@ -299,12 +271,11 @@ class StageOrder:
     """The PS's record of one order to a device. It is the `detail` of the order's task.
 
     Attributes:
-        name: name of the requested array within the request; None if the order runs a graph.
         rows, columns, out: shape and dtype of the requested array.
     """
 
     request: StageRequest
-    name: Any
+    name: Any  # name of the requested array within the request; None if the order runs a graph
     rows: int = 0
     columns: int = 0
     out: str = ""

@@ -47,18 +47,15 @@ class GemmTask:
     """The details of a GEMM task that the scheduler does not read.
 
     Attributes:
-        tile: number of the block's tile, a key of `GemmJob.tiles`.
         transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
-        partial: whether the block is a partial sum along k.
-        out: dtype of the result, by its name in the protocol.
     """
 
     block: Block
-    tile: int
+    tile: int  # number of the block's tile, a key of `GemmJob.tiles`
     transpose_a: bool
     transpose_b: bool
-    partial: bool
-    out: str
+    partial: bool  # whether the block is a partial sum along k
+    out: str  # dtype of the result, by its name in the protocol
     op: Op = Op.MATMUL
 
     @property
@@ -74,18 +71,12 @@ class GemmTask:
 
 @dataclass(slots=True)
 class TileProgress:
-    """The progress of one tile.
+    """The progress of one tile."""
 
-    Attributes:
-        device: the planned device. Other devices compute some blocks if it is late or lost.
-        blocks: number of the tile's blocks, without blocks that were moved to other tiles.
-        done: number of the tile's blocks whose results have arrived.
-    """
-
-    device: int
+    device: int  # the planned device. Other devices compute some blocks if it is late or lost.
     tile: Tile
-    blocks: int = 0
-    done: int = 0
+    blocks: int = 0  # number of the tile's blocks, without blocks that were moved to other tiles
+    done: int = 0  # number of the tile's blocks whose results have arrived
 
 
 class GemmJob:

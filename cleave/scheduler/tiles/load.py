@@ -25,40 +25,30 @@ class DeviceLoad:
     """A device's tasks, the arrays that the device holds, and its predicted timing.
 
     Attributes:
-        draining: the device gets no new tasks, and leaves once its runs in flight are answered.
-        overdue: the device missed a deadline and gets no new tasks until it answers.
-        aside: the device is excluded from plans; see `events.DeviceAside`.
-        one_run: the device gets one run at a time until it returns a correct result.
-        missed: number of times the device became overdue since its last answer.
-        retry_s: earliest time at which an overdue device may get tasks again.
-        queue: tasks that have not been sent.
-        running: maps a run in flight to its task.
-        held: arrays on the device, least recently used first.
-        needed: maps an array to the number of queued and running tasks that use it.
-        occupied_bytes: bytes of the arrays on the device and of the results in flight.
-        forget: IDs of dropped arrays about which the device has not been told.
-        since_s: time when the device was last sent a task while no run was in flight.
-        heard_s: time of the device's last answer, or `since_s` if that is later.
         sent_tasks, sent_flops: tasks sent since `since_s`.
         sent_bytes, asked_bytes: bytes on the wire of inputs and results since `since_s`.
     """
 
     rates: DeviceRates
+    # the device gets no new tasks, and leaves once its runs in flight are answered
     draining: bool = False
-    overdue: bool = False
-    aside: bool = False
-    one_run: bool = False
-    missed: int = 0
-    retry_s: float = 0.0
-    queue: deque[Task] = field(default_factory=deque)
-    running: dict[int, Task] = field(default_factory=dict)
+    overdue: bool = False  # the device missed a deadline and gets no new tasks until it answers
+    aside: bool = False  # the device is excluded from plans; see `events.DeviceAside`
+    one_run: bool = False  # the device gets one run at a time until it returns a correct result
+    missed: int = 0  # number of times the device became overdue since its last answer
+    retry_s: float = 0.0  # earliest time at which an overdue device may get tasks again
+    queue: deque[Task] = field(default_factory=deque)  # tasks that have not been sent
+    running: dict[int, Task] = field(default_factory=dict)  # maps a run in flight to its task
+    # arrays on the device, least recently used first
     held: OrderedDict[int, ArrayRef] = field(default_factory=OrderedDict)
+    # maps an array to the number of queued and running tasks that use it
     needed: Counter[int] = field(default_factory=Counter)
-    occupied_bytes: int = 0
+    occupied_bytes: int = 0  # bytes of the arrays on the device and of the results in flight
+    # IDs of dropped arrays about which the device has not been told
     forget: list[int] = field(default_factory=list)
     forget_bytes: int = 0
-    since_s: float = 0.0
-    heard_s: float = 0.0
+    since_s: float = 0.0  # time when the device was last sent a task while no run was in flight
+    heard_s: float = 0.0  # time of the device's last answer, or `since_s` if that is later
     sent_tasks: int = 0
     sent_bytes: float = 0.0
     sent_flops: int = 0

@@ -23,17 +23,11 @@ UnitSeconds = Callable[[int, Task], float]  # predicts the seconds that a device
 
 @dataclass(slots=True)
 class Reassignment:
-    """The result of assigning tasks to other devices.
+    """The result of assigning tasks to other devices."""
 
-    Attributes:
-        assigned: (device, task) pairs, in order.
-        finish_s: predicted seconds from now until the last device finishes.
-        unassigned: tasks that no device can run.
-    """
-
-    assigned: list[tuple[int, Task]] = field(default_factory=list)
-    finish_s: float = 0.0
-    unassigned: list[Task] = field(default_factory=list)
+    assigned: list[tuple[int, Task]] = field(default_factory=list)  # (device, task) pairs, in order
+    finish_s: float = 0.0  # predicted seconds from now until the last device finishes
+    unassigned: list[Task] = field(default_factory=list)  # tasks that no device can run
 
 
 def reassign(
@@ -161,11 +155,10 @@ class Late:
     Attributes:
         remaining_s: maps a late device to the seconds that it still needs at its pace so far;
             infinite for a silent device.
-        overdue: devices that have just become overdue.
     """
 
     remaining_s: dict[int, float]
-    overdue: list[int]
+    overdue: list[int]  # devices that have just become overdue
 
 
 def find_stragglers(

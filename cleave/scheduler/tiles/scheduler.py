@@ -61,22 +61,14 @@ _DROP_BATCH_BYTES: Final = 2**20
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of tasks and results since the scheduler was created.
+    """Counts of tasks and results since the scheduler was created."""
 
-    Attributes:
-        tasks: tasks assigned to devices, including reassigned and duplicated tasks.
-        flops: FLOPs of the accepted results.
-        reissued: tasks that were reassigned to another device.
-        late: answers that were no longer needed.
-        speculative: tasks that were duplicated on another device.
-    """
-
-    tasks: int = 0
+    tasks: int = 0  # tasks assigned to devices, including reassigned and duplicated tasks
     results: int = 0
-    flops: int = 0
-    reissued: int = 0
-    late: int = 0
-    speculative: int = 0
+    flops: int = 0  # FLOPs of the accepted results
+    reissued: int = 0  # tasks that were reassigned to another device
+    late: int = 0  # answers that were no longer needed
+    speculative: int = 0  # tasks that were duplicated on another device
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,11 @@ class ArrayRef:
     """A reference to an array: a region of an operand that can be sent to devices.
 
     Attributes:
-        id: the array's ID in protocol messages. IDs are never reused.
-        operand: ID of the operand, which is one version of one matrix.
         rows, columns: the region, in the operand's own orientation.
     """
 
-    id: int
-    operand: int
+    id: int  # the array's ID in protocol messages. IDs are never reused.
+    operand: int  # ID of the operand, which is one version of one matrix
     rows: Span
     columns: Span
     nbytes: int
@@ -32,33 +30,24 @@ class Task:
     In a stage-wise step, a task is one order (`StageOrder`) with `job` 0 and no inputs.
 
     Attributes:
-        inputs: the input arrays, in the order of the operation's arguments.
-        detail: the `GemmTask` or `StageOrder`. The scheduler does not read it.
         input_ratio, output_ratio: compressed size divided by uncompressed size.
-        failures: number of times the task failed on a device.
-        held: number of times the task was held back because it failed on every device.
     """
 
     job: int
-    inputs: tuple[ArrayRef, ...]
+    inputs: tuple[ArrayRef, ...]  # the input arrays, in the order of the operation's arguments
     flops: int
     output_bytes: int
-    detail: Any
+    detail: Any  # the `GemmTask` or `StageOrder`. The scheduler does not read it.
     input_ratio: float = 1.0
     output_ratio: float = 1.0
-    failures: int = 0
+    failures: int = 0  # number of times the task failed on a device
     failed_on: set[int] = field(default_factory=set)
-    held: int = 0
+    held: int = 0  # number of times the task was held back because it failed on every device
 
 
 @dataclass(slots=True)
 class Repartition:
-    """A proposal of new tasks that replace undone tasks.
+    """A proposal of new tasks that replace undone tasks."""
 
-    Attributes:
-        assigned: (device, task) pairs of the new tasks, in order.
-        finish_s: predicted seconds from now until the last task finishes.
-    """
-
-    assigned: list[tuple[int, Task]]
-    finish_s: float
+    assigned: list[tuple[int, Task]]  # (device, task) pairs of the new tasks, in order
+    finish_s: float  # predicted seconds from now until the last task finishes
