@@ -17,7 +17,6 @@ from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 # Maximum number of events and instructions in the log. The latest event is never removed.
 LENGTH: Final = 10_000
-
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
@@ -50,20 +49,17 @@ class SchedulerLog:
         """Return one line per event or instruction, about the given device, job and run."""
         return [
             _line(at_s, said)
-            for at_s, event, instructions in self._said
-            for said in (event, *map(_as_instruction, instructions))
+            for at_s, event, kept in self._said
+            for said in (event, *(Place(i, None) if isinstance(i, Task) else i for i in kept))
             if _about(said, device, job, run)
         ]
-
-
-def _as_instruction(kept: Instruction | Task) -> Instruction:
-    return Place(kept, None) if isinstance(kept, Task) else kept
 
 
 def _about(said: Event | Instruction, device: int | None, job: int | None, run: int | None) -> bool:
     values = _values(said)
     task = values.get("task")
-    found_device = values.get("device", values.get("session", _device_of(values.get("rates"))))
+    device_of_rates = getattr(values.get("rates"), "device", None)
+    found_device = values.get("device", values.get("session", device_of_rates))
     found_job = task.job if isinstance(task, Task) else values.get("job")
     found_job = getattr(found_job, "id", found_job)
     runs = values.get("runs", (values.get("run"),))
@@ -77,10 +73,6 @@ def _about(said: Event | Instruction, device: int | None, job: int | None, run: 
 def _values(said: Event | Instruction) -> dict[str, Any]:
     """Return the fields of an event or instruction, without payloads."""
     return {f.name: getattr(said, f.name) for f in fields(said) if f.name != "payload"}
-
-
-def _device_of(rates: Any) -> int | None:
-    return getattr(rates, "device", None)
 
 
 def _line(at_s: float, said: Event | Instruction) -> str:

@@ -10,15 +10,10 @@ class TrafficKind(StrEnum):
     """The kind of data in a message. The enum values are the field names of `BytesByKind`."""
 
     WEIGHTS = "weights"  # parameters of layers that train on devices
-
     ACTIVATIONS = "activations"  # a micro-batch's layer inputs and outputs, and their gradients
-
     GRADIENTS = "gradients"  # accumulated weight gradients
-
     GRAPHS = "graphs"  # layers and losses, exported as ONNX graphs
-
     TILES = "tiles"  # parts of GEMM operands, and computed output blocks
-
     OTHER = "other"  # requests and answers without an array, measurements, and session control
 
 

@@ -47,7 +47,6 @@ LONE: Final = 2 * ROW_LIMIT
 
 # number of random rows, and of columns, of a 16-bit block that cross in its exact elements
 SPOTS: Final = 4
-
 _FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for blocks with few rows
 _AGAIN_DEPTH: Final = 4096
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Final, NamedTuple
 
@@ -38,7 +37,6 @@ VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
 
 # Maximum columns tested together. Rounding errors of more columns would hide larger errors.
 GROUP: Final = 512
-
 _LEAST_ENTRY: Final = 0.75
 _ENTRY_RANGE: Final = 0.5  # difference of the largest and the smallest magnitude
 _SAMPLED_ROWS: Final = 16  # number of rows of A from which the norms of C's columns are estimated
@@ -117,8 +115,8 @@ class SecretProducts:
         self._at_depth: dict[Span, set[Span]] = defaultdict(set)
         for block in blocks:
             parts = self._parts(block.n)
-            for k in self._cuts.depths(block.k):
-                for m in self._cuts.rows(block.m):
+            for k in _split(block.k, self._cuts.k):
+                for m in _split(block.m, self._cuts.m):
                     self._meets[m, k][block.n] = None
                 self._at_depth[k].update(parts)
         self._rows_of: dict[tuple[Span, tuple[Span, ...]], list[Span]] = defaultdict(list)
@@ -152,9 +150,9 @@ class SecretProducts:
         return expected
 
     def _of(self, block: Block) -> Expected:
-        depths = self._cuts.depths(block.k)
+        depths = _split(block.k, self._cuts.k)
         b_squares = sum((self._b_of(k, block.n).squares for k in depths), np.zeros(()))
-        rows = self._cuts.rows(block.m)
+        rows = _split(block.m, self._cuts.m)
         if len(rows) == len(depths) == 1:  # the usual case: nothing to concatenate
             part = self._a_part(block.m, block.k, block.n)
             return Expected(part.products, part.squares, b_squares, part.precision)
@@ -264,7 +262,7 @@ class SecretProducts:
         if self._cuts.n is None:
             return [n]
         groups = starmap(Span, pairwise(group_bounds(n).tolist()))
-        return [part for group in groups for part in self._cuts.columns(group)]
+        return [part for group in groups for part in _split(group, self._cuts.n)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
         """Return B r for the columns `n` of a block and the depths `k`."""
@@ -272,7 +270,7 @@ class SecretProducts:
             return self._b_part(k, n)
         products, squares = [], []
         for group in starmap(Span, pairwise(group_bounds(n).tolist())):
-            parts = [self._b_part(k, part) for part in self._cuts.columns(group)]
+            parts = [self._b_part(k, part) for part in _split(group, self._cuts.n)]
             products.append(sum((part.products[0] for part in parts[1:]), parts[0].products[0]))
             squares.append(sum(float(part.squares[0]) for part in parts))
         return _BPart(np.array(products), np.array(squares))
@@ -321,22 +319,12 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
     return ordered[first : last + 1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
+class _Cuts(NamedTuple):
     """Sorted positions at which A and B are cut into separately read parts; None to cut nothing."""
 
     m: list[int] | None = None
     n: list[int] | None = None
     k: list[int] | None = None
-
-    def rows(self, m: Span) -> list[Span]:
-        return _split(m, self.m)
-
-    def columns(self, n: Span) -> list[Span]:
-        return _split(n, self.n)
-
-    def depths(self, k: Span) -> list[Span]:
-        return _split(k, self.k)
 
 
 def _split(span: Span, cuts: list[int] | None) -> list[Span]:

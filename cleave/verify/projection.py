@@ -34,7 +34,6 @@ _AT_ONCE: Final = 100_000
 
 # Multiply-adds for which OpenBLAS starts no threads, which would spin on cores of training.
 _ONE_THREAD: Final = 250_000
-
 _NO_WEIGHTS: Final = np.zeros(0)
 
 # Bytes read before the loops are compiled. It takes seconds, and saves 0.1 s per gigabyte.

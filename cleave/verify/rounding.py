@@ -28,9 +28,7 @@ OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
 # Maximum absolute rounding error near zero. Devices may flush fp32 and bf16 numbers below the
 # smallest normal number to zero. For fp16 it is half of the spacing of subnormal numbers.
 LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
-
 _FLUSHED: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}
 _TRUNCATED_UNIT: Final = 2 * UNIT  # some GPUs' adders truncate instead of rounding
 _PROBABLE: Final = 6.0  # largest plausible sum of rounding errors, in standard deviations

@@ -15,19 +15,13 @@ from cleave.device.core import DeviceCore
 from cleave.machine.backends import NumpyBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
-from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Hello, Message
 from cleave.scheduler.instructions import Send
 from cleave.scheduler.sessions.session_manager import SessionManager
+from tests.scheduler import test_admission
 
-HELLO = Hello(
-    Role.DEVICE,
-    name="laptop",
-    ops=(Op.MATMUL.value,),
-    dtypes=tuple(d.value for d in DType),
-    memory_bytes=2**30,
-    flops_per_s=1e10,
-    downlink_bytes_per_s=1e8,
-    uplink_bytes_per_s=1e8,
+HELLO = replace(
+    test_admission.HELLO, flops_per_s=1e10, downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8
 )
 
 Product = Callable[[Compute], Buffer]

@@ -683,19 +683,6 @@ def test_what_a_lost_device_owed_goes_to_the_others() -> None:
     assert runtime.manager.scheduler.counters.results == 2
 
 
-def test_a_draining_device_answers_what_it_was_sent_and_is_let_go() -> None:
-    runtime = Harness()
-    (first,) = _joined(runtime, 128)
-    product = _submit(runtime, 4, (first, 0, 2), (first, 2, 4))  # the second waits for room
-    runtime.drain(first)
-    _settled(runtime)
-    assert first not in runtime.peers
-    assert not product.done
-    assert runtime.manager.scheduler.counters.results == 1
-    _joined(runtime, 1000)
-    assert product.done
-
-
 def _fails_everywhere(runtime: Harness, devices: Sequence[int], product: Product) -> int:
     """Devices fail a task until none of them is asked any more; returns how often they did."""
     failed = 0
@@ -856,13 +843,3 @@ def test_of_two_answers_the_first_counts() -> None:
     assert product.done
     assert runtime.manager.scheduler.counters.results == 2
     assert runtime.manager.scheduler.counters.late == 1
-
-
-def test_the_only_device_is_waited_for() -> None:
-    runtime = Harness()
-    (only,) = _joined(runtime, 4000)
-    product = _submit(runtime, 4, (only, 0, 4))
-    runtime.pass_time(5.0)
-    assert [r.device for r in runtime.manager.scheduler.rates] == [only]
-    _settled(runtime)
-    assert product.done

@@ -63,6 +63,17 @@ def test_payloads_are_not_kept() -> None:
     assert gone() is None
 
 
+def test_wrong_books_are_told() -> None:
+    scheduler = Scheduler()
+    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
+    scheduler.validate()
+    assert scheduler.leftovers() == []
+    scheduler._devices[1].occupied_bytes = 9
+    with pytest.raises(AssertionError, match="device 1: 9 bytes are booked, and 0 are occupied"):
+        scheduler.validate()
+    assert scheduler.leftovers() == ["device 1 has 0 arrays and tasks left"]
+
+
 def test_a_fault_is_in_the_story() -> None:
     scheduler = Scheduler()
     scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)

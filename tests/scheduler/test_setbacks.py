@@ -15,14 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cleave
-from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import DeviceCore, Order
-from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
-from cleave.planner.plan import ElementBytes
-from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
@@ -38,11 +34,10 @@ from cleave.scheduler.sessions.setbacks import (
     Setbacks,
     trial_in_s,
 )
-from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from tests.examples import examples
 from tests.integration.test_verification import device, multiply
-from tests.scheduler.test_admission import HELLO, FakeAuth
+from tests.scheduler.test_admission import HELLO, FakeAuth, submit
 
 SIDE = 64
 
@@ -70,16 +65,6 @@ def test_trials_come_ever_later_up_to_a_limit() -> None:
     assert every == sorted(every)
     assert every[-1] == MOST_TRIAL_S
     assert trial_in_s(10**9) == MOST_TRIAL_S
-
-
-def test_who_passed_a_trial_is_set_aside_by_the_next_failure_until_it_did_a_run() -> None:
-    setbacks = Setbacks.remembered(2, "boom")
-    assert setbacks.failed("boom", 0.0)
-    assert setbacks.trial_s == trial_in_s(3)
-    setbacks.back()
-    assert setbacks.did()
-    assert not setbacks.times
-    assert not setbacks.failed("boom", 0.0)
 
 
 def test_the_document_states_the_rules_that_hold() -> None:
@@ -135,13 +120,7 @@ class Home:
 
     def submit(self) -> int:
         self._jobs += 1
-        ones = Buffer(np.ones((SIDE, SIDE), np.float32), DType.FP32)
-        refs = MatrixRef(10 * self._jobs, False), MatrixRef(10 * self._jobs + 1, False)
-        job = GemmJob(
-            self._jobs, Gemm(SIDE, SIDE, SIDE), *refs, ElementBytes(4, 4), "fp32", "fp32",
-            TilePlanner(),
-        )  # fmt: skip
-        self._obey(self.manager.submit(job, ones, ones, self.now_s))
+        self._obey(submit(self.manager, SIDE, self._jobs, self.now_s))
         self.settle()
         return self._jobs
 
@@ -264,28 +243,6 @@ def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failin
         home.pass_time(TRIAL_S)
     assert sorted(home.done) == jobs
     assert home.manager.sessions[1].counters.failures < 3 * failing * home.asked[1] + 20
-
-
-@settings(max_examples=examples(50), deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_a_trial_asks_again_for_what_failed(seed: int) -> None:
-    home = Home()
-    home.join(1)
-    home.failing.add(1)
-    job = home.submit()
-    assert home.state(1) is DeviceState.ASIDE
-    home.failing.clear()
-    rng = random.Random(seed)
-    left = [ASIDE_AFTER - 2]  # that many at most, so that there are never too many in a row
-
-    def fails() -> bool:
-        left[0] -= 1
-        return left[0] >= 0 and rng.random() < 0.5
-
-    home.fails = fails
-    home.pass_time(TRIAL_S + 1)
-    assert home.state(1) is not DeviceState.ASIDE
-    assert job in home.done
 
 
 WRONG = messages.Result(0, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())

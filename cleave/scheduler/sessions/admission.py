@@ -71,7 +71,6 @@ class AccessLevel(Enum):
     """The access level of a client that is not a device. A viewer may change nothing."""
 
     OPERATOR = "operator"
-
     VIEWER = "viewer"
 
 
@@ -80,6 +79,8 @@ AdmissionResult: TypeAlias = Admission | Refusal
 
 class Authenticator(Protocol):
     """Decides which clients may join, and records facts about devices, on the server's event loop.
+
+    An authenticator that keeps no device records inherits the methods that return nothing.
 
     Attributes:
         server: the server's ID, which devices receive; empty if devices store no credential for it.
@@ -106,30 +107,31 @@ class Authenticator(Protocol):
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """Record the end of a device's session. `lost`: the session ended unintentionally."""
-        ...
+        return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
         """Add the tasks, bytes and energy that a device contributed since the previous call."""
-        ...
+        return
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior for its next session."""
-        ...
+        return
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Record a wrong result from a device, and the penalty points for that result."""
-        ...
+        return
 
     def quarantined(self, identity: int, reason: str) -> None:
         """Record that a device is quarantined until an operator releases it."""
-        ...
+        return
 
 
-class SharedSecretAuth:
+class SharedSecretAuth(Authenticator):
     """An authenticator with one credential for all devices and one credential for operators.
 
-    It is for a program that manages its own fleet. The credentials are long and random, so guesses
-    are not limited. Every device with the credential counts as the operator's own device.
+    It is for a program that manages its own fleet, and keeps no device records. The credentials are
+    long and random, so guesses are not limited. Every device with the credential counts as the
+    operator's own device.
 
     Args:
         credential: what a device's `hello` must contain; empty if devices need no credential.
@@ -161,21 +163,6 @@ class SharedSecretAuth:
     def failed(self, address: str) -> bool:
         """Return True because this authenticator does not limit attempts."""
         return True
-
-    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def quarantined(self, identity: int, reason: str) -> None:
-        """Do nothing because this authenticator keeps no device records."""
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:

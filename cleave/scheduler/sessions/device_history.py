@@ -22,7 +22,6 @@ GRACE_S: Final = 60.0
 
 # Claims within this factor are of the same processor, because benchmark results vary.
 SAME_CLAIM: Final = 2.0
-
 MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
 
 # Maximum compute seconds credited to one session, which keeps the totals finite.

@@ -35,7 +35,6 @@ _MOST_VERSIONS: Final = 8  # protocol versions listed in one message
 
 # seconds that a device should wait before it retries to join a full server
 FULL_RETRY_S: Final = 30.0
-
 ASSUMED_FLOPS_PER_S: Final = 50e9  # assumed speed of a device that states no speed: a modest laptop
 
 

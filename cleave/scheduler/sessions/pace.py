@@ -26,14 +26,11 @@ from cleave.scheduler.sessions.setbacks import trial_in_s
 
 # A device is slow if it takes this many times its predicted time plus the fleet's median delay.
 SLOW: Final = 2.0
-
 LEAST_LATE_S: Final = 0.05  # The PS may cause shorter delays, so they make no device slow.
 
 # Samples stored for each device. Their lower median is used, so one slow sample has no effect.
 SAMPLES: Final = 8
-
 ENOUGH: Final = 2  # number of new samples that a device needs before it is judged again
-
 _STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
 _CLEARLY: Final = 0.8  # "late" must have at most this share of the misfit of "slow"
 _STILL: Final = 0.7  # a slow device recovers below this share of the limits

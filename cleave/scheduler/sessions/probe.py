@@ -36,7 +36,6 @@ from cleave.verify import GemmCheck
 # First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still
 # represent it as an exact integer.
 FIRST_ID: Final = 2**52
-
 _FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest allowed link
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
@@ -47,7 +46,6 @@ _TEST_SIDES: Final = (4, 192, 5)
 
 # Maximum accepted ratio of claimed speed to measured speed. A probe is no accurate benchmark.
 CLAIM: Final = 10.0
-
 _SPEED_ROWS: Final = 128
 _SPEED_SIDES: Final = (128, 512)  # min and max; smaller matrices are too fast to time
 _SPEED_BYTES_S: Final = 0.5  # maximum seconds of download
@@ -65,7 +63,6 @@ class Effort:
 
 
 STATED: Final = Effort(0, 0, 0.0)  # for a device that states its link rates, which are not measured
-
 JOINING: Final = Effort(2, 2 * 2**20, 0.1)  # for a device that joins to run tasks
 
 # for a device that joins only to have its link measured
@@ -154,9 +151,7 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` consecutive
-        failures.
-        """
+        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []

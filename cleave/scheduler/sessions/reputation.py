@@ -19,7 +19,6 @@ FORGIVEN_BY: Final = 10_000
 
 # evidence of manipulated elements, in nats, at which a device is quarantined
 EVIDENCE: Final = 12 * math.log(10)
-
 _FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
 _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
@@ -32,9 +31,7 @@ class Wrong(Enum):
 
     # One element, row or column is wrong, or all are slightly wrong, as after a flipped bit.
     SMALL = 1.0
-
     FORM = 1.5  # the shape or dtype is not the requested one, as from a faulty or foreign program
-
     GROSS = 3.0  # the whole block is far off, which no honest device causes
 
 
@@ -128,7 +125,5 @@ class Suspects:
         return True
 
     def begin(self, inputs: frozenset[int], last_run: int) -> None:
-        """Record a wrong result that counts as a fault. `last_run` is the last run sent to the
-        device.
-        """
+        """Record a wrong result that counts as a fault, and the last run sent so far."""
         self.common, self.excused_runs = inputs, last_run

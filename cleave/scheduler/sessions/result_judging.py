@@ -28,11 +28,9 @@ class CheckScope(Enum):
     """Which results are verified. The enum values are the values of `--verify`."""
 
     AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
-
     ALL = "all"
     # a random share of the results of trusted devices (`Reputation.known`), and all others
     SAMPLE = "sample"
-
     OFF = "off"
 
 
@@ -148,9 +146,7 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device whose penalty points have reached the limit. `last` is the last
-        fault.
-        """
+        """Quarantine a device whose penalty points reached the limit. `last` is the last fault."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

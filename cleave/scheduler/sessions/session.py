@@ -38,7 +38,6 @@ class DeviceState(Enum):
     OVERDUE = "overdue"
     # Consecutive runs failed. The device gets no tasks until it passes a trial.
     ASIDE = "set aside"
-
     DRAINING = "draining"
     LOST = "lost"
 

@@ -60,9 +60,7 @@ from cleave.verify import Judgement
 
 # the reason in the `bye` to a device that moves to another server of the same training job
 MOVED: Final = "another server needs it more"
-
 _MOST_NAMED: Final = 3  # maximum number of devices named in one message
-
 STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
 
 
@@ -157,9 +155,7 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """List state that was not freed, in sentences. Call it while no job and no operand is in
-        use.
-        """
+        """List state that should be freed while no job and no operand is in use, in sentences."""
         found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -451,9 +447,7 @@ class SessionManager:
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Reserve the given bytes of devices' memory for stages; None reserves all memory of a
-        device.
-        """
+        """Reserve bytes of devices' memory for stages; None reserves all memory of a device."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)

@@ -12,9 +12,7 @@ from typing import Final
 # Consecutive failed runs after which a device is set aside. A device that fails 30% of its runs at
 # random reaches this number once in about 20,000 runs.
 ASIDE_AFTER: Final = 8
-
 TRIAL_S: Final = 10.0  # seconds until the first trial; each further trial doubles the wait
-
 MOST_TRIAL_S: Final = 600.0
 
 

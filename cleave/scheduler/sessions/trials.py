@@ -24,9 +24,7 @@ from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
 NOTED_S: Final = 60.0  # seconds between two reports about failed runs of a device
-
 TRIAL_PATIENCE_S: Final = 60.0  # maximum duration of a trial
-
 _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in characters
 
 

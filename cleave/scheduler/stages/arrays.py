@@ -77,7 +77,6 @@ def _packed(payload: Any) -> memoryview:
 
 # a value that exceeds its usual magnitude by this factor is recomputed before use
 FAR: Final = 100.0
-
 _FADES: Final = 0.99  # a smaller value lowers the usual magnitude by at most this factor
 _GROWS: Final = 2.0  # a value that was not recomputed raises it by at most this factor
 
@@ -115,9 +114,7 @@ class UsualSizes:
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Return whether a magnitude is at most `FAR` times the usual magnitude, which must be
-        known.
-        """
+        """Return whether a magnitude is at most `FAR` times the usual one; False if unknown."""
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 

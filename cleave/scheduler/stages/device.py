@@ -45,7 +45,6 @@ from cleave.scheduler.traffic import TrafficKind
 _PIECE_BYTES = 8 * 2**20  # maximum bytes of a sum per message
 _AWAITED_BYTES = 16 * 2**20  # maximum bytes of sums in flight, because a device stores them twice
 _FP32 = 4
-
 STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
 
 
@@ -115,8 +114,7 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request a stage's backward pass for a micro-batch, which adds weight gradients to the
-        sums.
+        """Request a stage's backward pass for a micro-batch, which adds to the gradient sums.
 
         Args:
             given: the stage's input, or the wire IDs of retained arrays of each layer or sequence
@@ -251,9 +249,7 @@ class StageDevice:
         self.more_sums(work, request)
 
     def more_sums(self, work: StepWork, request: StageRequest) -> None:
-        """Request further gradient sums, because a device needs extra memory until a sum has been
-        sent.
-        """
+        """Request further sums. A device needs extra memory for a sum until it has been sent."""
         while request.rest:
             piece = request.rest[0]
             nbytes = piece.rows * piece.columns * _item_bytes(work.gradients)
@@ -360,9 +356,7 @@ class StageDevice:
     def _forward(
         self, work: StepWork, layers: range, request: StageRequest, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers. Return the output's wire ID and each layer's kept
-        arrays.
-        """
+        """Request layers' forward pass. Return the output's wire ID and the kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = work.layers[number]
@@ -386,9 +380,7 @@ class StageDevice:
         dy: int,
         tokens: int,
     ) -> int:
-        """Request the backward pass of layers. Return the wire ID of the first layer's input
-        gradient.
-        """
+        """Request layers' backward pass. Return the wire ID of the first input's gradient."""
         made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
@@ -453,8 +445,7 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Request a graph run that adds gradients to sums. Return the wire IDs of the graph's
-        outputs.
+        """Request a graph run that adds gradients to sums. Return the outputs' wire IDs.
 
         A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
@@ -491,10 +482,7 @@ class StageDevice:
     # --- messages ---
 
     def _send(
-        self,
-        message: Message,
-        task: Task | None = None,
-        kind: TrafficKind = TrafficKind.OTHER,
+        self, message: Message, task: Task | None = None, kind: TrafficKind = TrafficKind.OTHER
     ) -> None:
         """Queue a message. If `task` is set, the device must answer the message."""
         self._out.append(SendStage(self.device, message, task, kind))
@@ -519,17 +507,15 @@ class StageDevice:
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
             if array.parts:
-                parts = tuple(self._put_part(part) for part in array.parts)
-                self._send(messages.Concat(id, parts), kind=array.kind)
+                parts = []  # their wire IDs are valid until the parts are concatenated
+                for part in array.parts:
+                    self._ids.arrays += 1
+                    parts.append(self._ids.arrays)
+                    self._send_put(self._ids.arrays, part)
+                self._send(messages.Concat(id, tuple(parts)), kind=array.kind)
             else:
                 self._send_put(id, array)
         return id
-
-    def _put_part(self, part: StageArray) -> int:
-        """Send one part of a large array. Its wire ID is valid until the parts are concatenated."""
-        self._ids.arrays += 1
-        self._send_put(self._ids.arrays, part)
-        return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
         put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)

@@ -20,8 +20,9 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """The output of stage `stage`. The caller must run the PS's own layers, and return their
-    output.
+    """The output of stage `stage`, which the PS's own layers need.
+
+    The caller must run these layers, and return the input of the next stage.
     """
 
     stage: int

@@ -29,7 +29,6 @@ class StagesOn(Enum):
 
     # only the operator's own devices, because the server does not verify every stage result
     OWN = "own"
-
     ANY = "any"  # all devices that can run graphs
 
     @classmethod
@@ -123,9 +122,7 @@ class StageRuns:
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the running step's numbers of completed tasks and of all tasks; None if no step
-        runs.
-        """
+        """Return the numbers of completed tasks and of all tasks; None if no step runs."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 

@@ -200,14 +200,7 @@ class StageState:
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
         """Return a part of this stage that returns other sums of the same micro-batches."""
         return StageState(
-            self.plan,
-            self.batches,
-            sums,
-            devices,
-            passes=False,
-            x=self.x,
-            dy=self.dy,
-            y=self.y,
+            self.plan, self.batches, sums, devices, passes=False, x=self.x, dy=self.dy, y=self.y
         )
 
     def forget(self, device: int) -> int:

@@ -37,13 +37,7 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
-from cleave.scheduler.stages.work import (
-    RequestKind,
-    StageGraph,
-    StageOrder,
-    StageRequest,
-    StepWork,
-)
+from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4  # number of device failures that end the step
@@ -200,9 +194,7 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Discard a device's requests in flight and retained arrays, so that its passes are
-        repeated.
-        """
+        """Discard a device's requests in flight and retained arrays. Their passes are repeated."""
         for request in [request for request in self._requests if request.device == device]:
             self._requests.discard(request)
             self._taking.pop(request, None)
@@ -356,9 +348,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use the results of a request that was not discarded. `repeated`: the PS got the same
-        values.
-        """
+        """Use the results of a request. If `repeated`, the PS recomputed the same values."""
         if request not in self._requests:
             return
         self._requests.discard(request)
@@ -638,9 +628,7 @@ class StageStep:
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Divide a stage that lost all devices and gradients into the number of parts that finishes
-        first.
-        """
+        """Divide a stage that lost all devices and gradients into parts that finish soonest."""
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )

@@ -219,7 +219,6 @@ class RequestKind(Enum):
     BACKWARD = "backward"
     # Runs the stage with the loss. The stage's output stays on the device.
     LAST = "forward, loss and backward"
-
     SUMS = "sums"  # the device returns its gradient sums to the PS
 
 
@@ -257,9 +256,7 @@ class StageRequest:
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the fetched array with this name, with sequence chunks joined; None if not
-        fetched.
-        """
+        """Return the fetched array with this name, with sequence chunks joined, or None."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]

@@ -84,13 +84,8 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop the least needed arrays of a device until there is room for a task's inputs and
-        result.
-
-        The inputs of the task are not dropped.
-
-        Returns:
-            Whether there is room.
+        """Drop arrays that a task does not use until `room_bytes` are free. Return whether they
+        are.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:

@@ -10,22 +10,14 @@ from typing import Any, Final
 from cleave.errors import PlanError
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
 from cleave.planner.coding import coded_ratio, payload_rates
-from cleave.planner.plan import (
-    DeviceRates,
-    ElementBytes,
-    PartPlanner,
-    Plan,
-    Planner,
-    Residency,
-)
+from cleave.planner.plan import DeviceRates, ElementBytes, PartPlanner, Plan, Planner, Residency
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
 from cleave.scheduler.tiles.device_memory import DeviceMemory
-from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 # In larger fleets, comparing arrays already on pairs of devices takes too long.
 RESIDENCY_DEVICES: Final = 64
-
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums are sent and added in fp32
 
@@ -138,20 +130,15 @@ class GemmJob:
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
         self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
-        assigned = [
-            (tile.device, task)
-            for number, tile in enumerate(self.plan.tiles)
-            for task in self._tasks(tile.cut, number, device_memory)
-        ]
-        self._remaining = len(assigned)
-        self._tiles = len(self.plan.tiles)
-        self.tiles = {
-            number: TileProgress(tile.device, tile.tile)
-            for number, tile in enumerate(self.plan.tiles)
-        }
-        self._count(assigned_task for _, assigned_task in assigned)
-        if any(task.detail.partial for _, task in assigned):
-            self._order = ReductionOrder([task for _, task in assigned if task.detail.partial])
+        assigned = []
+        for number, tile in enumerate(self.plan.tiles):
+            self.tiles[number] = TileProgress(tile.device, tile.tile)
+            tasks = self._tasks(tile.cut, number, device_memory)
+            assigned += [(tile.device, task) for task in tasks]
+        self._remaining, self._tiles = len(assigned), len(self.plan.tiles)
+        self._count(task for _, task in assigned)
+        if partial := [task for _, task in assigned if task.detail.partial]:
+            self._order = ReductionOrder(partial)
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
@@ -173,14 +160,7 @@ class GemmJob:
                 tuple(piece for pair in pieces for piece in pair),
                 block.flops,
                 block.elements * each,
-                GemmTask(
-                    block,
-                    number,
-                    self.a.transposed,
-                    self.b.transposed,
-                    partial,
-                    out,
-                ),
+                GemmTask(block, number, self.a.transposed, self.b.transposed, partial, out),
                 *ratios,
             )
 
@@ -203,7 +183,7 @@ class GemmJob:
         devices: Sequence[DeviceRates],
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
-    ) -> Repartition | None:
+    ) -> tuple[list[tuple[int, Task]], float] | None:
         """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
 
         Each box of unfinished blocks is planned as a separate GEMM.
@@ -213,9 +193,11 @@ class GemmJob:
             busy_s: maps a device to the predicted seconds of its current tasks.
 
         Returns:
-            None if no plan is possible.
+            (device, task) pairs, and the predicted seconds from now until the last task finishes;
+                None if no plan is possible.
         """
-        found = Repartition([], 0.0)
+        assigned: list[tuple[int, Task]] = []
+        finish_s = 0.0
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
         for box in boxes_of([task.detail.block for task in tasks]):
@@ -231,19 +213,16 @@ class GemmJob:
             planned_s += plan.makespan_s + plan.fill_s
             for tile in plan.tiles:
                 cut = _moved(tile.cut, box)
-                found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
-                found.assigned += [
-                    (tile.device, u) for u in self._tasks(cut, number, device_memory)
-                ]
+                finish_s = max(finish_s, busy_s[tile.device] + planned_s)
+                assigned += [(tile.device, u) for u in self._tasks(cut, number, device_memory)]
                 self._repartitioned_tiles[number] = TileProgress(tile.device, cut.tile)
                 number += 1
-        return found
+        return assigned, finish_s
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        of_payloads = payload_rates(devices, self.dtype)
-        if isinstance(self._planner, PartPlanner):
-            return self._planner.plan_part(gemm, element, of_payloads)
-        return self._planner.plan(gemm, element, of_payloads)
+        planner = self._planner
+        plan = planner.plan_part if isinstance(planner, PartPlanner) else planner.plan
+        return plan(gemm, element, payload_rates(devices, self.dtype))
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Replace tasks by the tasks of the latest proposal from `repartition`."""
@@ -255,8 +234,8 @@ class GemmJob:
         self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
         if self._order is not None:
             self._order.replace(tasks, others)
-        elif any(task.detail.partial for task in others):
-            self._order = ReductionOrder([task for task in others if task.detail.partial])
+        elif partial := [task for task in others if task.detail.partial]:
+            self._order = ReductionOrder(partial)
 
     # --- results ---
 
@@ -275,10 +254,8 @@ class GemmJob:
         """Yield tilings in which each device already holds its tile's inputs from A or from B."""
         if fleet > RESIDENCY_DEVICES:
             return
-        held_a, held_b = (
-            device_memory.holders(self.a.operand),
-            device_memory.holders(self.b.operand),
-        )
+        held_a = device_memory.holders(self.a.operand)
+        held_b = device_memory.holders(self.b.operand)
         whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
         for held in (held_a, held_b):
             tiles = {}
@@ -380,8 +357,7 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
 
 
 class ReductionOrder:
-    """Releases partial sums in the order of their position along k, whatever their order of
-    arrival.
+    """Releases partial sums in the order of k, whatever their order of arrival.
 
     A partial sum waits for all partial sums of the same output elements at lower k.
     """

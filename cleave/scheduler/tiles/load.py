@@ -16,7 +16,6 @@ from cleave.scheduler.tiles.tasks import ArrayRef, Task
 # is 0 because perhaps only an answer was lost. The second is this, and each further one about
 # doubles.
 RETRY_S: Final = 2.0
-
 _MOST_DOUBLED: Final = 5
 
 
@@ -155,9 +154,7 @@ class DeviceLoad:
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds for the unanswered tasks at the pace so far; infinite without an
-        answer.
-        """
+        """Return the seconds for the unanswered tasks at the pace so far; at first infinite."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

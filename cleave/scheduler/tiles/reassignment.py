@@ -15,7 +15,6 @@ from cleave.scheduler.tiles.tasks import Task
 # A helper must finish within this share of the late device's remaining time. Predictions are
 # inaccurate, and a duplicated task uses two devices.
 WORTH_HELPING: Final = 0.8
-
 _COMPARED: Final = 16
 
 UnitSeconds = Callable[[int, Task], float]  # predicts the seconds that a device needs for a task
@@ -102,10 +101,7 @@ class _Takers:
     """
 
     def __init__(
-        self,
-        busy_s: Mapping[int, float],
-        able: Callable[[int, Task], bool],
-        task_s: UnitSeconds,
+        self, busy_s: Mapping[int, float], able: Callable[[int, Task], bool], task_s: UnitSeconds
     ) -> None:
         self._queue = [(busy, device) for device, busy in busy_s.items()]
         heapq.heapify(self._queue)
@@ -139,7 +135,6 @@ class _Takers:
 # A job is overdue after this time or `OVERDUE_SHARE` times its predicted time, whichever is longer.
 # A device is overdue if it runs a task of an overdue job and was silent for that long.
 OVERDUE_S: Final = 1.0
-
 OVERDUE_SHARE: Final = 2.0
 
 # A device is silent if it has returned nothing for longer than its blocks should take. Silent

@@ -42,19 +42,14 @@ from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 # A task that failed this often, and on every device that can run it, is held back.
 MAX_FAILURES: Final = 8
-
 HOLD_S: Final = 5.0  # first wait of a held task; it doubles each time, and a new device ends it
-
 HOLD_MOST_S: Final = 300.0
-
 _RECUT_FROM_S: Final = 0.005  # repartition tasks that add more than this to the finish time
 _HELPED_AT_ONCE: Final = 32  # maximum number of busy devices that a new device helps
 
 # the reason reported for a withdrawn job, which is no failure
 WITHDRAWN: Final = "it was withdrawn"
-
 FINISHED_KEPT: Final = 64  # number of finished jobs whose durations are remembered
-
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
@@ -143,9 +138,7 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """List state that was not freed, in sentences. Call it while no job and no operand is in
-        use.
-        """
+        """List state that should be freed while no job and no operand is in use, in sentences."""
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -348,11 +341,11 @@ class Scheduler:
             )
             if (
                 anew is not None
-                and (too_large or anew.finish_s < found.finish_s)
-                and all(self._holds(device_id, task) for device_id, task in anew.assigned)
+                and (too_large or anew[1] < found.finish_s)
+                and all(self._holds(device_id, task) for device_id, task in anew[0])
             ):
-                job.replace(tasks, [task for _, task in anew.assigned])
-                assigned, too_large = anew.assigned, []
+                assigned, too_large = anew[0], []
+                job.replace(tasks, [task for _, task in assigned])
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
@@ -365,9 +358,7 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of devices that can run a job. Overdue devices count only if all are
-        overdue.
-        """
+        """Return the rates of devices that can run a job, if possible of devices not overdue."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -393,9 +384,7 @@ class Scheduler:
         return bool(others)
 
     def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
-        """Duplicate the last tasks of late devices. Both maps give predicted seconds of remaining
-        tasks.
-        """
+        """Duplicate the last tasks of late devices. The maps give seconds of remaining tasks."""
         undone = {}
         for device_id in late:
             tasks = self._devices[device_id].unanswered()
@@ -443,7 +432,6 @@ class Scheduler:
                 other.queue.remove(task)
             self.device_memory.release_inputs(other, task)
             self._pump(other)
-            self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
         """Retry held tasks that are due, and give helpers copies of tasks of late devices."""
@@ -451,7 +439,9 @@ class Scheduler:
         for task in due:
             task.failed_on.clear()
         self._try_again(due)
-        found = find_stragglers(self._devices, self._jobs, self._expected_since(), now_s)
+        # Jobs run one after another, so results are expected once the previous job finished.
+        since_s = {job: max(begun_s, self._finished_s) for job, begun_s in self._begun_s.items()}
+        found = find_stragglers(self._devices, self._jobs, since_s, now_s)
         for device_id in found.overdue:
             self._devices[device_id].miss(now_s)
             self._instructions.append(Overdue(device_id, True))
@@ -465,10 +455,6 @@ class Scheduler:
         }
         if helpers:
             self._speculate(late, helpers)
-
-    def _expected_since(self) -> dict[int, float]:
-        """Return when each job's results were first expected: jobs run one after another."""
-        return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
         """Make an overdue device available for tasks again. Perhaps only an answer was lost."""
@@ -543,6 +529,7 @@ class Scheduler:
             device.asked(run, task, room - task.output_bytes, self._now_s)
             self._instructions.append(SendRun(device.id, run, task))
         self._tell_if_much(device)
+        self._finish_draining(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
@@ -596,7 +583,6 @@ class Scheduler:
             if job.complete:
                 self._complete(job.id)
         self._pump(device)
-        self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
         """Assign a failed task to another device, or hold the task back."""
@@ -616,7 +602,6 @@ class Scheduler:
             else:
                 self._reassign([task], repartition=False)
         self._pump(device)
-        self._finish_draining(device)
 
     def _complete(self, job: int) -> None:
         """Finish a job whose results have all been released for writing."""
@@ -650,7 +635,6 @@ class Scheduler:
         for device in freed:  # queued tasks may now fit in memory
             if device.id in self._devices:
                 self._pump(device)
-                self._finish_draining(device)
 
     # --- operands ---
 

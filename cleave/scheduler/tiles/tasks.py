@@ -43,11 +43,3 @@ class Task:
     failures: int = 0  # number of times the task failed on a device
     failed_on: set[int] = field(default_factory=set)
     held: int = 0  # number of times the task was held back because it failed on every device
-
-
-@dataclass(slots=True)
-class Repartition:
-    """A proposal of new tasks that replace undone tasks."""
-
-    assigned: list[tuple[int, Task]]  # (device, task) pairs of the new tasks, in order
-    finish_s: float  # predicted seconds from now until the last task finishes
