@@ -68,11 +68,13 @@ class StageDevice:
     """Tracks one device's arrays for stages, and queues the messages for its micro-batch passes.
 
     Attributes:
+        work: the current step.
         occupied_bytes: device memory used by arrays and graphs.
     """
 
-    def __init__(self, device: int, ids: Names) -> None:
+    def __init__(self, device: int, ids: Names, work: StepWork) -> None:
         self.device = device
+        self.work = work
         self.occupied_bytes = 0
         self._ids = ids
         self._sent: dict[StageArray | StageGraph, int] = {}
@@ -84,14 +86,12 @@ class StageDevice:
 
     # --- micro-batch passes ---
 
-    def forward(
-        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
-    ) -> None:
+    def forward(self, request: StageRequest, x: StageArray) -> None:
         """Request a stage's forward pass for a micro-batch, and the stage's output."""
-        layers, pieces = range(stage.first, stage.stop), stage.pieces
+        work, pieces = self.work, request.plan.pieces
         tokens = work.tokens[request.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
-            y, kept = self._forward(work, layers, request, self._put(piece), tokens)
+            y, kept = self._forward(request, request.layers, self._put(piece), tokens)
             name = (names.Y, number) if pieces > 1 else names.Y
             self._fetch(request, name, y, 0, tokens, work.width, work.dtype)
             self._rename(piece)
@@ -101,18 +101,10 @@ class StageDevice:
                 request.kept = [*request.kept, *kept]
             self.drop([y])
         if request.keep is Keep.NOTHING:
-            self._forget_masks(work, layers, request.batch)
+            self._forget_masks(request)
 
     def backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        given: StageArray | Sequence[KeptLayer],
-        dy: StageArray,
-        *,
-        dx_wanted: bool = True,
+        self, request: StageRequest, given: StageArray | Sequence[KeptLayer], dy: StageArray
     ) -> None:
         """Request a stage's backward pass for a micro-batch, which adds to the gradient sums.
 
@@ -120,10 +112,9 @@ class StageDevice:
             given: the stage's input, or the wire IDs of retained arrays of each layer or sequence
                 chunk.
             dy: the gradient of the stage's output.
-            dx_wanted: whether the device returns the gradient of the stage's input.
         """
-        layers, pieces = range(stage.first, stage.stop), stage.pieces
-        tokens = work.tokens[request.batch] // pieces
+        pieces = request.plan.pieces
+        tokens = self.work.tokens[request.batch] // pieces
         inputs: Sequence[StageArray | Sequence[KeptLayer]]
         if isinstance(given, StageArray):
             inputs = given.pieces(pieces)
@@ -131,47 +122,32 @@ class StageDevice:
             inputs = [given] if pieces == 1 else [[layer] for layer in given]
         for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
             if isinstance(x, StageArray):
-                last, kept = self._forward(work, layers[:-1], request, self._put(x), tokens)
+                last, kept = self._forward(request, request.layers[:-1], self._put(x), tokens)
                 kept = [*kept, (last,)]
                 self._rename(x)
             else:
                 kept = list(x)
             put = self._put(piece)
             self._rename(piece)
-            dx = self._backward(work, layers, request, accumulator, kept, put, tokens)
             name = (names.DX, number) if pieces > 1 else names.DX
-            self._end_backward(work, stage, request, dx, name, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, request.batch)
+            self._backward(request, kept, put, name, tokens)
+        self._forget_masks(request)
 
-    def last(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        x: StageArray,
-        *,
-        dx_wanted: bool = True,
-    ) -> None:
+    def last(self, request: StageRequest, x: StageArray) -> None:
         """Request forward pass, loss and backward pass of the last stage for a micro-batch."""
-        assert work.loss is not None
-        layers = range(stage.first, stage.stop)
-        tokens = work.tokens[request.batch]
-        y, kept = self._forward(work, layers, request, self._put(x), tokens)
+        tokens = self.work.tokens[request.batch]
+        y, kept = self._forward(request, request.layers, self._put(x), tokens)
         self._rename(x)
-        loss, dy = self._loss(work, work.loss, request, accumulator, y)
+        loss, dy = self._loss(request, y)
         self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
-        dx = self._backward(work, layers, request, accumulator, kept, dy, tokens)
-        self._end_backward(work, stage, request, dx, names.DX, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, request.batch)
+        self._backward(request, kept, dy, names.DX, tokens)
+        self._forget_masks(request)
 
-    def slice_forward(
-        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
-    ) -> None:
+    def slice_forward(self, request: StageRequest, x: StageArray) -> None:
         """Request the forward pass of one vocabulary-parallel loss slice for a micro-batch."""
-        part, held = self._slice(work, stage, request.batch)
-        tokens = work.tokens[request.batch]
+        _, part, held = self._slice(request)
+        tokens = self.work.tokens[request.batch]
         x_array = self._put(x)
         made = {names.Y: _FP32 * names.SLICE_COLUMNS * tokens}
         flops = round(part.forward_flops * tokens)
@@ -186,15 +162,7 @@ class StageDevice:
         self.drop([found[names.Y]])
 
     def slice_backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        given: StageArray | Sequence[KeptLayer],
-        total: StageArray,
-        *,
-        dx_wanted: bool = True,
+        self, request: StageRequest, given: StageArray | Sequence[KeptLayer], total: StageArray
     ) -> None:
         """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
 
@@ -205,8 +173,8 @@ class StageDevice:
             given: the slice's input, or the wire ID of the retained input.
             total: the log-sum-exp over the whole vocabulary.
         """
-        assert stage.slice is not None
-        part, held = self._slice(work, stage, request.batch)
+        work = self.work
+        number, part, held = self._slice(request)
         tokens = work.tokens[request.batch]
         if isinstance(given, StageArray):
             x = self._put(given)
@@ -214,22 +182,17 @@ class StageDevice:
         else:
             ((x, *_),) = given
         feed = {names.X: x, names.DY: self._put(total)} | held
-        made = {names.DX: self._activation_bytes(work, request.batch)}
+        made = {names.DX: _FP32 * tokens * work.width}
         flops = round(part.backward_flops * tokens)
-        layer = slice_layer(stage.slice.number)
-        found = self._added(request, part.backward, feed, made, flops, accumulator, layer, part)
+        found = self._added(request, part.backward, feed, made, flops, slice_layer(number), part)
         self._forget(total)
         self._forget(part.targets[request.batch])
-        if dx_wanted:
+        if request.dx_wanted:
             self._fetch(request, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
         self.drop([x, found[names.DX]])
 
     def sums(
-        self,
-        work: StepWork,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        wanted: Container[SumName],
+        self, request: StageRequest, accumulator: GradientAccumulator, wanted: Container[SumName]
     ) -> None:
         """Request the wanted gradient sums of an accumulator, and drop the other sums.
 
@@ -240,26 +203,25 @@ class StageDevice:
             what: array for what, array in accumulator.sums.items() if what in wanted
         }
         for (layer, name), array in accumulator.sums.items():
-            shape = sums_of(work, layer)[name]
+            shape = sums_of(self.work, layer)[name]
             step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
                 rows = min(step, shape.rows - first)
                 request.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
         accumulator.taken = True
-        self.more_sums(work, request)
+        self.more_sums(request)
 
-    def more_sums(self, work: StepWork, request: StageRequest) -> None:
+    def more_sums(self, request: StageRequest) -> None:
         """Request further sums. A device needs extra memory for a sum until it has been sent."""
+        out = self.work.gradients
         while request.rest:
             piece = request.rest[0]
-            nbytes = piece.rows * piece.columns * _item_bytes(work.gradients)
+            nbytes = piece.rows * piece.columns * _item_bytes(out)
             if request.answers and sum(request.answers.values()) + nbytes > _AWAITED_BYTES:
                 return
             request.rest.popleft()
             first = piece.name[2]
-            self._fetch(
-                request, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
-            )
+            self._fetch(request, piece.name, piece.array, first, piece.rows, piece.columns, out)
 
     # --- memory ---
 
@@ -354,14 +316,14 @@ class StageDevice:
     # --- parts of passes ---
 
     def _forward(
-        self, work: StepWork, layers: range, request: StageRequest, x: int, tokens: int
+        self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
         """Request layers' forward pass. Return the output's wire ID and the kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
-            layer = work.layers[number]
+            layer = self.work.layers[number]
             feed = {names.X: x} | self._held(layer, request.batch)
-            made = {names.Y: _FP32 * tokens * work.width}
+            made = {names.Y: _FP32 * tokens * self.work.width}
             if request.keep is Keep.ACTIVATIONS:
                 samples = tokens // layer.sample_tokens
                 made |= {name: each * samples for name, each in layer.activations.items()}
@@ -371,66 +333,41 @@ class StageDevice:
         return x, kept
 
     def _backward(
-        self,
-        work: StepWork,
-        layers: range,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        kept: Sequence[KeptLayer],
-        dy: int,
-        tokens: int,
-    ) -> int:
-        """Request layers' backward pass. Return the wire ID of the first input's gradient."""
-        made = {names.DX: _FP32 * tokens * work.width}
-        for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
-            layer = work.layers[number]
+        self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
+    ) -> None:
+        """Request layers' backward pass, and the first input's gradient under this name."""
+        made = {names.DX: _FP32 * tokens * self.work.width}
+        for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
+            layer = self.work.layers[number]
             feed = {names.X: x, names.DY: dy} | self._held(layer, request.batch)
             graph, flops = layer.backward, layer.backward_flops
             if activations and layer.from_activations is not None:
                 graph, flops = layer.from_activations, layer.from_activations_flops
                 feed |= zip(layer.activations, activations, strict=True)
-            found = self._added(
-                request, graph, feed, made, flops * tokens, accumulator, number, layer
-            )
+            found = self._added(request, graph, feed, made, flops * tokens, number, layer)
             self.drop([x, *activations, dy])
             dy = found[names.DX]
-        return dy
+        self._end_backward(request, dy, name, tokens)
 
-    def _end_backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        dx: int,
-        name: Any,
-        tokens: int,
-        *,
-        dx_wanted: bool,
-    ) -> None:
+    def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
         """Request the gradient of a stage's input if it is wanted, and drop it on the device."""
-        if dx_wanted and (stage.first > 0 or work.embeds):
-            self._fetch(request, name, dx, 0, tokens, work.width, work.dtype)
+        if request.dx_wanted and (request.plan.first > 0 or self.work.embeds):
+            self._fetch(request, name, dx, 0, tokens, self.work.width, self.work.dtype)
         self.drop([dx])
 
-    def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
+    def _forget_masks(self, request: StageRequest) -> None:
         """Drop the layer arguments, such as masks, that only this micro-batch uses."""
-        for mask in masks_of(work, layers, batch):
+        for mask in masks_of(self.work, request.layers, request.batch):
             self._forget(mask)
 
-    def _loss(
-        self,
-        work: StepWork,
-        loss: LossWork,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        y: int,
-    ) -> tuple[int, int]:
+    def _loss(self, request: StageRequest, y: int) -> tuple[int, int]:
         """Request the loss. Return the wire IDs of the loss and of its input gradient."""
+        loss, tokens = self.work.loss, self.work.tokens[request.batch]
+        assert loss is not None
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
-        made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, request.batch)}
-        flops = loss.flops * work.tokens[request.batch]
-        found = self._added(request, loss.graph, feed, made, flops, accumulator, LOSS_LAYER, loss)
+        made = {names.LOSS: _FP32, names.DX: _FP32 * tokens * self.work.width}
+        found = self._added(request, loss.graph, feed, made, loss.flops * tokens, LOSS_LAYER, loss)
         self._forget(loss.targets[request.batch])
         return found[names.LOSS], found[names.DX]
 
@@ -441,7 +378,6 @@ class StageDevice:
         feed: dict[str, int],
         made: dict[str, int],
         flops: int,
-        accumulator: GradientAccumulator,
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
@@ -449,7 +385,7 @@ class StageDevice:
 
         A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
-        before = {name: accumulator.sums.get((number, name), 0) for name in of.sums}
+        before = {name: request.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
         held = {names.new_total(name): array for name, array in before.items() if array}
@@ -457,27 +393,22 @@ class StageDevice:
         beside = self._careful and sum(made.values()) + sum(sizes.values()) <= room
         found = self._run(request, graph, feed, made | sizes, flops, {} if beside else held)
         for name in of.sums:
-            accumulator.sums[number, name] = found[names.new_total(name)]
+            request.sums[number, name] = found[names.new_total(name)]
         if beside:
             self.drop(held.values())
         return found
 
-    def _slice(
-        self, work: StepWork, stage: PlannedStage, batch: int
-    ) -> tuple[SliceWork, dict[str, int]]:
-        """Send the parameters and targets of a loss slice. Return the slice and their wire IDs."""
-        assert stage.slice is not None
-        part = work.slice_works[stage.slice.number]
+    def _slice(self, request: StageRequest) -> tuple[int, SliceWork, dict[str, int]]:
+        """Send a loss slice's parameters and targets. Return its number, itself and their IDs."""
+        assert request.plan.slice is not None
+        number = request.plan.slice.number
+        part = self.work.slice_works[number]
         held = {name: self._put(array) for name, array in part.parameters.items()}
-        return part, held | {names.TARGETS: self._put(part.targets[batch])}
+        return number, part, held | {names.TARGETS: self._put(part.targets[request.batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
         """Send a layer's parameters and keyword arguments. Return their wire IDs by graph input."""
         return {name: self._put(array) for name, array in layer.inputs(batch).items()}
-
-    @staticmethod
-    def _activation_bytes(work: StepWork, batch: int) -> int:
-        return _FP32 * work.tokens[batch] * work.width
 
     # --- messages ---
 

@@ -286,7 +286,7 @@ class StageStep:
         if request not in self._requests:
             return [*store.take()]
         if request.rest:
-            store.more_sums(self.work, request)
+            store.more_sums(request)
             return [*store.take()]
         if request.answers:
             return [*store.take()]
@@ -506,7 +506,7 @@ class StageStep:
         stage.forward.add(batch)
         store = self._store(device)
         ask = store.forward if stage.plan.slice is None else store.slice_forward
-        ask(self.work, stage.plan, request, stage.x[batch])
+        ask(request, stage.x[batch])
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
@@ -532,25 +532,24 @@ class StageStep:
         stage.backward.add(batch)
         store = self._store(device)
         dx_wanted = stage.passes and batch not in stage.dx
+        kind, keep = RequestKind.BACKWARD, Keep.NOTHING
         if stage.plan.loss:
-            request = self._request(
-                RequestKind.LAST, number, batch, device, self._next_kept(stage, device)
-            )
-            x = stage.x[batch]
-            store.last(self.work, stage.plan, request, accumulator, x, dx_wanted=dx_wanted)
+            kind, keep = RequestKind.LAST, self._next_kept(stage, device)
+        request = self._request(kind, number, batch, device, keep)
+        request.sums, request.dx_wanted = accumulator.sums, dx_wanted
+        if stage.plan.loss:
+            store.last(request, stage.x[batch])
         else:
-            request = self._request(RequestKind.BACKWARD, number, batch, device)
             kept = stage.kept.pop(batch, None)
             given = stage.x[batch] if kept is None else kept[1]
-            dy = stage.dy[batch]
             ask = store.backward if stage.plan.slice is None else store.slice_backward
-            ask(self.work, stage.plan, request, accumulator, given, dy, dx_wanted=dx_wanted)
+            ask(request, given, stage.dy[batch])
         self._out += store.take()
 
     def _request(
         self, kind: RequestKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
     ) -> StageRequest:
-        request = StageRequest(kind, stage, batch, device, keep)
+        request = StageRequest(kind, stage, self._stages[stage].plan, batch, device, keep)
         self._requests.add(request)
         return request
 
@@ -569,7 +568,7 @@ class StageStep:
                 request = self._request(RequestKind.SUMS, number, -1, accumulator.device)
                 self._taking[request] = accumulator
                 store = self._store(accumulator.device)
-                store.sums(self.work, request, accumulator, stage.sums)
+                store.sums(request, accumulator, stage.sums)
                 self._out += store.take()
 
     def _is_waited_for(self, device: int) -> bool:
@@ -688,7 +687,8 @@ class StageStep:
 
     def _store(self, device: int) -> StageDevice:
         if device not in self._stores:
-            self._stores[device] = StageDevice(device, self._ids)
+            self._stores[device] = StageDevice(device, self._ids, self.work)
+        self._stores[device].work = self.work
         return self._stores[device]
 
 

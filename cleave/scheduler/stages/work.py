@@ -235,10 +235,14 @@ class StageRequest:
 
     kind: RequestKind
     stage: int
+    plan: PlannedStage
     batch: int  # index of the micro-batch; -1 for gradient sums
     device: int
     # arrays that the device retains until the backward pass. A `LAST` request drops them itself.
     keep: Keep = Keep.NOTHING
+    # wire IDs of the gradient sums to which the backward pass adds
+    sums: dict[SumName, int] = field(default_factory=dict)
+    dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
     # maps each order in flight to the bytes of its answer
     answers: dict[int, int] = field(default_factory=dict)
     # blocks of gradient sums that are not requested yet
@@ -249,6 +253,11 @@ class StageRequest:
     sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
     flops: int = 0  # FLOPs of all orders together
+
+    @property
+    def layers(self) -> range:
+        """Return the numbers of the stage's layers."""
+        return range(self.plan.first, self.plan.stop)
 
     def note_size(self, place: Place, size: float) -> None:
         """Record the largest magnitude of a returned array under its place."""
