@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 
 from cleave import arrays
 from cleave.arrays import DType
-from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.multiplication import Compute
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Role
 from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
@@ -24,6 +20,7 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.verify import Fault, Judgement
 from tests.scheduler import test_admission
 from tests.scheduler.test_admission import submit
+from tests.scheduler.test_probe import Joining, right
 
 HELLO = replace(test_admission.HELLO, name="laptop")
 
@@ -373,39 +370,10 @@ def test_a_released_operand_is_dropped_with_the_next_message() -> None:
 UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 
 
-class _Link:
-    """A device behind a link of given rates, which does what it is told."""
-
-    def __init__(
-        self, down: float, up: float, latency_s: float, memory_bytes: int, hello: Hello = UNKNOWN
-    ) -> None:
-        self.manager = SessionManager()
-        self.core = DeviceCore(memory_bytes)
-        self.rates = (down, up, latency_s)
-        self.now_s = 0.0
-        self.closed = False
-        hello = replace(hello, memory_bytes=memory_bytes)
-        self.unread: list[Message] = []  # what ends the session
-        self.inbox = deque(_sent(_ready(self.manager, 1, hello)))
-
-    def run(self) -> None:
-        """Until nothing is on its way."""
-        down, up, latency_s = self.rates
-        while self.inbox:
-            message = self.inbox.popleft()
-            if isinstance(message, messages.Measured | messages.Bye):
-                self.unread.append(message)
-                continue
-            payload = getattr(message, "payload", None)
-            self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
-            for action in self.core.received(message):
-                assert isinstance(action, Compute), action
-                block = execute(NumpyBackend(), action)
-                self.now_s += 2 * latency_s + block.nbytes / up
-                for answer in self.core.computed(action.run, block.pack(), 0.0):
-                    assert isinstance(answer, messages.Result)
-                    orders = self.manager.received(1, answer, self.now_s)
-                    self.inbox += _sent(orders)
+def _behind(link: tuple[float, float, float], memory_bytes: int, hello: Hello = UNKNOWN) -> Joining:
+    """An honest device behind a link of given rates, which computes in no time."""
+    hello = replace(hello, memory_bytes=memory_bytes)
+    return Joining(right, hello, float("inf"), link=link, verify=False)
 
 
 @pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
@@ -416,7 +384,7 @@ class _Link:
 def test_a_link_that_is_not_stated_is_measured(
     down: float, up: float, latency_s: float, memory_bytes: int
 ) -> None:
-    link = _Link(down, up, latency_s, memory_bytes)
+    link = _behind((down, up, latency_s), memory_bytes)
     assert link.manager.sessions[1].state is DeviceState.PROBING
     assert link.manager.ready_devices == 0
     link.run()
@@ -431,7 +399,7 @@ def test_a_link_that_is_not_stated_is_measured(
 
 
 def test_work_waits_for_the_probe() -> None:
-    link = _Link(10e6, 5e6, 0.0, 2**30)
+    link = _behind((10e6, 5e6, 0.0), 2**30)
     assert submit(link.manager) == []
     assert not link.manager.scheduler.idle
     link.run()
@@ -471,10 +439,10 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
     down: float, up: float, latency_s: float, memory_bytes: int
 ) -> None:
     hello = replace(UNKNOWN, measure=True, uplink_bytes_per_s=5e6)
-    link = _Link(down, up, latency_s, memory_bytes, hello)
+    link = _behind((down, up, latency_s), memory_bytes, hello)
     assert submit(link.manager) == []
     link.run()
-    measured, bye = link.unread
+    measured, bye = link.last
     assert isinstance(measured, messages.Measured)
     assert measured.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
     assert measured.uplink_bytes_per_s == pytest.approx(up, rel=0.1)

@@ -452,21 +452,17 @@ class StageStep:
         self._replace_missing()
         if self.ended:
             return False
-        busy: dict[int, int] = {}
-        for request in self._requests:
-            busy[request.device] = busy.get(request.device, 0) + 1
-        asked = False
-        for device in self._turns(busy):
-            asked |= self._ask(device)
-        return asked
+        busy = Counter(request.device for request in self._requests)
+        asked = [self._ask(device) for device in self._turns(busy)]
+        return any(asked)
 
-    def _turns(self, busy: Mapping[int, int]) -> list[int]:
+    def _turns(self, busy: Counter[int]) -> list[int]:
         """Return the devices that may run another request, in the order of `rules.turn`."""
         able = {d for stage in self._stages for d in stage.devices}
         if not able <= self._request_s.keys():
             self._time_units()
-        free = [device for device in able if rules.may_have_another(busy.get(device, 0))]
-        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._request_s[d], d))
+        free = [device for device in able if rules.may_have_another(busy[device])]
+        return sorted(free, key=lambda d: rules.turn(busy[d], self._request_s[d], d))
 
     def _time_units(self) -> None:
         """Predict the seconds of one request of each device's first stage."""
@@ -587,10 +583,9 @@ class StageStep:
             # A fixed order makes the result independent of which device answers first.
             for accumulator in sorted(stage.accumulators, key=lambda g: (g.device, min(g.batches))):
                 parts: dict[tuple[int, str], list[Any]] = {}
-                for layer, name, _ in sorted(accumulator.found):
-                    parts.setdefault((layer, name), [])
                 for layer, name, first in sorted(accumulator.found):
-                    parts[layer, name].append(accumulator.found[layer, name, first])
+                    rows = accumulator.found[layer, name, first]
+                    parts.setdefault((layer, name), []).append(rows)
                 for key, part in parts.items():
                     gradients.setdefault(key, []).append(part)
         records = [stage.record for stage in self._stages]
