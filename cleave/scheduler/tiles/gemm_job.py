@@ -357,7 +357,7 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
 
 
 class ReductionOrder:
-    """Releases partial sums in the order of k, whatever their order of arrival.
+    """Releases partial sums in the order of k, independent of their order of arrival.
 
     A partial sum waits for all partial sums of the same output elements at lower k.
     """

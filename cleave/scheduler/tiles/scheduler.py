@@ -336,15 +336,15 @@ class Scheduler:
         assigned = found.assigned
         slow = len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S
         if repartition and (too_large or slow):
-            anew = job.repartition(
+            proposal = job.repartition(
                 tasks, [devices[i].rates for i in able], able, self.device_memory
             )
             if (
-                anew is not None
-                and (too_large or anew[1] < found.finish_s)
-                and all(self._holds(device_id, task) for device_id, task in anew[0])
+                proposal is not None
+                and (too_large or proposal[1] < found.finish_s)
+                and all(self._holds(device_id, task) for device_id, task in proposal[0])
             ):
-                assigned, too_large = anew[0], []
+                assigned, too_large = proposal[0], []
                 job.replace(tasks, [task for _, task in assigned])
         if too_large:
             self._orphans.extend(too_large)
