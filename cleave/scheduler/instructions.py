@@ -192,11 +192,10 @@ class Note:
     text: str
 
 
-ForSessions: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck
 ForRuntime: TypeAlias = (
     Send | Close | Check | Place | Done | Failed | TellStep | Joined | Overdue | Aside | Note
 )
-Instruction: TypeAlias = ForSessions | ForRuntime
+Instruction: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck | ForRuntime
 ForSteps: TypeAlias = SendStage | TellStep | Note  # what a stage-wise step can return
 
 # what the session manager's helpers return

@@ -237,12 +237,6 @@ class StageDevice:
             else:
                 self._put(array)
 
-    def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
-        """Drop all arrays and graphs on the device that are not in `wanted`."""
-        keep = {self._sent[w] for w in wanted if w in self._sent}
-        self._sent = {what: id for what, id in self._sent.items() if id in keep}
-        self.drop([id for id in self._sizes if id not in keep])
-
     def take(self) -> list[SendStage]:
         """Return the queued messages that may be sent now, and remove them from the queue."""
         out: list[SendStage] = []
@@ -311,7 +305,9 @@ class StageDevice:
         """Forget all orders without cancelling them, and drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
-        self.keep_only(wanted)
+        keep = {self._sent[w] for w in wanted if w in self._sent}
+        self._sent = {what: id for what, id in self._sent.items() if id in keep}
+        self.drop([id for id in self._sizes if id not in keep])
 
     # --- parts of passes ---
 
