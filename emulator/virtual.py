@@ -45,14 +45,14 @@ from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.scheduler.scheduler_log import SchedulerLog
-from cleave.scheduler.sessions.handshake import ASSUMED_FLOPS_PER_S
+from cleave.scheduler.sessions.joining import ASSUMED_FLOPS_PER_S
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.scheduler.stages.work import StepWork
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
 from emulator.compute import EmulatedProcessor

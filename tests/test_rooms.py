@@ -82,7 +82,7 @@ PURE = (
     "cleave.scheduler.tiles.load",
     "cleave.scheduler.tiles.reassignment",
     "cleave.scheduler.tiles.scheduler",
-    "cleave.scheduler.tiles.stragglers",
+    "cleave.scheduler.tiles.reassignment",
     "cleave.scheduler.tiles.tasks",
 )
 

@@ -19,10 +19,10 @@ from cleave.scheduler.sessions.admission import (
     Admission,
     AdmissionResult,
     Authenticator,
+    Behavior,
     Refusal,
     one_is,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0

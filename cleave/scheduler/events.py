@@ -11,11 +11,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device became available for tasks.
-
-    Attributes:
-        careful: send the device one run at a time until it returns a correct result.
-    """
+    """A device became available. If `careful`, it gets one run at a time until a correct result."""
 
     rates: DeviceRates
     careful: bool = False
@@ -75,16 +71,12 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A run failed or its result was invalid.
-
-    Attributes:
-        reason: a description for people.
-        invalidated: the device's copies of the run's inputs may be corrupt and must be sent again.
-    """
+    """A run failed or its result was invalid."""
 
     device: int
     run: int
     reason: str
+    # the device's copies of the run's inputs may be corrupt and must be sent again
     invalidated: bool = False
 
 
@@ -116,10 +108,7 @@ class Paused:
 
 @dataclass(slots=True)
 class Tick:
-    """Time passed.
-
-    The scheduler looks for overdue devices and retries tasks that were held back.
-    """
+    """Time passed: look for overdue devices, and retry tasks that were held back."""
 
 
 @dataclass(slots=True)
@@ -131,9 +120,7 @@ class Withdrawn:
 
 FleetChange: TypeAlias = (
     DeviceReady | DeviceAside | DeviceBack | DeviceRated | DeviceDraining | DeviceLost
-)
-"""Events that change the set of available devices or their rates. Each such event starts a new
-epoch."""
+)  # Each of these events starts a new epoch.
 
 Event: TypeAlias = (
     FleetChange

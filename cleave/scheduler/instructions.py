@@ -1,8 +1,8 @@
 """Instructions from the scheduler and its helpers to the session manager and the runtime.
 
-The scheduler's instructions name arrays and runs. The session manager turns these instructions into
-protocol messages. It also applies its helpers' decisions about sessions. A runtime
-(`cleave.fleet.runtime`) receives only the instructions in the last section of this module.
+The session manager turns instructions about arrays and runs into protocol messages, and applies its
+helpers' decisions about sessions. A runtime (`cleave.fleet.runtime`) receives only the last
+section.
 """
 
 from __future__ import annotations
@@ -62,10 +62,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Stuck:
-    """Report that no connected device can run some tasks of this job.
-
-    The tasks wait for a device.
-    """
+    """Report that no connected device can run some tasks of this job, so that they wait."""
 
     job: int
     reason: str
@@ -76,10 +73,7 @@ class Stuck:
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a stage-wise step.
-
-    If `task` is set, the device must answer the message.
-    """
+    """Send this message of a stage-wise step. If `task` is set, the device must answer it."""
 
     device: int
     message: Message
@@ -112,11 +106,7 @@ class Dismiss:
 
 @dataclass(slots=True)
 class Send:
-    """Send this message on this session. Messages of a session are sent in order.
-
-    Attributes:
-        kind: the message's traffic category.
-    """
+    """Send this message on this session. Messages of a session are sent in order."""
 
     session: int
     message: Message
@@ -202,14 +192,11 @@ class Note:
     text: str
 
 
-ForSessions: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck
 ForRuntime: TypeAlias = (
     Send | Close | Check | Place | Done | Failed | TellStep | Joined | Overdue | Aside | Note
 )
-Instruction: TypeAlias = ForSessions | ForRuntime
-ForSteps: TypeAlias = SendStage | TellStep | Note
-"""Instructions that a stage-wise step can return."""
+Instruction: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck | ForRuntime
+ForSteps: TypeAlias = SendStage | TellStep | Note  # what a stage-wise step can return
 
+# what the session manager's helpers return
 Decision: TypeAlias = Refuse | Dismiss | Event | SendStage | ForRuntime
-"""Decisions of the session manager's helpers. The session manager passes events to the
-scheduler."""

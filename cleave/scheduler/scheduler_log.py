@@ -1,7 +1,7 @@
 """A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log stores names and numbers but no payloads, so it uses little memory. Developers read the log
-in a debugger, in a failing test, or in the server's log file after a fault.
+The log stores no payloads. Developers read it in a debugger, in a failing test, or in the server's
+log file after a fault.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from cleave.scheduler.events import Event, ResultArrived
 from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
+# Maximum number of events and instructions in the log. The latest event is never removed.
 LENGTH: Final = 10_000
-"""Maximum number of events and instructions in the log. The oldest are removed first. The latest
-event is never removed."""
-
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
@@ -48,27 +46,20 @@ class SchedulerLog:
     def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return the log, with one line per event or instruction.
-
-        Args:
-            device, job, run: if given, return only the lines about this device, job or run.
-        """
+        """Return one line per event or instruction, about the given device, job and run."""
         return [
             _line(at_s, said)
-            for at_s, event, instructions in self._said
-            for said in (event, *map(_as_instruction, instructions))
+            for at_s, event, kept in self._said
+            for said in (event, *(Place(i, None) if isinstance(i, Task) else i for i in kept))
             if _about(said, device, job, run)
         ]
-
-
-def _as_instruction(kept: Instruction | Task) -> Instruction:
-    return Place(kept, None) if isinstance(kept, Task) else kept
 
 
 def _about(said: Event | Instruction, device: int | None, job: int | None, run: int | None) -> bool:
     values = _values(said)
     task = values.get("task")
-    found_device = values.get("device", values.get("session", _device_of(values.get("rates"))))
+    device_of_rates = getattr(values.get("rates"), "device", None)
+    found_device = values.get("device", values.get("session", device_of_rates))
     found_job = task.job if isinstance(task, Task) else values.get("job")
     found_job = getattr(found_job, "id", found_job)
     runs = values.get("runs", (values.get("run"),))
@@ -82,10 +73,6 @@ def _about(said: Event | Instruction, device: int | None, job: int | None, run: 
 def _values(said: Event | Instruction) -> dict[str, Any]:
     """Return the fields of an event or instruction, without payloads."""
     return {f.name: getattr(said, f.name) for f in fields(said) if f.name != "payload"}
-
-
-def _device_of(rates: Any) -> int | None:
-    return getattr(rates, "device", None)
 
 
 def _line(at_s: float, said: Event | Instruction) -> str:

@@ -9,23 +9,12 @@ from enum import StrEnum
 class TrafficKind(StrEnum):
     """The kind of data in a message. The enum values are the field names of `BytesByKind`."""
 
-    WEIGHTS = "weights"
-    """Parameters of layers that train on devices."""
-
-    ACTIVATIONS = "activations"
-    """A micro-batch's layer inputs and outputs, and their gradients."""
-
-    GRADIENTS = "gradients"
-    """Accumulated weight gradients."""
-
-    GRAPHS = "graphs"
-    """Layers and losses, exported as ONNX graphs."""
-
-    TILES = "tiles"
-    """Parts of GEMM operands, and computed output blocks."""
-
-    OTHER = "other"
-    """Requests and answers without an array, measurements, and session control messages."""
+    WEIGHTS = "weights"  # parameters of layers that train on devices
+    ACTIVATIONS = "activations"  # a micro-batch's layer inputs and outputs, and their gradients
+    GRADIENTS = "gradients"  # accumulated weight gradients
+    GRAPHS = "graphs"  # layers and losses, exported as ONNX graphs
+    TILES = "tiles"  # parts of GEMM operands, and computed output blocks
+    OTHER = "other"  # requests and answers without an array, measurements, and session control
 
 
 @dataclass(slots=True)
@@ -59,13 +48,9 @@ class BytesByKind:
 
 @dataclass(slots=True)
 class Traffic:
-    """Encoded message bytes in both directions.
+    """Encoded message bytes from (`down`) and to (`up`) the PS.
 
     Subtract two snapshots to get the traffic of a step.
-
-    Attributes:
-        down: bytes from the PS to devices.
-        up: bytes from devices to the PS.
     """
 
     down: BytesByKind = field(default_factory=BytesByKind)

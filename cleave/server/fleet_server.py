@@ -35,10 +35,10 @@ from cleave.scheduler.sessions.admission import (
     SharedSecretAuth,
     clean_text,
 )
-from cleave.scheduler.sessions.handshake import FULL_RETRY_S, other_version
+from cleave.scheduler.sessions.joining import FULL_RETRY_S, other_version
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.runs import StagesOn
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin

@@ -1,22 +1,21 @@
 """Checks result blocks without recomputing them, by Freivalds' test with a rounding tolerance.
 
-For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r).
-This takes three matrix-vector multiplications instead of one matrix multiplication (Freivalds
-1977). Each GEMM is tested with two independent vectors (four for 16-bit operands), which are drawn
-for this GEMM and never used again (`cleave.verify.products`). A block wider than `products.GROUP`
-columns is tested separately for each group of columns. All sums are in double precision.
+For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r):
+three matrix-vector products instead of a matrix product (Freivalds 1977). Each GEMM is tested with
+two independent vectors (four for 16-bit operands) that are never used again
+(`cleave.verify.products`). A block wider than `products.GROUP` columns is tested in groups of
+columns.
 
-Honest results contain rounding errors. A row is *in doubt* if its residual (the difference of C r
-and A (B r)) exceeds `ROW_LIMIT` standard deviations of the rounding error
-(`cleave.verify.rounding.variance`). All rows are in doubt if the mean square of their residuals
-exceeds `SPREAD_LIMIT`, which detects noise spread over many rows. The standard deviation comes from
-a model, so a row in doubt proves no fault. Rows in doubt are recomputed in double precision. A
-device is blamed only for elements that no order of summation in fp32 can explain. All other rows in
-doubt are replaced by the recomputed rows, without blame.
+A row is *in doubt* if its residual (the difference of C r and A (B r)) exceeds `ROW_LIMIT` standard
+deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
+mean square of their residuals exceeds `SPREAD_LIMIT`, which detects noise spread over many rows.
+The deviation comes from a model, so doubt proves no fault. Rows in doubt are recomputed in double
+precision. A device is blamed only for elements that no order of summation in fp32 can explain.
+Other rows in doubt are replaced by the recomputed rows, without blame.
 
-The rounding of 16-bit results hides errors of similar size, even systematic errors. So a few random
+The rounding of 16-bit results hides errors of similar size, even systematic ones. So a few random
 elements of each 16-bit block are computed exactly. An element that no order of summation explains
-is a fault. A merely misrounded element is counted, and `Reputation` judges the count.
+is a fault. A misrounded element is counted, and `Reputation` judges the count.
 """
 
 from __future__ import annotations
@@ -38,19 +37,16 @@ from cleave.verify.rounding import Product, variance
 
 ROW_LIMIT: Final = 6.0
 SPREAD_LIMIT: Final = 1.5
+# Minimum norm of the errors, relative to the exact elements, of a block that is wrong as a whole.
+# At least half of its rows must be wrong, too.
 GROSS: Final = 0.1
-"""Minimum norm of the errors, relative to the norm of the exact elements, at which a block with at
-least half of its rows wrong counts as wrong as a whole."""
 
+# A single wrong element in a row is always detected from this many standard deviations on. A secret
+# vector's smallest entry reduces the error by a quarter, and rounding errors may partly cancel it.
 LONE: Final = 2 * ROW_LIMIT
-"""The check always detects a single wrong element in a row if its error is at least this many
-standard deviations. The margin over `ROW_LIMIT` is needed because a secret vector's smallest entry
-reduces the error by a quarter, and honest rounding errors may partly cancel it."""
 
+# number of random rows, and of columns, of a 16-bit block that cross in its exact elements
 SPOTS: Final = 4
-"""Number of random rows, and of random columns, in a 16-bit block. The elements where these rows
-and columns cross are computed exactly."""
-
 _FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for blocks with few rows
 _AGAIN_DEPTH: Final = 4096
 
@@ -60,10 +56,8 @@ class Fault:
     """A proven error in a block that a device returned.
 
     Attributes:
-        reason: readable description of the error.
-        gross: whether the whole block is wrong. A single flipped bit in memory cannot cause this. A
-            flipped bit in the result changes one element, a flipped bit in the device's copy of A
-            changes one row, and a flipped bit in the device's copy of B changes one column.
+        gross: whether the whole block is wrong. A single flipped bit cannot cause this: it changes
+            one element, a row (in the device's copy of A) or a column (in that of B).
     """
 
     reason: str
@@ -75,32 +69,24 @@ class Judgement:
     """The result of checking one block.
 
     Attributes:
-        fault: the error in the block; None if rounding can explain every difference.
-        mended: the block with recomputed rows in place of the rows in doubt; None if no row was in
-            doubt, or if there is a fault.
-        recomputed: number of recomputed rows.
-        spots: number of elements that were computed exactly as a random sample.
-        misrounded: number of sampled elements that the device did not round correctly.
+        mended: the block with recomputed rows in place of the rows in doubt; None without doubt, or
+            if there is a fault.
     """
 
+    # the error in the block; None if rounding can explain every difference
     fault: Fault | None = None
     mended: Buffer | None = None
-    recomputed: int = 0
-    spots: int = 0
-    misrounded: int = 0
+    recomputed: int = 0  # number of recomputed rows
+    spots: int = 0  # number of elements that were computed exactly as a random sample
+    misrounded: int = 0  # number of sampled elements that the device did not round correctly
 
 
 @dataclass(slots=True)
 class _CountedPass:
     """A `Pass` that counts the bytes read and the operations of one GEMM's check.
 
-    This object must not refer to the `GemmCheck`. A reference cycle would keep the matrices of the
-    check in memory until Python's garbage collector runs.
-
-    Attributes:
-        project: the pass that does the computation.
-        read_bytes: bytes of the matrices read so far.
-        flops: floating-point operations so far, two for a multiply-add.
+    It must not refer to the `GemmCheck`: a reference cycle would keep the matrices in memory until
+    Python's garbage collector runs.
     """
 
     project: Pass
@@ -124,15 +110,12 @@ class GemmCheck:
 
     Args:
         a, b: the operands after any transposition, shapes (M, K) and (K, N).
-        blocks: the GEMM's blocks. Their row, column and depth ranges determine which parts of A
-            and B are read together.
+        blocks: the GEMM's blocks, which determine the parts of A and B that are read together.
         rng: draws the secret vectors and samples. Seed it from the operating system's randomness,
             so that devices cannot predict the vectors.
         project: multiplies matrices by the secret vectors.
 
     Attributes:
-        read_bytes: bytes of A, B and result blocks read so far, including repeated reads.
-        flops: floating-point operations done so far, two for a multiply-add.
         largest: the largest residual so far of a row that was not in doubt, relative to the
             tolerance.
     """
@@ -154,7 +137,7 @@ class GemmCheck:
 
     @property
     def read_bytes(self) -> int:
-        """Return the number of bytes of A, B and result blocks read so far."""
+        """Return the bytes of A, B and result blocks read so far, including repeated reads."""
         return self._project.read_bytes
 
     @property
@@ -163,14 +146,10 @@ class GemmCheck:
         return self._project.flops
 
     def judge(self, block: Block, result: Buffer) -> Judgement:
-        """Check one block that a device returned.
+        """Check one block that a device returned, shape (m, n).
 
-        A non-finite element is correct if the exact element is not finite either. The device is
-        not blamed where overflow depends on the order of summation.
-
-        Args:
-            block: the block's row, column and depth ranges in the GEMM.
-            result: the block's elements as received, shape (m, n).
+        A non-finite element is correct if the exact element is not finite either. The device is not
+        blamed where overflow depends on the order of summation.
         """
         with np.errstate(all="ignore"):
             doubt = self._doubt(block, result)
@@ -212,10 +191,7 @@ class GemmCheck:
         return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
-        """Recompute the rows in doubt in double precision.
-
-        If at least half of the block's rows are in doubt, all rows are recomputed.
-        """
+        """Recompute the rows in doubt in double precision, or all rows if half are in doubt."""
         if 2 * doubt.sum() >= doubt.size:
             doubt = np.ones_like(doubt)
         rows = np.flatnonzero(doubt)
@@ -268,15 +244,7 @@ def _fault(
     values: npt.NDArray[np.float32],
     own: Product,
 ) -> Fault:
-    """Return the fault of a block, described by the element with the largest error.
-
-    Args:
-        block: the block's place in the GEMM.
-        rows: indices of the checked rows within the block.
-        wrong: mask of the wrong elements among the checked elements.
-        values: the checked elements as received.
-        own: the checked elements as recomputed.
-    """
+    """Return the fault of a block, described by the element with the largest error."""
     off = np.where(wrong, np.abs(values - own.exact), 0)
     gross = (
         2 * int(wrong.any(1).sum()) >= max(3, block.m.size)

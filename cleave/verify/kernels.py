@@ -3,18 +3,17 @@
 Each loop reads a matrix as lines in memory, which are the matrix's rows (`along`) or columns
 (`across`). The arguments of both loops are the same:
 
-    flat     the matrix's memory as a 1-D array; bf16 elements are given as uint16
-    stride   number of elements from the start of one line to the start of the next line
-    vectors  the vectors to multiply by, shape (vectors, columns)
-    weights  a weight for each column, shape (columns,)
-    bounds   the boundaries of the groups of columns, shape (groups + 1,)
-    out      accumulates the matrix-vector products, shape (groups, vectors, rows)
-    squares  accumulates the weighted sums of squared elements, shape (groups, rows); an empty array
-             if no squares are needed
+    flat: the matrix's memory as a 1-D array; bf16 elements are given as uint16
+    stride: number of elements from the start of one line to the start of the next line
+    vectors: the vectors to multiply by, shape (vectors, columns)
+    weights: a weight for each column, shape (columns,)
+    bounds: the boundaries of the groups of columns, shape (groups + 1,)
+    out: accumulates the matrix-vector products, shape (groups, vectors, rows)
+    squares: accumulates the weighted sums of squared elements, shape (groups, rows); empty if none
 
-A loop reads four lines and two vectors at a time, because their sums fill the registers. While it
-reads a part of four lines, it prefetches the same part of the next four lines. Processors do not
-predict this access pattern, and waiting for memory would double the time.
+A loop reads four lines and two vectors at a time, because their sums fill the registers. It
+prefetches the same part of the next four lines, since processors do not predict this access
+pattern: waiting for memory would double the time.
 
 Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
 BLAS. Infinities and NaNs propagate.
@@ -103,8 +102,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        A map from the matrix's dtype, and whether the lines in memory are columns, to the compiled
-            loop.
+        A map from the matrix's dtype, and whether the lines in memory are columns, to the loop.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
@@ -134,10 +132,7 @@ def _sum_all(
 ) -> Any:
     """Return the sums of b x, b y and b^2 z over a part of each of four lines.
 
-    Each element b is read once.
-
     Args:
-        flat, stride: the matrix (see the module's description).
         four: indices of the four lines.
         after: indices of the lines to prefetch.
         span: first and last element (exclusive) of the part.
@@ -227,10 +222,7 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add products to `out` and squares to `squares` for a matrix whose lines are its rows.
-
-    The module's description explains the arguments.
-    """
+    """Process a matrix whose lines are its rows; see the module's description."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
@@ -285,15 +277,8 @@ def _add_all(
 ) -> None:  # fmt: skip
     """Add b x to `xs`, b y to `ys` and b^2 z to `squares` for a part of each of four lines.
 
-    Each element b is read once.
-
-    Args:
-        flat, stride: the matrix (see the module's description).
-        four: indices of the four lines.
-        after: indices of the lines to prefetch.
-        span: first and last element (exclusive) of the part.
-        x, y, z: four factors each, one for each line.
-        xs, ys, squares: 1-D sums, with an element for each element of a line.
+    The arguments are those of `_sum_all`, but x, y and z have a factor for each line, and the sums
+    have an element for each element of a line.
     """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
@@ -365,10 +350,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add products to `out` and squares to `squares` for a matrix whose lines are its columns.
-
-    The module's description explains the arguments.
-    """
+    """Process a matrix whose lines are its columns; see the module's description."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):

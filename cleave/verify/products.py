@@ -1,18 +1,17 @@
 """Multiplies A and B of a GEMM by secret vectors, which a check compares with the device's results.
 
-The entries r_j of the vectors have random signs and magnitudes uniform in [0.75, 1.25]. Random
-magnitudes detect pairs of wrong elements that cancel in a row; signs alone would miss half of such
-pairs. The minimum magnitude ensures that no small entry hides an error.
+The entries r_j of the vectors have random signs and magnitudes uniform in [0.75, 1.25]. Signs alone
+would miss half of the pairs of wrong elements that cancel in a row, and small entries would hide
+errors.
 
-Each entry r_j is multiplied by a weight w_j: the inverse of the typical rounding error of column j
-of the result. So each column has its own tolerance, and a column of large elements hides no errors
-in the other columns. The rounding error is estimated from B's columns and, for 16-bit results, from
-a few random rows of A. In fp32 the estimate reads a part of the depth. If that part turns out not
-to be representative, for example after ReLU, the estimate is repeated over the full depth.
+Each r_j is multiplied by a weight w_j: the inverse of the typical rounding error of column j of the
+result, so a column of large elements hides no errors in the others. The rounding error is estimated
+from B's columns and, for 16-bit results, from a few random rows of A. In fp32 the estimate reads a
+part of the depth. If that part is not representative, for example after ReLU, the estimate is
+repeated over the full depth.
 
-A and B are read as few times as the blocks allow. All blocks with the same columns share B r, and
-all blocks with the same rows share one read of A. If the blocks' ranges overlap only partly, A and
-B are cut at the boundaries of all blocks, so that each is still read once.
+All blocks with the same columns share B r, and all blocks with the same rows share one read of A.
+If the blocks' ranges overlap only partly, A and B are cut at the boundaries of all blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Final, NamedTuple
 
@@ -31,16 +29,14 @@ from cleave.gemm import Block, Span
 from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
+# Secret vectors for each dtype of the operands. Two cancelling errors in a row stay undetected if
+# each vector has two equal entries, up to rounding, at their columns. With 16-bit rounding, two
+# vectors miss a few hundredths of a percent of error pairs five times as large as the elements'
+# root mean square. Four vectors miss the square of that fraction.
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Number of secret vectors for each dtype of the operands. Two cancelling errors in a row stay
-undetected if each vector has two equal entries, up to rounding, at their columns. With 16-bit
-rounding, two vectors miss a few hundredths of a percent of error pairs whose size is five times the
-elements' root mean square. Four vectors miss the square of that fraction."""
 
+# Maximum columns tested together. Rounding errors of more columns would hide larger errors.
 GROUP: Final = 512
-"""Maximum number of columns that are tested together. The rounding errors of more columns would
-hide larger errors."""
-
 _LEAST_ENTRY: Final = 0.75
 _ENTRY_RANGE: Final = 0.5  # difference of the largest and the smallest magnitude
 _SAMPLED_ROWS: Final = 16  # number of rows of A from which the norms of C's columns are estimated
@@ -51,56 +47,33 @@ _SHARED_PASSES: Final = 1.5  # mean reads of each element above which all blocks
 
 
 class Columns(NamedTuple):
-    """The secret vectors and weights for the columns of a block.
+    """The secret vectors and weights for the columns of a block."""
 
-    Attributes:
-        vectors: weighted entries r_j w_j, shape (vectors, columns).
-        weights: squared weights w_j^2, shape (columns,).
-        bounds: boundaries of the groups of columns, from 0 to the number of columns, shape
-            (groups + 1,).
-        totals: sum of w_j^2 over each group, shape (groups,).
-    """
-
-    vectors: Doubles
-    weights: Doubles
-    bounds: Bounds
-    totals: Doubles
+    vectors: Doubles  # weighted entries r_j w_j, shape (vectors, columns)
+    weights: Doubles  # squared weights w_j^2, shape (columns,)
+    bounds: Bounds  # boundaries of the groups of columns, from 0, shape (groups + 1,)
+    totals: Doubles  # sum of w_j^2 over each group, shape (groups,)
 
 
 class Expected(NamedTuple):
-    """The expected product of a correct block and the secret vectors, for each group of columns.
+    """The expected product of a correct block and the secret vectors, for each group of columns."""
 
-    Attributes:
-        products: A (B r), shape (groups, vectors, rows).
-        a_squares: |a_i|^2 for each row a_i of A, shape (rows,).
-        b_squares: sum of w_j^2 |b_j|^2 over the columns b_j of B in a group, shape (groups,).
-        precision: inverse of the minimum variance of the rounding error of fp32 results, shape
-            (groups, 1, rows).
-    """
-
-    products: Doubles
-    a_squares: Doubles
-    b_squares: Doubles
+    products: Doubles  # A (B r), shape (groups, vectors, rows)
+    a_squares: Doubles  # |a_i|^2 for each row a_i of A, shape (rows,)
+    b_squares: Doubles  # sum of w_j^2 |b_j|^2 over the columns b_j of B in a group, shape (groups,)
+    # inverse of the minimum variance of the rounding error of fp32 results, shape (groups, 1, rows)
     precision: Doubles
 
 
 class _BPart(NamedTuple):
-    """Products of B and the secret vectors for a range of columns and depths.
-
-    Attributes:
-        products: B r for each group of columns, shape (groups, vectors, depth).
-        squares: sum of w_j^2 |b_j|^2 over each group, within the depth range, shape (groups,).
-    """
+    """B r, shape (groups, vectors, depth), and the sums of w_j^2 |b_j|^2, shape (groups,)."""
 
     products: Doubles
     squares: Doubles
 
 
 class _APart(NamedTuple):
-    """Products of A and B r for a range of rows, columns and depths.
-
-    The fields `products`, `squares` (|a_i|^2) and `precision` are defined as in `Expected`.
-    """
+    """The fields of `Expected` for a range of rows and depths; `squares` are |a_i|^2."""
 
     products: Doubles
     squares: Doubles
@@ -116,12 +89,7 @@ def group_bounds(n: Span) -> Bounds:
 class SecretProducts:
     """Computes and caches the products of one GEMM's A and B with secret vectors.
 
-    Args:
-        a, b: the operands after any transposition, shapes (M, K) and (K, N).
-        blocks: the GEMM's blocks. Their row, column and depth ranges determine which parts of A
-            and B are read together.
-        rng: draws the secret vectors.
-        project: multiplies matrices by the secret vectors.
+    The arguments are those of `cleave.verify.check.GemmCheck`.
     """
 
     def __init__(
@@ -147,8 +115,8 @@ class SecretProducts:
         self._at_depth: dict[Span, set[Span]] = defaultdict(set)
         for block in blocks:
             parts = self._parts(block.n)
-            for k in self._cuts.depths(block.k):
-                for m in self._cuts.rows(block.m):
+            for k in _split(block.k, self._cuts.k):
+                for m in _split(block.m, self._cuts.m):
                     self._meets[m, k][block.n] = None
                 self._at_depth[k].update(parts)
         self._rows_of: dict[tuple[Span, tuple[Span, ...]], list[Span]] = defaultdict(list)
@@ -170,8 +138,7 @@ class SecretProducts:
     def of(self, block: Block) -> Expected:
         """Return the expected product of a block and the secret vectors.
 
-        If the block shows that the column sample was not representative, all weights and products
-        are computed again from the full depth.
+        If the sample was not representative, everything is computed again from the full depth.
         """
         expected = self._of(block)
         if self._uneven:
@@ -183,9 +150,9 @@ class SecretProducts:
         return expected
 
     def _of(self, block: Block) -> Expected:
-        depths = self._cuts.depths(block.k)
+        depths = _split(block.k, self._cuts.k)
         b_squares = sum((self._b_of(k, block.n).squares for k in depths), np.zeros(()))
-        rows = self._cuts.rows(block.m)
+        rows = _split(block.m, self._cuts.m)
         if len(rows) == len(depths) == 1:  # the usual case: nothing to concatenate
             part = self._a_part(block.m, block.k, block.n)
             return Expected(part.products, part.squares, b_squares, part.precision)
@@ -216,12 +183,11 @@ class SecretProducts:
         return self._entries[:, n.start : n.stop] * weights, np.square(weights)
 
     def _typical(self, n: Span) -> Doubles:
-        """Return the typical rounding error of an element in each column of the result.
+        """Return the typical rounding error in each column of the result. Only ratios matter.
 
-        With 16-bit results, the rounding error depends on the size of the elements, which is
-        estimated from random sums of a few rows of A. With fp32 results, it depends on the norms of
-        B's columns, which are estimated from a part of the depth. Only the ratios between columns
-        matter.
+        With 16-bit results it depends on the size of the elements, estimated from random sums of a
+        few rows of A. With fp32 results it depends on the norms of B's columns, estimated from a
+        part of the depth.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
         with np.errstate(all="ignore"):
@@ -245,7 +211,7 @@ class SecretProducts:
         return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
 
     def _random_sums(self) -> Doubles:
-        """Return random sums of a few random rows of A, with random signs, shape (sketches, K)."""
+        """Return random sums of a few rows of A, with random signs, shape (sketches, K)."""
         rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
         some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
         signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
@@ -287,10 +253,7 @@ class SecretProducts:
                 )
 
     def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
-        """Return the row ranges that are read together with `m`.
-
-        These are the unread row ranges next to `m` whose blocks have the same columns.
-        """
+        """Return the unread row ranges next to `m` whose blocks have the same columns."""
         rows = self._rows_of[k, tuple(self._meets[m, k])]
         return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
@@ -299,7 +262,7 @@ class SecretProducts:
         if self._cuts.n is None:
             return [n]
         groups = starmap(Span, pairwise(group_bounds(n).tolist()))
-        return [part for group in groups for part in self._cuts.columns(group)]
+        return [part for group in groups for part in _split(group, self._cuts.n)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
         """Return B r for the columns `n` of a block and the depths `k`."""
@@ -307,7 +270,7 @@ class SecretProducts:
             return self._b_part(k, n)
         products, squares = [], []
         for group in starmap(Span, pairwise(group_bounds(n).tolist())):
-            parts = [self._b_part(k, part) for part in self._cuts.columns(group)]
+            parts = [self._b_part(k, part) for part in _split(group, self._cuts.n)]
             products.append(sum((part.products[0] for part in parts[1:]), parts[0].products[0]))
             squares.append(sum(float(part.squares[0]) for part in parts))
         return _BPart(np.array(products), np.array(squares))
@@ -336,11 +299,7 @@ class SecretProducts:
         return part
 
     def _beside(self, k: Span, n: Span) -> Sequence[Span]:
-        """Return the column ranges that are read together with `n`.
-
-        With fp32 these are all unread column ranges next to `n` at the depths `k`, so that rows of
-        B are read contiguously.
-        """
+        """Return the unread column ranges next to `n`, so that rows of B are read contiguously."""
         if self._a.dtype is not DType.FP32:  # in the cache, because the estimate just read it
             return [n]
         unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
@@ -360,26 +319,12 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
     return ordered[first : last + 1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """Positions at which A and B are cut into separately read parts.
-
-    Attributes:
-        m, n, k: sorted positions along rows, columns and depth; None to read whole blocks.
-    """
+class _Cuts(NamedTuple):
+    """Sorted positions at which A and B are cut into separately read parts; None to cut nothing."""
 
     m: list[int] | None = None
     n: list[int] | None = None
     k: list[int] | None = None
-
-    def rows(self, m: Span) -> list[Span]:
-        return _split(m, self.m)
-
-    def columns(self, n: Span) -> list[Span]:
-        return _split(n, self.n)
-
-    def depths(self, k: Span) -> list[Span]:
-        return _split(k, self.k)
 
 
 def _split(span: Span, cuts: list[int] | None) -> list[Span]:
@@ -390,13 +335,9 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 
 
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
-    """Return the positions at which to cut A and B.
+    """Return the positions at which to cut A and B, whose shapes are `a` and `b`.
 
-    A and B are cut only if reading them block by block would read their elements too often.
-
-    Args:
-        a, b: shapes of A and B.
-        blocks: all blocks of the GEMM.
+    They are cut only if reading them block by block would read their elements too often.
     """
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})

@@ -1,9 +1,8 @@
-"""Multiplies a matrix by several vectors and computes weighted squared norms of its rows.
+"""Multiplies a matrix by vectors and computes weighted squared norms of its rows, in one pass.
 
-A single pass over the matrix computes both. All sums are in double precision for every dtype,
-because a check must be far more exact than the checked results. The pass runs in numpy or in a
-compiled loop (`cleave.verify.kernels`). The compiled loop is several times as fast, because it
-finishes each part of a row while that part is in the L1 cache.
+All sums are in double precision, because a check must be far more exact than the checked results.
+The compiled loop (`cleave.verify.kernels`) is several times as fast as numpy, because it finishes
+each part of a row while that part is in the L1 cache.
 """
 
 from __future__ import annotations
@@ -23,45 +22,29 @@ from cleave.arrays import Buffer, Doubles, DType
 
 Bounds = npt.NDArray[np.int64]
 
+# A function `project(matrix, vectors, weights, bounds)`. It multiplies a matrix, shape (rows,
+# columns), by vectors, shape (count, columns), separately in each group of columns. `bounds` are
+# the groups' boundaries, from 0 to the number of columns; None for a single group. It returns the
+# products, shape (groups, count, rows), and the sums of weights_j x_ij^2, shape (groups, rows), or
+# (groups, 0) if `weights` is None.
 Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles, Doubles]]
-"""A function `project(matrix, vectors, weights, bounds)` that multiplies a matrix by vectors.
 
-Args:
-    matrix: matrix x, shape (rows, columns), any dtype and strides.
-    vectors: shape (count, columns); `count` may be 0.
-    weights: weights of the columns, shape (columns,); None if no squares are needed.
-    bounds: boundaries of the groups of columns, from 0 to the number of columns; None for a single
-        group.
-
-Returns:
-    The products of the matrix and the vectors, summed over each group of columns separately, shape
-        (groups, count, rows). Then the sums of weights_j x_ij^2 over each group, shape (groups,
-        rows); without weights, an array of shape (groups, 0).
-"""
-
+# Elements per chunk of `numpy_pass`: a chunk in double precision stays in the cache.
 _AT_ONCE: Final = 100_000
-"""Maximum elements per chunk of `numpy_pass`. A chunk in double precision stays in the cache while
-it is multiplied by all vectors and squared."""
 
+# Multiply-adds for which OpenBLAS starts no threads, which would spin on cores of training.
 _ONE_THREAD: Final = 250_000
-"""Maximum multiply-adds in one call of OpenBLAS for which it starts no threads. Its threads would
-spin longer than they compute, on cores that training needs."""
-
-_FEW: Final = 10
-"""Maximum number of vectors for which the compiled loops are faster than BLAS."""
-
 _NO_WEIGHTS: Final = np.zeros(0)
 
+# Bytes read before the loops are compiled. It takes seconds, and saves 0.1 s per gigabyte.
 _WORTH_COMPILING_BYTES: Final = 4e9
-"""Bytes that must be read before the loops are compiled. Compilation takes seconds, and compiled
-loops save 0.1 s per gigabyte."""
 
 
 class Projector:
     """A `Pass` that starts with numpy and switches to compiled loops in long runs.
 
-    Compiled loops require the package extra `fast` (numba); without it, numpy does all passes. The
-    loops are compiled in a separate thread and cached on disk for the next run.
+    Compiled loops require the package extra `fast` (numba). They are compiled in a separate thread
+    and cached on disk for the next run.
 
     Args:
         worth_compiling_bytes: bytes of matrices that must be read before compilation starts.
@@ -145,14 +128,7 @@ def compiled_pass() -> Pass:
 def _room(
     matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
 ) -> tuple[Bounds, Doubles, Doubles]:
-    """Return the boundaries of all groups, and zeros of the shapes that a `Pass` returns.
-
-    Args:
-        matrix: the matrix of the pass.
-        count: number of vectors.
-        weights: weights of the columns; None if no squares are needed.
-        bounds: boundaries of the groups of columns; None for a single group.
-    """
+    """Return the boundaries of all groups, and zeros of the shapes that a `Pass` returns."""
     rows, columns = matrix.shape
     if bounds is None:
         bounds = np.array((0, columns))
@@ -179,7 +155,7 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the row and column slices of chunks that cover a matrix, in memory order.
+    """Yield row and column slices that cover a matrix, in memory order.
 
     A chunk has about `elements` elements, and at least 16 lines even if the lines are long.
     """

@@ -1,13 +1,8 @@
 """Limits on the rounding error of a matrix multiplication that sums in fp32 in any order.
 
-Three limits have different purposes:
-
-- `variance` models the rounding errors of honest devices. It decides which rows of a block are
-  recomputed.
-- `Product.may_be` is a bound that no order of summation exceeds. It decides which devices are
-  blamed.
-- `Product.likely` lies between the two. Sums with independent rounding errors stay within it.
-  Elements outside it are counted, and only a large count is significant.
+`variance` models honest devices, and decides which rows of a block are recomputed. `Product.may_be`
+is a bound that no order of summation exceeds, and decides which devices are blamed.
+`Product.likely` lies between the two: only a large count of elements outside it is significant.
 """
 
 from __future__ import annotations
@@ -25,19 +20,15 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Truth = npt.NDArray[np.bool_]
 
-UNIT: Final = 2.0**-24
-"""The unit roundoff of fp32."""
+UNIT: Final = 2.0**-24  # unit roundoff of fp32
 
+# Unit roundoff of each result dtype; 0 for fp32, since fp32 sums are returned unrounded.
 OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-"""Unit roundoff of each result dtype; 0 for fp32, since fp32 sums are returned unrounded."""
 
+# Maximum absolute rounding error near zero. Devices may flush fp32 and bf16 numbers below the
+# smallest normal number to zero. For fp16 it is half of the spacing of subnormal numbers.
 LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-"""Maximum absolute rounding error near zero for each dtype. For fp32 and bf16 this is the smallest
-normal number, because devices may flush smaller numbers to zero. For fp16 this is half of the
-spacing of subnormal numbers, because honest devices do not flush fp16 results to zero."""
-
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
-
 _FLUSHED: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}
 _TRUNCATED_UNIT: Final = 2 * UNIT  # some GPUs' adders truncate instead of rounding
 _PROBABLE: Final = 6.0  # largest plausible sum of rounding errors, in standard deviations
@@ -55,20 +46,20 @@ def variance(
 
     For a row a of A, columns b_j of B with weights w_j, depth K, and results c_j, the variance is
 
-        4 u^2 |a|^2 sum w_j^2 |b_j|^2 + (K u^2 / 9 + u_out^2 / 3) sum w_j^2 c_j^2
-        + f^2 sum w_j^2 + K g^2 (|a|^2 sum w_j^2 + sum w_j^2 |b_j|^2)
+            4 u^2 |a|^2 sum w_j^2 |b_j|^2 + (K u^2 / 9 + u_out^2 / 3) sum w_j^2 c_j^2
+            + f^2 sum w_j^2 + K g^2 (|a|^2 sum w_j^2 + sum w_j^2 |b_j|^2)
 
     with the unit roundoffs u of fp32 and u_out of the results. The first term covers partial sums
-    that drift further from zero than a random walk, as in training. A random walk with sequential
-    summation would give a twentieth of this term. The second term covers sums of terms with one
-    sign, and rounding of the results. The last two terms cover numbers near zero, where the
-    rounding error is absolute: at most f in results and g in operands (`LEAST`).
+    that drift further from zero than a random walk, as in training. A random walk would give a
+    twentieth. The second term covers sums of terms with one sign, and rounding of the results. The
+    others cover numbers near zero, with an absolute error of at most f in results and g in operands
+    (`LEAST`).
 
     Args:
         a_square: |a|^2, any shape.
         b_square: sum of w_j^2 |b_j|^2, same shape as `a_square`.
-        length: sum of w_j^2 c_j^2, same shape as `a_square`. It cannot exceed
-            a_square * b_square in an honest result, so larger values do not raise the variance.
+        length: sum of w_j^2 c_j^2, same shape as `a_square`. Values above a_square * b_square,
+            which no honest result has, do not raise the variance.
         total: sum of w_j^2.
         depth: K.
         dtype: dtype of the results.
@@ -85,25 +76,19 @@ class Product:
     """Elements of a matrix product A B in double precision, with bounds on fp32 rounding errors.
 
     Attributes:
-        exact: the elements, shape (rows, columns).
-        reach: sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum, same shape.
         inputs: sum over k of |a_ik| + |b_kj|, same shape. This is the maximum effect of flushing
             operands to zero, in units of the smallest normal number.
-        depth: number of terms in each sum.
     """
 
-    exact: Doubles
+    exact: Doubles  # the elements, shape (rows, columns)
+    # sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum, same shape
     reach: Doubles
     inputs: Doubles
-    depth: int
+    depth: int  # number of terms in each sum
 
     @classmethod
     def of(cls, a: Doubles, b: Doubles) -> Product:
-        """Multiply two matrices in double precision.
-
-        Args:
-            a, b: the operands, shapes (rows, depth) and (depth, columns).
-        """
+        """Multiply two matrices, shapes (rows, depth) and (depth, columns), in double precision."""
         larger_a, larger_b = np.abs(a), np.abs(b)
         inputs = larger_a.sum(1)[:, None] + larger_b.sum(0)
         return cls(a @ b, larger_a @ larger_b, inputs, a.shape[1])
@@ -125,14 +110,9 @@ class Product:
 
         The error of a sum of K products is at most K u times the sum of the products' magnitudes
         (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with
-        truncation instead of rounding. This gives an interval around the exact element. Rounding
-        is monotonic, so every value between the rounded ends of the interval is possible. Where a
-        partial sum may overflow, or the exact sum is not finite, every non-finite value is possible
-        too.
-
-        Args:
-            values: received values, same shape as `exact`.
-            dtype: dtype of the received values.
+        truncation. Rounding is monotonic, so every value between the rounded ends of this interval
+        is possible. Where a partial sum may overflow, or the exact sum is not finite, every
+        non-finite value is possible too.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)
@@ -143,12 +123,8 @@ class Product:
     def likely(self, values: Floats, dtype: DType) -> Truth:
         """Return a mask of the values that are plausible if rounding errors are independent.
 
-        The error of a sum of K products with independent rounding errors is at most about
-        sqrt(K) u times the sum of the products' magnitudes, in any order (Higham and Mary 2019).
-
-        Args:
-            values: received values, same shape as `exact`.
-            dtype: dtype of the received values.
+        The error of a sum of K products is then at most about sqrt(K) u times the sum of the
+        products' magnitudes, in any order (Higham and Mary 2019).
         """
         off = _PROBABLE * np.sqrt(self.depth + 1) * UNIT * self.reach
         lost = ~np.isfinite(self.exact) | (self.reach + off > LARGEST_FP32)

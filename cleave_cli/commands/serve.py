@@ -150,8 +150,8 @@ def serve(
     # the server's event loop does. torch reads this variable on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.planner.coding import CodingPolicy
+    from cleave.scheduler.sessions.result_judging import Verification
     from cleave.scheduler.stages.runs import StagesOn
-    from cleave.scheduler.tiles.check_policy import Verification
 
     verification = Verification.of(verify)
     stages, coded = StagesOn.of(stages_on), CodingPolicy.of(coding)

@@ -21,15 +21,15 @@ from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
+    Behavior,
     Refusal,
     SharedSecretAuth,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.scheduler.sessions.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
 from cleave.scheduler.sessions.reputation import QUARANTINE, Wrong
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
 
@@ -124,13 +124,15 @@ def sent(orders: list[ForRuntime], session: int) -> list[Message]:
     return [o.message for o in orders if isinstance(o, Send) and o.session == session]
 
 
-def submit(manager: SessionManager, side: int = 4) -> list[ForRuntime]:
+def submit(
+    manager: SessionManager, side: int = 4, job: int = 1, now_s: float = 1.0
+) -> list[ForRuntime]:
     ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
-    refs = MatrixRef(10, False), MatrixRef(11, False)
+    refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
     gemm = GemmJob(
-        1, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
+        job, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
     )
-    return manager.submit(gemm, ones, ones, 1.0)
+    return manager.submit(gemm, ones, ones, now_s)
 
 
 @pytest.fixture
@@ -182,13 +184,6 @@ def test_the_newer_of_two_sessions_counts(manager: SessionManager, auth: FakeAut
     assert list(manager.sessions) == [2, 3]
     assert manager.ready_devices == 2
     assert auth.left == [(7, error.message, False)]
-
-
-def test_devices_without_an_identity_are_never_the_same() -> None:
-    manager = SessionManager(auth=SharedSecretAuth("key"))
-    come(manager, 1, "key")
-    come(manager, 2, "key")
-    assert manager.ready_devices == 2
 
 
 # --- gone, and back ---
@@ -280,14 +275,6 @@ def test_a_device_lost_while_it_was_measured_is_measured_again(manager: SessionM
     assert manager.sessions[2].state is DeviceState.PROBING
 
 
-def test_what_is_known_of_those_who_left_is_forgotten(manager: SessionManager) -> None:
-    for number in range(5):
-        come(manager, number, str(number))
-        manager.closed(number, "gone", 1.0)
-    manager.tick(1.0 + GRACE_S + CREDIT_S)
-    assert not manager.history._departed
-
-
 ENDS = {
     "lost": (None, True),
     "bye": (messages.Bye("home"), False),
@@ -300,11 +287,7 @@ ENDS = {
 @pytest.mark.parametrize(("message", "lost"), ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("hello", [HELLO, UNMEASURED], ids=["ready", "probing"])
 def test_every_end_is_told_once(
-    manager: SessionManager,
-    auth: FakeAuth,
-    message: Message | None,
-    lost: bool,
-    hello: Hello,
+    manager: SessionManager, auth: FakeAuth, message: Message | None, lost: bool, hello: Hello
 ) -> None:
     come(manager, 1, hello=hello)
     if message is not None:

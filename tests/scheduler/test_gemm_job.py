@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.errors import PlanError
 from cleave.fleet.product import Output
-from cleave.gemm import Block, Gemm, Span, Tile, TileCut
+from cleave.gemm import Block, Gemm, Span, Tile, gemm_of
 from cleave.machine.backends import Compute, NumpyBackend, StoredArray, execute
 from cleave.planner.plan import (
     DeviceRates,
@@ -177,73 +176,10 @@ def test_partial_sums_do_not_depend_on_the_order_of_arrival(gemm: Gemm, seed: in
     np.testing.assert_allclose(expected, a @ b, rtol=1e-3, atol=1e-3 * np.abs(a).max())
 
 
-def test_an_upper_slab_waits_for_the_lower_one() -> None:
-    job = _job(Gemm(1, 1, 3), _Slabs())
-    lowest, middle, top = (task for _, task in _tasks(job))
-    assert list(job.arrived(top, "top")) == []
-    assert list(job.arrived(middle, "middle")) == []
-    assert not job.complete
-    ready = list(job.arrived(lowest, "lowest"))
-    assert ready == [(lowest, "lowest"), (middle, "middle"), (top, "top")]
-    assert job.complete
-
-
-class _Slabs:
-    """One slab for each index of the depth, in order."""
-
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
-        m, n = Span(0, gemm.m), Span(0, gemm.n)
-        spans = [Span(k, k + 1) for k in range(gemm.k)]
-        cuts = [TileCut(Tile(m, n, k), (m,), (n,), (k,)) for k in spans]
-        return Plan(gemm, tuple(PlannedTile(1, cut, 0, 0, 0.0) for cut in cuts), 0.0)
-
-
-def test_finished_blocks_wait_for_nothing() -> None:
-    job = _job(Gemm(64, 64, 8), TilePlanner())
-    tasks = [task for _, task in _tasks(job)]
-    for task in reversed(tasks):
-        assert not job.complete
-        assert list(job.arrived(task, "payload")) == [(task, "payload")]
-    assert job.complete
-
-
-def test_no_devices_is_a_plan_error() -> None:
-    with pytest.raises(PlanError):
-        _job(Gemm(2, 2, 2), TilePlanner()).assign([], Scheduler().device_memory)
-
-
-def test_many_partial_sums_are_put_in_order_in_reasonable_time() -> None:
-    """Ten times the slabs may cost ten, not a hundred times as many comparisons."""
-    comparisons = [_overlap_checks(slabs) for slabs in (20, 200)]
-    assert comparisons[1] <= 20 * comparisons[0]
-
-
-def _overlap_checks(slabs: int) -> int:
-    checks = 0
-
-    class Counting(Span):
-        def overlaps(self, other: Span) -> bool:
-            nonlocal checks
-            checks += 1
-            return super().overlaps(other)
-
-    class Planner(_Slabs):
-        def plan(self, *arguments: Any) -> Plan:
-            plan = super().plan(*arguments)
-            cuts = [t.cut for t in plan.tiles]
-            side = Counting(0, 1)
-            cuts = [TileCut(Tile(side, side, c.tile.k), (side,), (side,), c.k_cuts) for c in cuts]
-            return Plan(plan.gemm, tuple(PlannedTile(1, c, 0, 0, 0.0) for c in cuts), 0.0)
-
-    _tasks(_job(Gemm(1, 1, slabs), Planner()))
-    return checks
+def test_shapes_that_do_not_fit_make_no_gemm() -> None:
+    assert gemm_of((2, 3), (3, 5)) == Gemm(2, 5, 3)
+    with pytest.raises(ValueError, match="2x3"):
+        gemm_of((2, 3), (4, 5))
 
 
 # --- what devices hold already ---
@@ -354,23 +290,3 @@ def test_strips_that_are_held_are_not_cut_into_more_blocks_than_their_size_asks_
     (residency,) = spy.offered
     assert [m.size for m in residency.tiles[1].m_cuts] == [1024] * 4
     assert [n.size for n in residency.tiles[1].n_cuts] == [2048] * 2
-
-
-def test_a_row_partition_is_offered_again() -> None:
-    """One device, all of A: the next GEMM of A sends only the new side."""
-    first = _job(Gemm(4, 4, 4), TilePlanner())
-    scheduler = _holding(first, 1)
-    spy = _Spy(TilePlanner())
-    job = _job(Gemm(4, 6, 4), spy, b=MatrixRef(103, False))
-    tasks = list(job.assign(_fleet(1), scheduler.device_memory))
-    (residency,) = spy.offered
-    assert residency.held_bytes == {1: 4 * 4 * 4}
-    known = {x.id for x in scheduler.device_memory.holders(A)[1]}
-    used = {x.id for _, task in tasks for x in task.inputs if x.operand == A}
-    assert used <= known
-
-
-def test_nothing_is_offered_of_operands_nobody_holds() -> None:
-    spy = _Spy(TilePlanner())
-    _tasks(_job(Gemm(4, 4, 4), spy))
-    assert spy.offered == []

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
-from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message, Result
 from cleave.scheduler.instructions import Note
 from cleave.scheduler.sessions.pace import (
@@ -30,7 +28,6 @@ from cleave.scheduler.sessions.pace import (
     LEAST_LATE_S,
     SAMPLES,
     SLOW,
-    Estimate,
     Pace,
     Sample,
     common_delay_s,
@@ -227,23 +224,6 @@ def test_plans_are_kept_while_an_estimate_hardly_changes() -> None:
         now_s = burst(pace, now_s, 0.12 * SLOW * random.uniform(0.7, 1.4))
         changes += pace.judge(0.0, now_s)
     assert changes <= 12
-
-
-@pytest.mark.parametrize("estimate", [AS_STATED, Estimate(4.0, 0.0), Estimate(1.0, 5.0)])
-def test_rates_are_as_the_estimate_says(estimate: Estimate) -> None:
-    rates = estimate.of(RATES)
-    assert rates.flops_per_s == RATES.flops_per_s / estimate.slowness
-    assert rates.latency_s == RATES.latency_s + estimate.late_s / 2
-    assert (rates == RATES) is (not estimate.slow)
-
-
-def test_the_planner_leaves_out_who_is_too_late_and_uses_it_for_what_takes_long() -> None:
-    good = [DeviceRates(i, 1e8, 1e8, 5e10, 0.002) for i in (1, 2, 3)]
-    late = Estimate(1.0, 5.0).of(DeviceRates(4, 1e8, 1e8, 5e10, 0.002))
-    planner = TilePlanner()
-    for gemm, used in ((Gemm(1024, 3072, 768), 3), (Gemm(16384, 16384, 16384), 4)):
-        plan = planner.plan(gemm, ElementBytes(4, 4), [*good, late])
-        assert plan.devices_used == used, gemm
 
 
 # --- a fleet with a straggler, in virtual time ---

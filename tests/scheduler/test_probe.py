@@ -14,19 +14,13 @@ from cleave.arrays import Array, Buffer, DType, narrow
 from cleave.device.core import DeviceCore
 from cleave.machine.backends import Compute, NumpyBackend, as_buffer, execute
 from cleave.protocol import messages
-from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
+from cleave.protocol.messages import ErrorCode, Hello, Message
 from cleave.scheduler.instructions import Send
 from cleave.scheduler.sessions.session_manager import SessionManager
+from tests.scheduler import test_admission
 
-HELLO = Hello(
-    Role.DEVICE,
-    name="laptop",
-    ops=(Op.MATMUL.value,),
-    dtypes=tuple(d.value for d in DType),
-    memory_bytes=2**30,
-    flops_per_s=1e10,
-    downlink_bytes_per_s=1e8,
-    uplink_bytes_per_s=1e8,
+HELLO = replace(
+    test_admission.HELLO, flops_per_s=1e10, downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8
 )
 
 Product = Callable[[Compute], Buffer]
@@ -37,7 +31,11 @@ def right(order: Compute) -> Buffer:
 
 
 class Joining:
-    """A device that joins, computing as it likes and as fast as it likes."""
+    """A device that joins, computing as it likes and as fast as it likes, behind any link.
+
+    Args:
+        link: bytes per second down and up, and half a round trip in seconds.
+    """
 
     def __init__(
         self,
@@ -45,36 +43,48 @@ class Joining:
         hello: Hello = HELLO,
         flops_per_s: float = 1e10,
         fails: Callable[[], bool] = lambda: False,
+        *,
+        link: tuple[float, float, float] = (1e8, 1e8, 1e-4),
+        verify: bool = True,
     ) -> None:
-        self.manager = SessionManager(verify=True, rng=random.Random(1))
+        self.manager = SessionManager(verify=verify, rng=random.Random(1))
+        self.core = DeviceCore(hello.memory_bytes)
         self.flops = 0
-        self.error: messages.Error | None = None
-        core = DeviceCore(hello.memory_bytes)
+        self.now_s = 0.0
+        self.last: list[Message] = []  # what ends the session
+        self._product, self._flops_per_s, self._fails = product, flops_per_s, fails
+        self._link = link
         self.manager.opened(1, 0.0)
-        now_s = 0.0
-        inbox = deque(_sent(self.manager.received(1, hello, now_s)))
-        while inbox:
-            message = inbox.popleft()
-            if isinstance(message, messages.Error):
-                self.error = message
-                break
+        self._inbox = deque(_sent(self.manager.received(1, hello, 0.0)))
+
+    def run(self) -> Joining:
+        """Until nothing is on its way, or the session ends."""
+        down, up, latency_s = self._link
+        while self._inbox:
+            message = self._inbox.popleft()
+            if isinstance(message, messages.Error | messages.Measured | messages.Bye):
+                self.last.append(message)
+                continue
             payload = getattr(message, "payload", None)
-            now_s += (payload.nbytes if payload is not None else 50) / 1e8 + 1e-4
-            for action in core.received(message):
+            self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
+            for action in [] if self.error else self.core.received(message):
                 assert isinstance(action, Compute), action
-                if fails():
-                    (said,) = core.failed(action.run, "boom")
-                    assert isinstance(said, messages.TaskError)
-                    now_s += 1e-4
-                    inbox += _sent(self.manager.received(1, said, now_s))
-                    continue
-                block = product(action)
-                self.flops += action.flops
-                now_s += action.flops / flops_per_s + block.nbytes / 1e8 + 1e-4
-                for answer in core.computed(action.run, block.pack(), 0.0):
-                    assert isinstance(answer, messages.Result)
-                    inbox += _sent(self.manager.received(1, answer, now_s))
-        self.left_bytes = core.occupied_bytes
+                self.now_s += 2 * latency_s
+                if self._fails():
+                    said = self.core.failed(action.run, "boom")
+                else:
+                    block = self._product(action)
+                    self.flops += action.flops
+                    self.now_s += action.flops / self._flops_per_s + block.nbytes / up
+                    said = self.core.computed(action.run, block.pack(), 0.0)
+                for answer in said:
+                    assert isinstance(answer, messages.Result | messages.TaskError)
+                    self._inbox += _sent(self.manager.received(1, answer, self.now_s))
+        return self
+
+    @property
+    def error(self) -> messages.Error | None:
+        return next((m for m in self.last if isinstance(m, messages.Error)), None)
 
     @property
     def rate(self) -> float:
@@ -99,11 +109,11 @@ UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 
 @pytest.mark.parametrize("hello", [HELLO, UNKNOWN], ids=["stated", "measured"])
 def test_an_honest_device_is_taken(hello: Hello) -> None:
-    device = Joining(right, hello)
+    device = Joining(right, hello).run()
     assert device.error is None
     assert device.manager.ready_devices == 1
     assert device.rate == 1e10
-    assert device.left_bytes == 0
+    assert device.core.occupied_bytes == 0
 
 
 @pytest.mark.parametrize("hello", [HELLO, UNKNOWN], ids=["stated", "measured"])
@@ -112,18 +122,18 @@ def test_a_device_that_fails_now_and_then_is_taken_and_measured_right(
     hello: Hello, seed: int
 ) -> None:
     rng = random.Random(seed)
-    device = Joining(right, hello, fails=lambda: rng.random() < 0.3)
+    device = Joining(right, hello, fails=lambda: rng.random() < 0.3).run()
     assert device.error is None
     rates = device.manager.sessions[1].rates
     assert rates is not None
     assert rates.downlink_bytes_per_s == pytest.approx(1e8, rel=0.1)
     assert rates.uplink_bytes_per_s == pytest.approx(1e8, rel=0.1)
     assert device.rate == 1e10
-    assert device.left_bytes == 0
+    assert device.core.occupied_bytes == 0
 
 
 def test_a_device_that_fails_everything_is_not_taken() -> None:
-    device = Joining(right, fails=lambda: True)
+    device = Joining(right, fails=lambda: True).run()
     assert device.error is not None
     assert device.error.code is ErrorCode.PROTOCOL
     assert "boom" in device.error.message
@@ -178,7 +188,7 @@ def all_zero(order: Compute) -> Buffer:
     ids=["zeros", "fp32 cut", "bf16 sums", "fp16 sums"],
 )
 def test_wrong_numbers_are_refused_before_work(product: Product, text: str) -> None:
-    device = Joining(product)
+    device = Joining(product).run()
     assert device.error is not None
     assert device.error.code is ErrorCode.QUARANTINED
     assert text in device.error.message
@@ -186,14 +196,14 @@ def test_wrong_numbers_are_refused_before_work(product: Product, text: str) -> N
 
 
 def test_a_dtype_that_is_not_claimed_is_not_asked_for() -> None:
-    device = Joining(summed_in(DType.FP16), replace(HELLO, dtypes=("fp32", "bf16")))
+    device = Joining(summed_in(DType.FP16), replace(HELLO, dtypes=("fp32", "bf16"))).run()
     assert device.error is None
 
 
 @pytest.mark.parametrize(("claimed", "shown"), [(1e13, 1e10), (5e11, 2e9), (2e10, 1e10)])
 def test_a_claim_is_believed_up_to_ten_times_what_is_shown(claimed: float, shown: float) -> None:
     claims = replace(UNKNOWN, flops_per_s=claimed, graph_flops_per_s=2 * claimed)
-    device = Joining(right, claims, flops_per_s=shown)
+    device = Joining(right, claims, flops_per_s=shown).run()
     believed = shown if claimed > 10 * shown else claimed
     assert device.rate == pytest.approx(believed, rel=0.15)
     assert device.rate_in_graphs == pytest.approx(

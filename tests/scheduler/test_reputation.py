@@ -18,7 +18,7 @@ from cleave.scheduler.sessions.reputation import (
     Suspects,
     Wrong,
 )
-from cleave.scheduler.tiles.check_policy import CheckScope, Verification
+from cleave.scheduler.sessions.result_judging import CheckScope, Verification
 from cleave.server.auth.access import FAULTS_COUNT_S
 
 

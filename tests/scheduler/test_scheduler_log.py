@@ -44,13 +44,6 @@ def test_the_logs_of_a_job_and_of_a_run(log: SchedulerLog) -> None:
     assert len(log.lines()) == 7
 
 
-def test_the_oldest_makes_room() -> None:
-    log = SchedulerLog(length=3)
-    for at_s in range(3):
-        log.add(float(at_s), events.Tick(), [SendCancel(2, (6,))])
-    assert [line.split()[0] for line in log.lines()] == ["2.000", "2.000"]
-
-
 def test_the_latest_event_is_kept_whole() -> None:
     log = SchedulerLog(length=2)
     log.add(0.0, events.Tick(), [])
@@ -70,30 +63,20 @@ def test_payloads_are_not_kept() -> None:
     assert gone() is None
 
 
+def test_wrong_books_are_told() -> None:
+    scheduler = Scheduler()
+    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
+    scheduler.validate()
+    assert scheduler.leftovers() == []
+    scheduler._devices[1].occupied_bytes = 9
+    with pytest.raises(AssertionError, match="device 1: 9 bytes are booked, and 0 are occupied"):
+        scheduler.validate()
+    assert scheduler.leftovers() == ["device 1 has 0 arrays and tasks left"]
+
+
 def test_a_fault_is_in_the_story() -> None:
     scheduler = Scheduler()
     scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
     with pytest.raises(AttributeError):
         scheduler.handle(events.Submitted(None), 1.0)  # type: ignore[arg-type]
     assert scheduler.log.lines()[-1].startswith("1.000 s: Submitted")
-
-
-def test_the_scheduler_keeps_its_log() -> None:
-    scheduler = Scheduler()
-    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.5)
-    scheduler.handle(events.DeviceLost(1), 1.5)
-    assert [line.split()[2] for line in scheduler.log.lines(device=1)] == [
-        "DeviceReady",
-        "DeviceLost",
-    ]
-    scheduler.validate()
-    assert scheduler.leftovers() == []
-
-
-def test_wrong_books_are_told() -> None:
-    scheduler = Scheduler()
-    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
-    scheduler._devices[1].occupied_bytes = 9
-    with pytest.raises(AssertionError, match="device 1: 9 bytes are booked, and 0 are occupied"):
-        scheduler.validate()
-    assert scheduler.leftovers() == ["device 1 has 0 arrays and tasks left"]

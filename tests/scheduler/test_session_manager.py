@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cleave import arrays
-from cleave.arrays import Buffer, DType
-from cleave.device.core import DeviceCore
-from cleave.gemm import Gemm, gemm_of
-from cleave.machine.backends import Compute, NumpyBackend, execute
-from cleave.planner.plan import ElementBytes
-from cleave.planner.tiles.planner import TilePlanner
+from cleave.arrays import DType
 from cleave.protocol import limits, messages
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Op, Role
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Role
 from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
-from cleave.scheduler.sessions.handshake import FULL_RETRY_S
+from cleave.scheduler.sessions.joining import FULL_RETRY_S
 from cleave.scheduler.sessions.reputation import QUARANTINE
+from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.check_policy import Verification
-from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
+from tests.scheduler import test_admission
+from tests.scheduler.test_admission import submit
+from tests.scheduler.test_probe import Joining, right
 
-HELLO = Hello(
-    Role.DEVICE,
-    name="laptop",
-    ops=(Op.MATMUL.value,),
-    dtypes=tuple(d.value for d in DType),
-    memory_bytes=2**30,
-    flops_per_s=1e9,
-    downlink_bytes_per_s=1e6,
-    uplink_bytes_per_s=1e6,
-)
+HELLO = replace(test_admission.HELLO, name="laptop")
 
 
 def _sent(orders: list[ForRuntime], session: int = 1) -> list[Message]:
@@ -46,15 +32,6 @@ def _sent(orders: list[ForRuntime], session: int = 1) -> list[Message]:
 def _ready(manager: SessionManager, session: int = 1, hello: Hello = HELLO) -> list[ForRuntime]:
     manager.opened(session, 0.0)
     return manager.received(session, hello, 0.0)
-
-
-def _submit(manager: SessionManager, side: int = 4, job: int = 1) -> list[ForRuntime]:
-    ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
-    refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
-    gemm = GemmJob(
-        job, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
-    )
-    return manager.submit(gemm, ones, ones, 1.0)
 
 
 def _refusal(orders: list[ForRuntime]) -> messages.Error:
@@ -107,12 +84,6 @@ def test_who_does_not_fit_is_told_why(message: Message, code: ErrorCode, text: s
     assert manager.ready_devices == 0
 
 
-def test_a_version_mismatch_names_both_versions() -> None:
-    error = _refusal(_ready(SessionManager(), hello=replace(HELLO, version=99)))
-    assert "99" in error.message
-    assert str(limits.VERSION) in error.message
-
-
 def test_another_version_is_told_which_are_spoken_whatever_else_is_wrong() -> None:
     """Role and version are judged before all other fields: those may mean something else."""
     hello = Hello(Role.DEVICE, 2, versions=(3, 2))  # as it is read; no ops, no memory
@@ -148,10 +119,6 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
     assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
 
 
-def test_the_right_credential_is_accepted() -> None:
-    assert _ready(SessionManager("key"), hello=replace(HELLO, credential="key"))[1] == Joined(1)
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -174,19 +141,10 @@ def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> N
     assert list(manager.scheduler.devices) == [2]
 
 
+RATES = ("flops_per_s", "graph_flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s")
 EXTREME: dict[str, dict[str, Any]] = {
-    "huge": {
-        "flops_per_s": 1e308,
-        "graph_flops_per_s": 1e308,
-        "downlink_bytes_per_s": 1e308,
-        "uplink_bytes_per_s": 1e308,
-    },
-    "tiny": {
-        "flops_per_s": 1e-308,
-        "graph_flops_per_s": 1e-308,
-        "downlink_bytes_per_s": 1e-308,
-        "uplink_bytes_per_s": 1e-308,
-    },
+    "huge": dict.fromkeys(RATES, 1e308),
+    "tiny": dict.fromkeys(RATES, 1e-308),
     "far": {"latency_s": 1e308},
     "memory": {"memory_bytes": 2**62},
     "least memory": {"memory_bytes": limits.MIN_DEVICE_MEMORY_BYTES},
@@ -200,7 +158,7 @@ def test_whatever_a_device_states_work_can_be_planned(values: dict[str, Any]) ->
     orders = _ready(manager, 1, replace(HELLO, **values))
     _ready(manager, 2)
     assert Joined(1) in orders
-    assert any(isinstance(m, messages.Run) for o in [_submit(manager, 64)] for m in _all(o))
+    assert any(isinstance(m, messages.Run) for o in [submit(manager, 64)] for m in _all(o))
 
 
 def _all(orders: list[ForRuntime]) -> list[Message]:
@@ -213,7 +171,7 @@ def _all(orders: list[ForRuntime]) -> list[Message]:
 def test_silence_ends_a_session_and_its_work_goes_on_elsewhere() -> None:
     manager = SessionManager()
     _ready(manager, 1)
-    _submit(manager)
+    submit(manager)
     helping = _ready(manager, 2)
     manager.received(2, messages.Heartbeat(), limits.SILENCE_S)
     orders = manager.tick(limits.SILENCE_S + 0.5)
@@ -239,23 +197,6 @@ def test_who_says_no_hello_is_disconnected() -> None:
     assert manager.tick(5.0 + limits.HANDSHAKE_S - 0.1) == []
     assert _refusal(manager.tick(5.1 + limits.HANDSHAKE_S)).code is ErrorCode.LIMIT
     assert not manager.sessions
-
-
-def test_messages_of_ended_sessions_mean_nothing() -> None:
-    manager = SessionManager()
-    _ready(manager)
-    manager.closed(1, "gone", 1.0)
-    assert manager.received(1, messages.Heartbeat(), 2.0) == []
-    assert manager.closed(1, "gone", 2.0) == []
-    assert manager.received(77, HELLO, 2.0) == []
-
-
-@pytest.mark.parametrize("message", [messages.Bye("enough"), messages.Error(ErrorCode.LIMIT, "no")])
-def test_a_device_that_leaves(message: Message) -> None:
-    manager = SessionManager()
-    _ready(manager)
-    assert manager.received(1, message, 1.0) == [Close(1)]
-    assert manager.ready_devices == 0
 
 
 def test_telemetry_is_kept_and_bounded() -> None:
@@ -286,7 +227,7 @@ def test_states_are_named() -> None:
     seen = [manager.state(session)]
     manager.received(1, HELLO, 0.0)
     seen.append(manager.state(session))
-    _submit(manager)
+    submit(manager)
     seen.append(manager.state(session))
     manager.received(1, messages.Drain(), 1.0)
     manager.received(1, messages.Drain(), 1.0)
@@ -308,7 +249,7 @@ def _work_on_one(*, verify: bool = False) -> tuple[SessionManager, messages.Run]
     _ready(manager)
     if verify:  # from now on: the device passed the probe
         _checking(manager)
-    (run,) = [m for m in _sent(_submit(manager)) if isinstance(m, messages.Run)]
+    (run,) = [m for m in _sent(submit(manager)) if isinstance(m, messages.Run)]
     return manager, run
 
 
@@ -408,24 +349,10 @@ def test_a_device_that_lies_while_it_drains_gets_nothing_after_its_end() -> None
     assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
 
 
-def test_bytes_that_come_after_the_end_are_not_answered() -> None:
-    manager = SessionManager()
-    _ready(manager)
-    manager.received(1, messages.Bye(), 1.0)
-    assert manager.refuse(1, ErrorCode.PROTOCOL, "not a message", 1.0) == []
-
-
 def test_a_device_computes_no_longer_than_it_is_there() -> None:
     manager, run = _work_on_one()
     manager.received(1, _result(run, compute_s=1e308), 2.0)
     assert manager.sessions[1].counters.compute_s == 2.0
-
-
-def test_results_of_another_session_do_not_count() -> None:
-    manager, run = _work_on_one()
-    _ready(manager, 2)
-    assert manager.received(2, _result(run), 2.0) == []
-    assert manager.scheduler.counters.results == 0
 
 
 def test_a_released_operand_is_dropped_with_the_next_message() -> None:
@@ -433,7 +360,7 @@ def test_a_released_operand_is_dropped_with_the_next_message() -> None:
     manager.received(1, _result(run), 2.0)
     for operand in (10, 11):
         manager.release(operand, 3.0)
-    first, *_ = _sent(_submit(manager, job=2))
+    first, *_ = _sent(submit(manager, job=2))
     assert isinstance(first, messages.Drop)
     assert set(first.ids) == set(run.inputs)
 
@@ -443,44 +370,10 @@ def test_a_released_operand_is_dropped_with_the_next_message() -> None:
 UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
 
 
-class _Link:
-    """A device behind a link of given rates, which does what it is told."""
-
-    def __init__(
-        self,
-        down: float,
-        up: float,
-        latency_s: float,
-        memory_bytes: int,
-        hello: Hello = UNKNOWN,
-    ) -> None:
-        self.manager = SessionManager()
-        self.core = DeviceCore(memory_bytes)
-        self.rates = (down, up, latency_s)
-        self.now_s = 0.0
-        self.closed = False
-        hello = replace(hello, memory_bytes=memory_bytes)
-        self.unread: list[Message] = []  # what ends the session
-        self.inbox = deque(_sent(_ready(self.manager, 1, hello)))
-
-    def run(self) -> None:
-        """Until nothing is on its way."""
-        down, up, latency_s = self.rates
-        while self.inbox:
-            message = self.inbox.popleft()
-            if isinstance(message, messages.Measured | messages.Bye):
-                self.unread.append(message)
-                continue
-            payload = getattr(message, "payload", None)
-            self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
-            for action in self.core.received(message):
-                assert isinstance(action, Compute), action
-                block = execute(NumpyBackend(), action)
-                self.now_s += 2 * latency_s + block.nbytes / up
-                for answer in self.core.computed(action.run, block.pack(), 0.0):
-                    assert isinstance(answer, messages.Result)
-                    orders = self.manager.received(1, answer, self.now_s)
-                    self.inbox += _sent(orders)
+def _behind(link: tuple[float, float, float], memory_bytes: int, hello: Hello = UNKNOWN) -> Joining:
+    """An honest device behind a link of given rates, which computes in no time."""
+    hello = replace(hello, memory_bytes=memory_bytes)
+    return Joining(right, hello, float("inf"), link=link, verify=False)
 
 
 @pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
@@ -491,7 +384,7 @@ class _Link:
 def test_a_link_that_is_not_stated_is_measured(
     down: float, up: float, latency_s: float, memory_bytes: int
 ) -> None:
-    link = _Link(down, up, latency_s, memory_bytes)
+    link = _behind((down, up, latency_s), memory_bytes)
     assert link.manager.sessions[1].state is DeviceState.PROBING
     assert link.manager.ready_devices == 0
     link.run()
@@ -502,12 +395,12 @@ def test_a_link_that_is_not_stated_is_measured(
     assert rates.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
     assert rates.latency_s <= 2 * latency_s + 1e-3
     assert link.core.occupied_bytes == 0  # nothing of it is left behind
-    assert _submit(link.manager, 64)
+    assert submit(link.manager, 64)
 
 
 def test_work_waits_for_the_probe() -> None:
-    link = _Link(10e6, 5e6, 0.0, 2**30)
-    assert _submit(link.manager) == []
+    link = _behind((10e6, 5e6, 0.0), 2**30)
+    assert submit(link.manager) == []
     assert not link.manager.scheduler.idle
     link.run()
     assert link.manager.scheduler.idle
@@ -530,17 +423,6 @@ def test_another_answer_to_the_probe_is_refused(changes: dict[str, Any]) -> None
     assert _refusal(manager.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
 
 
-def test_devices_may_leave_while_they_are_probed() -> None:
-    manager = SessionManager()
-    for session in (1, 2, 3):
-        _ready(manager, session, UNKNOWN)
-    assert Close(1) in manager.received(1, messages.Drain(), 1.0)
-    assert manager.closed(2, "lost", 1.0) == []
-    assert manager.received(3, messages.Bye(), 1.0) == [Close(3)]
-    assert not manager.sessions
-    assert manager.epoch == 0
-
-
 @pytest.mark.parametrize("memory_bytes", [limits.MIN_DEVICE_MEMORY_BYTES, 2**30])
 @pytest.mark.parametrize(
     ("down", "up", "latency_s"),
@@ -557,10 +439,10 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
     down: float, up: float, latency_s: float, memory_bytes: int
 ) -> None:
     hello = replace(UNKNOWN, measure=True, uplink_bytes_per_s=5e6)
-    link = _Link(down, up, latency_s, memory_bytes, hello)
-    assert _submit(link.manager) == []
+    link = _behind((down, up, latency_s), memory_bytes, hello)
+    assert submit(link.manager) == []
     link.run()
-    measured, bye = link.unread
+    measured, bye = link.last
     assert isinstance(measured, messages.Measured)
     assert measured.downlink_bytes_per_s == pytest.approx(down, rel=0.1)
     assert measured.uplink_bytes_per_s == pytest.approx(up, rel=0.1)
@@ -573,7 +455,7 @@ def test_a_device_that_wants_to_be_measured_is_told_and_gets_no_work(
 def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     manager = SessionManager()
     _ready(manager, 1)
-    _submit(manager)
+    submit(manager)
     orders = _ready(manager, 2)
     first, now_s = manager.sessions[1], 1.0
     while manager.state(first) is not DeviceState.OVERDUE:
@@ -591,27 +473,6 @@ def test_a_device_whose_answer_was_lost_is_asked_again() -> None:
     manager.received(1, messages.Heartbeat(), now_s)
     assert manager.state(first) is DeviceState.READY
     assert set(manager.scheduler.device_memory.holders(10)) == {1, 2}
-
-
-@pytest.mark.parametrize("second", [bytes(64), b"x" * 64, bytes(3)], ids=["same", "other", "short"])
-def test_a_second_answer_does_not_pass_while_the_first_is_checked(second: bytes) -> None:
-    manager = SessionManager()
-    _ready(manager)
-    _checking(manager)
-    (run,) = [m for m in _sent(_submit(manager)) if isinstance(m, messages.Run)]
-    answer = messages.Result(run.id, 4, 4, "fp32", 0.0, bytes(64))
-    (check,) = manager.received(1, answer, 2.0)
-    assert isinstance(check, Check)
-    assert manager.received(1, replace(answer, payload=second), 2.0) == []
-    assert manager.scheduler.counters.late == 1
-    used = manager.checked(check, Judgement(), 3.0)
-    assert used == [Place(check.task, answer.payload), Done(1)]
-
-
-def test_shapes_that_fit_make_a_gemm() -> None:
-    assert gemm_of((2, 3), (3, 5)) == Gemm(2, 5, 3)
-    with pytest.raises(ValueError, match="2x3"):
-        gemm_of((2, 3), (4, 5))
 
 
 def test_only_devices_that_said_hello_in_time_are_sent_to_another_server() -> None:

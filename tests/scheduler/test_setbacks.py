@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -16,21 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cleave
-from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import DeviceCore, Order
-from cleave.device.session import DeviceSession, device_hello
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
-from cleave.gemm import Gemm
 from cleave.machine.backends import Compute, NumpyBackend, execute
-from cleave.planner.plan import ElementBytes
-from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
-from cleave.scheduler.sessions.admission import SharedSecretAuth
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import MAX_STRANGERS
 from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.scheduler.sessions.session import DeviceState
@@ -42,14 +33,10 @@ from cleave.scheduler.sessions.setbacks import (
     Setbacks,
     trial_in_s,
 )
-from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
-from cleave.server.runtime import LiveRuntime
 from tests.examples import examples
-from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
-from tests.memory_link import memory_link
-from tests.scheduler.test_admission import HELLO, FakeAuth
+from tests.scheduler.test_admission import HELLO, FakeAuth, submit
 
 SIDE = 64
 
@@ -77,16 +64,6 @@ def test_trials_come_ever_later_up_to_a_limit() -> None:
     assert every == sorted(every)
     assert every[-1] == MOST_TRIAL_S
     assert trial_in_s(10**9) == MOST_TRIAL_S
-
-
-def test_who_passed_a_trial_is_set_aside_by_the_next_failure_until_it_did_a_run() -> None:
-    setbacks = Setbacks.remembered(2, "boom")
-    assert setbacks.failed("boom", 0.0)
-    assert setbacks.trial_s == trial_in_s(3)
-    setbacks.back()
-    assert setbacks.did()
-    assert not setbacks.times
-    assert not setbacks.failed("boom", 0.0)
 
 
 def test_the_document_states_the_rules_that_hold() -> None:
@@ -142,13 +119,7 @@ class Home:
 
     def submit(self) -> int:
         self._jobs += 1
-        ones = Buffer(np.ones((SIDE, SIDE), np.float32), DType.FP32)
-        refs = MatrixRef(10 * self._jobs, False), MatrixRef(10 * self._jobs + 1, False)
-        job = GemmJob(
-            self._jobs, Gemm(SIDE, SIDE, SIDE), *refs, ElementBytes(4, 4), "fp32", "fp32",
-            TilePlanner(),
-        )  # fmt: skip
-        self._obey(self.manager.submit(job, ones, ones, self.now_s))
+        self._obey(submit(self.manager, SIDE, self._jobs, self.now_s))
         self.settle()
         return self._jobs
 
@@ -237,6 +208,7 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     job = home.submit()
     assert home.state(1) is DeviceState.ASIDE
     assert not home.manager.ready_devices
+    assert home.manager.why_aside().startswith("device 1 is set aside: its runs fail")
     asked, failures = home.asked[1], home.manager.sessions[1].counters.failures
     home.pass_time(TRIAL_S + 1)  # fails the trial, of which the first failure is enough
     assert home.manager.sessions[1].counters.failures > failures
@@ -270,28 +242,6 @@ def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failin
         home.pass_time(TRIAL_S)
     assert sorted(home.done) == jobs
     assert home.manager.sessions[1].counters.failures < 3 * failing * home.asked[1] + 20
-
-
-@settings(max_examples=examples(50), deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_a_trial_asks_again_for_what_failed(seed: int) -> None:
-    home = Home()
-    home.join(1)
-    home.failing.add(1)
-    job = home.submit()
-    assert home.state(1) is DeviceState.ASIDE
-    home.failing.clear()
-    rng = random.Random(seed)
-    left = [ASIDE_AFTER - 2]  # that many at most, so that there are never too many in a row
-
-    def fails() -> bool:
-        left[0] -= 1
-        return left[0] >= 0 and rng.random() < 0.5
-
-    home.fails = fails
-    home.pass_time(TRIAL_S + 1)
-    assert home.state(1) is not DeviceState.ASIDE
-    assert job in home.done
 
 
 WRONG = messages.Result(0, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
@@ -396,64 +346,6 @@ class Failing(ComputeThread):
             done(order, "no memory left")
 
         super().start(order, failed)
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
-    said: list[str] = []
-
-    async def scenario() -> tuple[list[FleetPresence], int, int]:
-        runtime = LiveRuntime(SessionManager("secret"))
-        runtime.loop = asyncio.get_running_loop()
-        told = list[FleetPresence]()
-        changed = asyncio.Event()
-
-        def tell(presence: FleetPresence) -> None:
-            told.append(presence)
-            assert runtime.loop is not None
-            runtime.loop.call_soon_threadsafe(changed.set)
-
-        fallback = Fallback(NumpyBackend(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(runtime), tell, fallback, say=said.append)
-        tasks: list[asyncio.Task[Any]] = []
-        links = []
-
-        def join(computer: ComputeThread) -> None:
-            near, far = memory_link()
-            links.append(far)
-            hello = device_hello(
-                credential="secret", name=f"box {len(links)}", memory_bytes=10**9,
-                downlink_bytes_per_s=1e8, uplink_bytes_per_s=1e8,
-            )  # fmt: skip
-            session = DeviceSession(far, computer, hello)
-            tasks.extend(asyncio.create_task(c) for c in (runtime.session(near), session.run()))
-
-        bad = Failing()
-        join(bad)
-        while not runtime.device_count():
-            await asyncio.sleep(0.001)
-        product = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
-        while (FleetPresence.LOCAL if local else FleetPresence.ABSENT) not in told:
-            changed.clear()
-            await changed.wait()
-        if not local:
-            join(ComputeThread(NumpyBackend()))
-        assert await product
-        for link in links:
-            await link.close()
-        await asyncio.gather(*tasks)
-        return told, bad.asked, fleet.counters().local_gemms
-
-    told, asked, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert told[0] is FleetPresence.ABSENT
-    if not local:
-        assert said[0] == (
-            "box 1 is set aside: its runs fail, the last with: no memory left; "
-            "tried again after 10 s"
-        )
-    assert (FleetPresence.LOCAL in told) is local
-    assert asked >= ASIDE_AFTER
-    assert gemms == (1 if local else 0)
 
 
 def test_over_sockets_a_device_that_fails_every_run_costs_a_few(notes: list[str]) -> None:

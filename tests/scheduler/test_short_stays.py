@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.protocol.limits import MAX_SHORT_STAYS, SHORT_STAY_REST_S, SHORT_STAY_S
-from cleave.scheduler.sessions.short_stays import ShortStays
+from cleave.protocol.limits import MAX_SHORT_STAYS, SHORT_STAY_REST_S
+from cleave.scheduler.sessions.joining import ShortStays
 
 
 @given(st.lists(st.floats(0, 60), max_size=60))
@@ -33,11 +33,3 @@ def test_a_device_waits_as_long_as_it_is_told_and_no_other_does() -> None:
     assert stays.wait_s(2, 0.0) == 0
     assert stays.wait_s(1, 0.9 * SHORT_STAY_REST_S) > 0
     assert stays.wait_s(1, SHORT_STAY_REST_S) == 0
-
-
-def test_who_stays_long_may_go_and_come() -> None:
-    stays = ShortStays()
-    for number in range(20):
-        came_s = number * SHORT_STAY_S
-        assert stays.wait_s(1, came_s) == 0
-        stays.left(1, came_s, came_s + SHORT_STAY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +76,7 @@ class Fleet:
             self.now_s += 1e-3
             self.obey(self.manager.received(session, message, self.now_s, 100))
 
-    def right(self, session: int) -> Message:
+    def right(self, session: int) -> Answer:
         """The right answer to the first order of a device."""
         order, run, found = self.devices[session].orders.popleft()
         if found is None:
@@ -86,38 +87,31 @@ class Fleet:
         self.say(session, self.right(session))
 
 
-def wrong(answer: Message, how: str) -> list[Message]:
-    """What a device says instead of the right answer."""
-    assert isinstance(answer, messages.Computed | messages.Result)
-    match how:
-        case "right":
-            return [answer]
-        case "twice":
-            return [answer, answer]
-        case "fails":
-            return [messages.TaskError(answer.id, "boom")]
-        case "fails twice":
-            return [messages.TaskError(answer.id, "boom")] * 2
-        case "fails and does":
-            return [messages.TaskError(answer.id, "boom"), answer]
-        case "unknown":
-            return [replace(answer, id=10**6), answer]
-        case "other kind" if isinstance(answer, messages.Computed):
-            return [messages.Result(answer.id, 1, 1, "fp32", 0.0, bytes(4))]
-        case "other kind":
-            return [messages.Computed(answer.id, 0.0)]
-        case "other form" if isinstance(answer, messages.Result):
-            return [replace(answer, dtype="float128")]
-        case "hello":
-            return [messages.Hello(messages.Role.DEVICE)]
-        case _:
-            return [answer]
+Answer = messages.Computed | messages.Result
 
 
-WAYS = (
-    "right", "twice", "fails", "fails twice", "fails and does", "unknown", "other kind",
-    "other form", "hello",
-)  # fmt: skip
+def failed(answer: Answer) -> messages.TaskError:
+    return messages.TaskError(answer.id, "boom")
+
+
+# What a device says instead of the right answer.
+WAYS: dict[str, Callable[[Any], list[Message]]] = {
+    "right": lambda answer: [answer],
+    "twice": lambda answer: [answer, answer],
+    "fails": lambda answer: [failed(answer)],
+    "fails twice": lambda answer: [failed(answer)] * 2,
+    "fails and does": lambda answer: [failed(answer), answer],
+    "unknown": lambda answer: [replace(answer, id=10**6), answer],
+    "other kind": lambda answer: [
+        messages.Result(answer.id, 1, 1, "fp32", 0.0, bytes(4))
+        if isinstance(answer, messages.Computed)
+        else messages.Computed(answer.id, 0.0)
+    ],
+    "other form": lambda answer: [
+        replace(answer, dtype="float128") if isinstance(answer, messages.Result) else answer
+    ],
+    "hello": lambda answer: [messages.Hello(messages.Role.DEVICE)],
+}
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -125,7 +119,7 @@ def test_each_wrong_answer_to_an_order_has_one_rule(how: str) -> None:
     work = step_work(LAYERS, 4, [PlannedStage(0, LAYERS, WHO, loss=True)])
     fleet = Fleet(work)
     fleet.begin()
-    for said in wrong(fleet.right(HOSTILE), how):
+    for said in WAYS[how](fleet.right(HOSTILE)):
         fleet.say(HOSTILE, said)
     there = fleet.manager.sessions.get(HOSTILE)
     if how == "hello":
@@ -149,7 +143,7 @@ def test_whatever_one_device_answers_a_step_is_right_and_nobody_else_pays(
     seed: int, sums: int
 ) -> None:
     rng = random.Random(seed)
-    ways = rng.sample(WAYS, rng.randrange(1, len(WAYS)))
+    ways = rng.sample([*WAYS], rng.randrange(1, len(WAYS)))
     split = rng.random() < 0.5
     stages = [PlannedStage(0, LAYERS, WHO, loss=True)]
     if split:
@@ -165,7 +159,7 @@ def test_whatever_one_device_answers_a_step_is_right_and_nobody_else_pays(
         device = rng.choice(waiting)
         answer = fleet.right(device)
         how = rng.choice(ways) if device == HOSTILE and rng.random() < 0.5 else "right"
-        for said in wrong(answer, how):
+        for said in WAYS[how](answer):
             fleet.say(device, said)
     assert not isinstance(fleet.outcome, StepFailed), fleet.outcome
     assert isinstance(fleet.outcome, StepResult)

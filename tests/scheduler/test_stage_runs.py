@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
-from cleave.protocol.messages import Feature, Hello, Role
+from cleave.protocol.messages import Feature, Hello
 from cleave.scheduler.instructions import ForRuntime, Send, TellStep
 from cleave.scheduler.sessions.admission import Admission, AdmissionResult, SharedSecretAuth
 from cleave.scheduler.sessions.session import DeviceState
@@ -19,20 +18,11 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.scheduler.stages.outcomes import StepFailed
 from cleave.scheduler.stages.runs import StagesOn
+from tests.scheduler import test_admission
 from tests.scheduler.stage_devices import step_work
 
 MEMORY_BYTES = 2**30
-HELLO = Hello(
-    Role.DEVICE,
-    name="laptop",
-    ops=("matmul",),
-    dtypes=tuple(d.value for d in DType),
-    memory_bytes=MEMORY_BYTES,
-    flops_per_s=1e9,
-    downlink_bytes_per_s=1e6,
-    uplink_bytes_per_s=2e6,
-    features=(Feature.GRAPHS.value,),
-)
+HELLO = replace(test_admission.HELLO, features=(Feature.GRAPHS.value,))
 BROWSER = replace(HELLO, features=())
 
 
@@ -152,49 +142,23 @@ def test_nobody_is_there() -> None:
     assert manager.stages.why_none() == "no device is connected"
 
 
-def test_none_can_run_graphs() -> None:
-    manager = server(1, 2)
-    come(manager, 1, hello=BROWSER)
-    assert manager.stages.why_none() == (
-        "1 device is connected and it may not train whole layers: it cannot run graphs, as "
-        "computers with `cleave join` can and browsers, phones and older versions cannot"
-    )
-    come(manager, 2, 3, hello=BROWSER)
-    why = manager.stages.why_none()
-    assert why.startswith("3 devices are connected and none may train whole layers: none can run ")
-
-
-HOW = (
-    "(pair it with `cleave pair --own`, mark it with `cleave devices own NAME`, or start the "
-    "server with --stages-on any)"
+@pytest.mark.parametrize(
+    ("own", "hello", "why"),
+    [
+        (1, BROWSER, "it cannot run graphs, as computers with `cleave join` can and browsers, "),
+        (9, HELLO, "it is not yours (pair it with `cleave pair --own`, mark it with "),
+        (1, replace(HELLO, downlink_bytes_per_s=0.0), "now: those that could are being measured, "),
+    ],
+    ids=["no graphs", "not own", "measured"],
 )
-
-
-def test_none_is_ones_own() -> None:
-    manager = server(9)
-    come(manager, 1)
-    assert manager.stages.why_none() == (
-        f"1 device is connected and it may not train whole layers: it is not yours {HOW}"
-    )
-    come(manager, 2, 3)
-    assert manager.stages.why_none() == (
-        f"3 devices are connected and none may train whole layers: none is yours {HOW}"
-    )
-    come(manager, 9, hello=BROWSER)  # the only one that is cannot
-    assert manager.stages.why_none() == (
-        f"4 devices are connected and none may train whole layers: of the 3 that can run graphs "
-        f"none is yours {HOW}"
-    )
-
-
-@pytest.mark.parametrize("stages_on", StagesOn)
-def test_those_that_could_are_busy_otherwise(stages_on: StagesOn) -> None:
-    manager = server(1, stages_on=stages_on)
-    come(manager, 1, hello=replace(HELLO, downlink_bytes_per_s=0.0))
-    assert manager.sessions[1].state is DeviceState.PROBING
-    why = manager.stages.why_none()
-    assert why.startswith("1 device is connected and it may not train whole layers now: ")
-    assert "being measured" in why
+def test_why_no_device_may_train_whole_layers(own: int, hello: Hello, why: str) -> None:
+    manager = server(own)
+    come(manager, 1, hello=hello)
+    said = manager.stages.why_none()
+    assert said.startswith("1 device is connected and it may not train whole layers")
+    assert why in said
+    come(manager, 2, 3, hello=hello)
+    assert manager.stages.why_none().startswith("3 devices are connected and none may train ")
 
 
 # --- marks that change ---

@@ -276,13 +276,6 @@ def test_a_step_that_nothing_disturbs(loss: bool, kept: KeptBatches) -> None:
         assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
-@pytest.mark.parametrize("loss", [False, True])
-def test_layers_of_the_ps_between_stages(loss: bool) -> None:
-    stages = stages_of([1, 3], [(1, 2), (3,), (4,)], loss)
-    work = step_work(LAYERS, 5, stages, ps_after=frozenset({0, 1}))
-    check(Trial(work, 4).finish(), work)
-
-
 @pytest.mark.parametrize("kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 2))])
 def test_a_loss_in_slices(kept: KeptBatches) -> None:
     """Its last layers are on a device that has a slice as well."""
@@ -295,31 +288,32 @@ def test_a_loss_in_slices(kept: KeptBatches) -> None:
         assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(data=st.data())
-def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) -> None:
+def drawn_work(data: st.DataObject, devices: int) -> StepWork:
+    """Any cut into stages and slices, with any devices and any layers on the PS."""
+
+    def who() -> tuple[int, ...]:
+        return tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
+
     loss = data.draw(st.booleans())
     cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
-    devices = data.draw(st.integers(1, 5))
-    who = [
-        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
-        for _ in range(len(cuts) + 1)
-    ]
     count = 0 if loss else data.draw(st.integers(0, 3))
-    slices = [
-        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1)))) for _ in range(count)
-    ]
-    batches = data.draw(st.integers(1, 5))
     kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
-    work = step_work(
+    return step_work(
         LAYERS,
-        batches,
-        stages_of(cuts, who, loss),
+        data.draw(st.integers(1, 5)),
+        stages_of(cuts, [who() for _ in range(len(cuts) + 1)], loss),
         data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
-        slices_of(slices),
+        slices_of([who() for _ in range(count)]),
         kept_batches=dict.fromkeys(range(1, 9), kept),
         ps_after=data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset(),
     )
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data())
+def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) -> None:
+    devices = data.draw(st.integers(1, 5))
+    work = drawn_work(data, devices)
     trial = Trial(work, devices)
     failed: set[int] = set()
     newcomer = devices
@@ -358,29 +352,10 @@ def test_orders_that_fail_now_and_then_are_done_again_and_each_counts_once(
     data: st.DataObject,
 ) -> None:
     """Also on the only device, and on one without memory for two sums of a layer."""
-    loss = data.draw(st.booleans())
-    cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
     devices = data.draw(st.integers(1, 3))
-    who = [
-        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
-        for _ in range(len(cuts) + 1)
-    ]
-    count = 0 if loss else data.draw(st.integers(0, 2))
-    slices = [
-        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1)))) for _ in range(count)
-    ]
-    kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
     failing = data.draw(st.sampled_from([0.03, 0.3, 0.6]))
     roomy = data.draw(st.booleans()) or failing > 0.03
-    work = step_work(
-        LAYERS,
-        data.draw(st.integers(1, 5)),
-        stages_of(cuts, who, loss),
-        data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
-        slices_of(slices),
-        kept_batches=dict.fromkeys(range(1, 9), kept),
-        ps_after=data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset(),
-    )
+    work = drawn_work(data, devices)
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     trial = Trial(work, devices, memory_bytes=2**30 if roomy else 0, rng=rng, failing=failing)
     check(trial.finish(), work)
@@ -396,14 +371,8 @@ def test_a_failed_order_costs_nothing_else_where_one_failed_before(many: bool) -
     assert repeated <= 2  # what was under way when the first order failed
     device = trial.fleet.devices[1]
     assert not any(isinstance(held, tuple) for held in device.held.values())
-
-
-def test_weights_stay_on_a_device_that_fails() -> None:
-    work = step_work(LAYERS, 6, stages_of([], [(1,)], True))
-    trial = Trial(work, 1, rng=random.Random(3), failing=0.3)
-    trial.finish()
-    sent = Counter(value for value in trial.fleet.devices[1].sent if isinstance(value, str))
-    assert all(sent[f"w{layer}"] == 1 for layer in range(0, LAYERS, 2))
+    sent = Counter(value for value in device.sent if isinstance(value, str))
+    assert all(sent[f"w{layer}"] == 1 for layer in range(0, LAYERS, 2))  # weights stayed
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.takeover import (
-    Candidate,
-    Takeover,
-    all_sums,
-    soonest,
-    soonest_parts,
-)
+from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from tests.scheduler.stage_devices import MANY_ROWS, step_work
 from tests.scheduler.test_stage_step import LAYERS, Trial, check, stages_of
 
@@ -27,8 +21,7 @@ def end_s(candidates: list[Candidate], batches: int) -> float:
 
 
 @given(
-    st.lists(st.tuples(seconds, st.floats(0.1, 10.0)), min_size=1, max_size=8),
-    st.integers(1, 50),
+    st.lists(st.tuples(seconds, st.floats(0.1, 10.0)), min_size=1, max_size=8), st.integers(1, 50)
 )
 def test_no_device_that_is_left_out_would_be_sooner(
     drawn: list[tuple[float, float]], batches: int

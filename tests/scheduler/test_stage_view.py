@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
-from cleave.scheduler.stages.view import HolderView, StepView
+from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from tests.examples import examples
 from tests.scheduler.stage_devices import step_work
@@ -56,29 +55,6 @@ def check(trial: Trial) -> StepView:
     return view
 
 
-@pytest.mark.parametrize("loss", [False, True])
-def test_a_step_from_beginning_to_end(loss: bool) -> None:
-    stages = [PlannedStage(0, 2, (1, 2)), PlannedStage(2, LAYERS, (3,), loss=loss)]
-    trial = Trial(step_work(LAYERS, BATCHES, stages), 3)
-    view = check(trial)
-    assert [(s.first, s.stop, s.loss) for s in view.stages] == [(0, 2, False), (2, 4, loss)]
-    assert [[h.device for h in s.holders] for s in view.stages] == [[1, 2], [3]]
-    assert [s.forward for s in view.stages] == [s.landed for s in view.stages] == [0, 0]
-    coming = 0
-    while not trial.step.ended:
-        for batch in list(trial.outputs):
-            trial.give(batch)
-            check(trial)
-        trial.answer(min(trial.fleet.waiting))
-        coming += sum(h.coming for s in check(trial).stages for h in s.holders)
-    view = check(trial)
-    assert view.repeated == 0
-    assert coming > 0
-    for stage in view.stages:
-        assert (stage.forward, stage.backward, stage.landed) == (BATCHES, BATCHES, BATCHES)
-        assert all(h == HolderView(h.device, 0, 0, 0, 0) for h in stage.holders)
-
-
 @settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_devices_come_answer_and_vanish_in_any_order(data: st.DataObject) -> None:
@@ -105,15 +81,6 @@ def test_devices_come_answer_and_vanish_in_any_order(data: st.DataObject) -> Non
     assert isinstance(trial.fleet.told[-1], StepResult)
     assert [stage.landed for stage in view.stages] == [BATCHES, BATCHES]
     assert (view.repeated > 0) <= (lost > 0)
-
-
-def test_a_look_changes_nothing_and_stays_as_it_was() -> None:
-    trial = Trial(step_work(LAYERS, BATCHES, [PlannedStage(0, LAYERS, (1,), loss=True)]), 1)
-    before = trial.step.view()
-    assert trial.step.view() == before
-    trial.finish()
-    assert before.stages[0].backward == 0
-    assert trial.step.view() != before
 
 
 def test_the_last_step_is_shown_until_devices_forget_it() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cleave.scheduler.stages.usual_sizes import FAR, Returned, UsualSizes
+from cleave.scheduler.stages.arrays import FAR, Returned, UsualSizes
 
 PLACE = Returned.SUM, "w", 3
 ANOTHER = Returned.SUM, "w", 4
@@ -45,10 +45,3 @@ def test_what_is_usual_follows_slowly_unless_it_was_computed_again() -> None:
     for _ in range(1000):
         usual.saw(PLACE, 1.0)
     assert usual.of(PLACE) == pytest.approx(1.0)
-
-
-def test_zeros_explain_zeros_alone() -> None:
-    usual = UsualSizes()
-    usual.saw(PLACE, 0.0)
-    assert usual.explains(PLACE, 0.0)
-    assert not usual.explains(PLACE, 1e-12)

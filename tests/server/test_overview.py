@@ -24,7 +24,7 @@ from cleave.protocol.messages import Feature, Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.view import HolderView, StageView, StepView
+from cleave.scheduler.stages.state import HolderView, StageView, StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import overview as overviews

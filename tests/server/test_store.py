@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,

@@ -126,28 +126,6 @@ def spread_noise(c: Array) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "out"), DTYPES)
-@pytest.mark.parametrize(
-    "lie",
-    [zeros, one_element, scaled, exponent_bit, swapped_rows, cancelling_pairs, spread_noise],
-)
-def test_lies_are_found(dtype: DType, out: DType, lie: Callable[[Array], None]) -> None:
-    for seed in range(20):
-        case = Case((64, 48, 200), dtype, out, seed=seed)
-        values = case.result.float32().copy()
-        lie(values)
-        case.result = Buffer(arrays.narrow(values, out), out)
-        assert case.fault(), f"seed {seed}"
-
-
-def test_half_the_depth_is_found() -> None:
-    case = Case((32, 32, 256))
-    short = Case((32, 32, 256))
-    a, b = (side.float32() for side in (short.check._a, short.check._b))
-    case.result.array[...] = a[:, :128] @ b[:128]
-    assert case.fault()
-
-
-@pytest.mark.parametrize(("dtype", "out"), DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_must_be_so_on_the_server_too(
     bad: float, dtype: DType, out: DType
@@ -159,45 +137,6 @@ def test_what_is_not_finite_must_be_so_on_the_server_too(
     assert fault is not None
     assert f"has {bad:g} where the product is" in fault.reason
     assert not fault.gross  # one element: a flipped bit
-
-
-def test_an_overflow_of_the_run_itself_is_nobodys_fault() -> None:
-    a = Buffer(np.full((4, 8), 1e25, np.float32), DType.FP32)
-    b = Buffer(np.full((8, 4), 1e25, np.float32), DType.FP32)
-    block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
-    result = arrays.empty(4, 4, DType.FP32)
-    with np.errstate(all="ignore"):
-        NumpyBackend().matmul(a, b, result)
-    check = GemmCheck(a, b, [block], np.random.default_rng(0))
-    assert check.judge(block, result).fault is None
-    result.array[0, 0] = 1.0
-    assert check.judge(block, result).fault
-
-
-def test_blocks_of_many_tiles_and_depths_share_their_vectors() -> None:
-    rng = np.random.default_rng(0)
-    a = Buffer(rng.standard_normal((60, 90), np.float32), DType.FP32)
-    b = Buffer(rng.standard_normal((90, 40), np.float32), DType.FP32)
-    blocks = [
-        Block(Span(m, m + 20), Span(n, n + 20), (Span(k, k + 30),))
-        for m in (0, 20, 40)
-        for n in (0, 20)
-        for k in (0, 30, 60)
-    ]
-    check = GemmCheck(a, b, blocks, rng)
-    for block in blocks:
-        part = a.region(block.m, block.k).array @ b.region(block.k, block.n).array
-        assert check.judge(block, Buffer(part, DType.FP32)).fault is None
-        part[0, 0] += 1
-        assert check.judge(block, Buffer(part, DType.FP32)).fault
-
-
-def swapped(case: Case, change: Callable[[Array], None]) -> Fault | None:
-    """The fault of a result with some change."""
-    values = case.result.float32().copy()
-    change(values)
-    case.result = Buffer(arrays.narrow(values, case.result.dtype), case.result.dtype)
-    return case.fault()
 
 
 def flipped_in_a(c: Array) -> None:
@@ -222,22 +161,38 @@ def not_a_number(c: Array) -> None:
 @pytest.mark.parametrize(
     ("lie", "gross"),
     [
-        (zeros, True),
-        (stale, True),
-        (not_a_number, True),
-        (one_element, False),
-        (scaled, False),
-        (flipped_in_a, False),
-        (flipped_in_b, False),
-        (spread_noise, False),
+        *((lie, True) for lie in (zeros, stale, not_a_number)),
+        *((lie, False) for lie in (one_element, scaled, exponent_bit, swapped_rows, spread_noise)),
+        *((lie, False) for lie in (cancelling_pairs, flipped_in_a, flipped_in_b)),
     ],
 )
-def test_a_flipped_bit_is_no_gross_fault(
+def test_lies_are_found_and_a_flipped_bit_is_no_gross_fault(
     dtype: DType, out: DType, lie: Callable[[Array], None], gross: bool
 ) -> None:
-    fault = swapped(Case((64, 48, 200), dtype, out), lie)
-    assert fault is not None
-    assert fault.gross is gross
+    for seed in range(20):
+        case = Case((64, 48, 200), dtype, out, seed=seed)
+        values = case.result.float32().copy()
+        lie(values)
+        case.result = Buffer(arrays.narrow(values, out), out)
+        fault = case.fault()
+        assert fault is not None, f"seed {seed}"
+        assert fault.gross is gross, f"seed {seed}"
+
+
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 1)])
+def test_an_overflow_of_the_run_itself_is_nobodys_fault(rows: slice) -> None:
+    """What is finite beside it is checked."""
+    a = Buffer(np.ones((4, 8), np.float32), DType.FP32)
+    a.array[rows] = 3e38
+    b = Buffer(np.ones((8, 4), np.float32), DType.FP32)
+    block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
+    result = arrays.empty(4, 4, DType.FP32)
+    with np.errstate(all="ignore"):
+        NumpyBackend().matmul(a, b, result)
+    check = GemmCheck(a, b, [block], np.random.default_rng(0))
+    assert check.judge(block, result).fault is None
+    result.array[3, 2] = 9.0
+    assert check.judge(block, result).fault
 
 
 @pytest.mark.parametrize("value", [300.0, 65519.0 / 256, 65521.0 / 256])
@@ -250,20 +205,6 @@ def test_an_overflow_of_fp16_is_nobodys_fault(value: float) -> None:
     check = GemmCheck(a, b, [block], np.random.default_rng(0))
     assert check.judge(block, result).fault is None
     result.array[1, 1] = 1.0
-    assert check.judge(block, result).fault
-
-
-def test_what_is_finite_beside_an_overflow_is_checked_too() -> None:
-    a = Buffer(np.ones((4, 8), np.float32), DType.FP32)
-    a.array[0] = 3e38
-    b = Buffer(np.ones((8, 4), np.float32), DType.FP32)
-    block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
-    result = arrays.empty(4, 4, DType.FP32)
-    with np.errstate(all="ignore"):
-        NumpyBackend().matmul(a, b, result)
-    check = GemmCheck(a, b, [block], np.random.default_rng(0))
-    assert check.judge(block, result).fault is None
-    result.array[2, 2] = 9.0
     assert check.judge(block, result).fault
 
 
@@ -305,16 +246,6 @@ def test_tiles_that_are_cut_differently_share_what_is_read(seed: int, tiles: int
         assert check.judge(block, Buffer(part, DType.FP32)).fault
     # Once for A and B, more where norms are needed; results twice, for each was checked twice.
     assert check.read_bytes <= 3 * (a.nbytes + b.nbytes + 2 * results)
-
-
-def test_a_block_of_no_plan_is_checked_as_well() -> None:
-    case = Case((64, 48, 200))
-    block = Block(Span(8, 24), Span(4, 40), (Span(0, 100),))
-    a, b = case.check._a, case.check._b
-    part = a.region(block.m, block.k).array @ b.region(block.k, block.n).array
-    assert case.check.judge(block, Buffer(part, DType.FP32)).fault is None
-    part[3, 3] += 1
-    assert case.check.judge(block, Buffer(part, DType.FP32)).fault
 
 
 def test_blocks_that_no_plan_named_are_checked_too() -> None:

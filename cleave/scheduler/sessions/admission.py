@@ -11,10 +11,19 @@ from typing import Final, Protocol, TypeAlias
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
 from cleave.protocol.texts import clean
-from cleave.scheduler.sessions.behavior import Behavior
 
-MAX_NAME: Final = 60
-"""Maximum length of a device's name, in characters."""
+
+@dataclass(frozen=True, slots=True)
+class Behavior:
+    """A device's behavior in its last session, stored between its sessions."""
+
+    setbacks: int = 0  # number of times the device was set aside since it last completed a run
+    failure: str = ""  # the error text of the device's last failed run; empty if no run failed
+    slowness: float = 1.0  # factor by which tasks take longer than the rates predict
+    late_s: float = 0.0  # delay of each answer beyond the predicted time
+
+
+MAX_NAME: Final = 60  # maximum length of a device's name, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +31,25 @@ class Admission:
     """Permission for a device to join.
 
     Attributes:
-        identity: the device's ID, the same in all its sessions; None if the authenticator records
-            no identities.
-        name: the device's recorded name; empty to use the name in the device's `hello`.
-        credential: a new credential for the device to store; empty if the device already has one.
-        faults: number of wrong results that still count against the device.
-        penalty: sum of the penalty points for these wrong results
-            (`cleave.scheduler.sessions.reputation`).
-        behavior: the device's behavior in its last session.
+        faults, penalty: wrong results that still count against the device, and their penalty
+            points.
         measured_by: the credential or join code of a device that joins only for a link measurement;
             empty if any number of devices may use the credential at the same time.
-        at_once: maximum number of devices that may use `measured_by` at the same time.
-        measures: the recorded ID of a device that joins only for a link measurement; None if
-            unknown. The `identity` of such a session is None because the device runs no tasks.
-        own: whether the device belongs to the operator, and may therefore train whole layers.
+        measures: the recorded ID of a device that joins only for a link measurement, whose
+            `identity` is None because it runs no tasks.
     """
 
+    # the device's ID, the same in all its sessions; None if identities are not recorded
     identity: int | None = None
-    name: str = ""
-    credential: str = ""
+    name: str = ""  # the device's recorded name; empty to use the name in the device's `hello`
+    credential: str = ""  # a new credential for the device to store; empty if it already has one
     faults: int = 0
     penalty: float = 0.0
     behavior: Behavior = field(default_factory=Behavior)
     measured_by: str = ""
-    at_once: int = 1
+    at_once: int = 1  # maximum number of devices that may use `measured_by` at the same time
     measures: int | None = None
+    # whether the device belongs to the operator, and may therefore train whole layers
     own: bool = False
 
     @property
@@ -57,39 +60,30 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal to admit a device, operator or viewer.
-
-    Attributes:
-        reason: what is wrong and what to do about it.
-        retry_after_s: seconds after which the same client may be admitted; 0 if unknown.
-    """
+    """A refusal to admit a device, operator or viewer."""
 
     code: ErrorCode
-    reason: str
-    retry_after_s: float = 0.0
+    reason: str  # what is wrong and what to do about it
+    retry_after_s: float = 0.0  # seconds after which the same client may be admitted; 0 if unknown
 
 
 class AccessLevel(Enum):
-    """The access level of a client that is not a device."""
+    """The access level of a client that is not a device. A viewer may change nothing."""
 
     OPERATOR = "operator"
-    """The client may view and change everything."""
-
     VIEWER = "viewer"
-    """The client may only view the fleet."""
 
 
 AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides which clients may join, and records facts about devices.
+    """Decides which clients may join, and records facts about devices, on the server's event loop.
 
-    The server's event loop calls all methods.
+    An authenticator that keeps no device records inherits the methods that return nothing.
 
     Attributes:
-        server: the server's ID, which devices receive; empty if devices store no credential for
-            this server.
+        server: the server's ID, which devices receive; empty if devices store no credential for it.
     """
 
     server: str
@@ -108,51 +102,40 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a connection attempt without a valid `hello`.
-
-        Returns:
-            False if the address had no attempt left.
-        """
+        """Count an attempt without a valid `hello`. Return False if the address had none left."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record the end of a device's session.
-
-        Args:
-            reason: a description for people.
-            lost: whether the session ended unintentionally.
-        """
-        ...
+        """Record the end of a device's session. `lost`: the session ended unintentionally."""
+        return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
         """Add the tasks, bytes and energy that a device contributed since the previous call."""
-        ...
+        return
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior for its next session."""
-        ...
+        return
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         """Record a wrong result from a device, and the penalty points for that result."""
-        ...
+        return
 
     def quarantined(self, identity: int, reason: str) -> None:
         """Record that a device is quarantined until an operator releases it."""
-        ...
+        return
 
 
-class SharedSecretAuth:
+class SharedSecretAuth(Authenticator):
     """An authenticator with one credential for all devices and one credential for operators.
 
-    It is meant for a program that manages its own fleet. The credentials are long and random, so
-    the number of guesses is not limited. The authenticator cannot tell devices apart. Every device
-    with the credential counts as the operator's own device.
+    It is for a program that manages its own fleet, and keeps no device records. The credentials are
+    long and random, so guesses are not limited. Every device with the credential counts as the
+    operator's own device.
 
     Args:
-        credential: the credential that a device's `hello` must contain; empty if devices
-            need no credential.
-        operator_credential: the credential that an operator's `hello` must contain; empty if
-            operators need no credential.
+        credential: what a device's `hello` must contain; empty if devices need no credential.
+        operator_credential: what an operator's `hello` must contain; empty if none is needed.
     """
 
     server = ""
@@ -181,21 +164,6 @@ class SharedSecretAuth:
         """Return True because this authenticator does not limit attempts."""
         return True
 
-    def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def record_behavior(self, identity: int, behavior: Behavior) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
-    def quarantined(self, identity: int, reason: str) -> None:
-        """Do nothing because this authenticator keeps no device records."""
-
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
     """Return whether any key equals the secret. Compare every key, so the time reveals nothing."""
@@ -208,7 +176,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text without terminal control codes, cut to at most `most` characters."""
+    """Return a text without terminal control codes, cut to at most `most` characters."""
     return clean(text)[:most].strip()
 
 

@@ -1,7 +1,7 @@
 """Device records that outlive a session: contributions, behavior, rounding and link rates.
 
-A device with an identity is recognized by its identity. A device without an identity is recognized
-by its address and name. Only its behavior is remembered, and only while the server runs.
+A device without an identity is recognized by its address and name. Only its behavior is remembered,
+while the server runs.
 """
 
 from __future__ import annotations
@@ -11,27 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.sessions.admission import Authenticator
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Authenticator, Behavior
 from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
-CREDIT_S: Final = 15.0
-"""Seconds between two reports of device contributions to the authenticator."""
+CREDIT_S: Final = 15.0  # seconds between two reports of device contributions to the authenticator
 
+# A device that rejoins within this many seconds keeps its measured link rates and speed.
 GRACE_S: Final = 60.0
-"""A device that rejoins within this many seconds keeps its measured link rates and speed."""
 
+# Claims within this factor are of the same processor, because benchmark results vary.
 SAME_CLAIM: Final = 2.0
-"""Two speed claims within this factor count as claims of the same processor. A device may benchmark
-its speed at each start, and the results vary."""
+MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
 
-MAX_STRANGERS: Final = 1000
-"""Maximum number of devices without an identity whose behavior is remembered. The least recently
-updated device is forgotten first."""
-
+# Maximum compute seconds credited to one session, which keeps the totals finite.
 MAX_CREDIT: Final = 1e12
-"""Maximum compute seconds credited to one session. The limit keeps the totals finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +41,6 @@ class _Departure:
         A claim is accepted if the device reached its previous claim, or if the new claim does not
         exceed the measured speed. Otherwise, a claim similar to the previous claim yields the
         measured speed, and a different claim requires a new measurement.
-
-        Args:
-            claimed: the speed that the device claims now, in FLOP/s.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -60,11 +51,7 @@ class _Departure:
 
 
 class DeviceHistory:
-    """Reports device records to the authenticator, and remembers devices that left.
-
-    Args:
-        auth: receives the records of devices that have an identity.
-    """
+    """Reports device records to the authenticator, and remembers devices that left."""
 
     def __init__(self, auth: Authenticator) -> None:
         self._auth = auth
@@ -89,12 +76,7 @@ class DeviceHistory:
             del self._departed[who]
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """Record the end of a session.
-
-        Args:
-            session: the session in its final state.
-            lost: whether the session ended unintentionally.
-        """
+        """Record the end of a session. `lost`: the session ended unintentionally."""
         if session.identity is None:
             return
         self._credit(session, now_s)
@@ -117,11 +99,10 @@ class DeviceHistory:
                 del self._strangers[next(iter(self._strangers))]
 
     def behavior_before(self, session: Session, known: Behavior) -> Behavior:
-        """Return a device's behavior in its previous session.
+        """Return a device's behavior in its previous session. The session's name must be set.
 
         Args:
-            session: the new session. Its device name must be set.
-            known: the behavior that the authenticator recorded, used for a device with an identity.
+            known: the behavior that the authenticator recorded.
         """
         if session.identity is not None:
             return known
@@ -141,8 +122,7 @@ class DeviceHistory:
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
         """Return a device's rates with the link rates and speed measured in its previous session.
 
-        Returns:
-            None if the rates must be measured again.
+        None if the rates must be measured again.
         """
         if session.identity is None or session.rates is None:
             return None

@@ -1,16 +1,19 @@
-"""The steps of joining: admission, recognition, welcome, probe, ready for tasks. No I/O."""
+"""The steps of joining: hello, admission, recognition, welcome, probe, ready for tasks. No I/O."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
+from cleave.arrays import DType
 from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.plan import PsRates
+from cleave.planner.plan import DeviceRates, PsRates
 from cleave.protocol import features, limits, messages
 from cleave.protocol.allowance import Allowance
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Op
 from cleave.scheduler import events
 from cleave.scheduler.instructions import Decision, Dismiss, Joined, Note, Refuse, Send
 from cleave.scheduler.sessions.admission import (
@@ -21,22 +24,123 @@ from cleave.scheduler.sessions.admission import (
     clean_name,
 )
 from cleave.scheduler.sessions.device_history import DeviceHistory
-from cleave.scheduler.sessions.handshake import bounded, stated_rates, unfit
 from cleave.scheduler.sessions.pace import Estimate, Pace
 from cleave.scheduler.sessions.probe import JOINING, STATED, THOROUGH, Probe
 from cleave.scheduler.sessions.reputation import Reputation
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.setbacks import Setbacks
-from cleave.scheduler.sessions.short_stays import ShortStays
 from profiles.device_profile import DeviceKind
+
+_MOST_VERSIONS: Final = 8  # protocol versions listed in one message
+
+# seconds that a device should wait before it retries to join a full server
+FULL_RETRY_S: Final = 30.0
+ASSUMED_FLOPS_PER_S: Final = 50e9  # assumed speed of a device that states no speed: a modest laptop
+
+
+def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
+    """Return why a device cannot join, apart from its credentials; None if it can join.
+
+    Args:
+        full_with: the maximum number of devices if the server is full; None otherwise.
+
+    Raises:
+        ProtocolError: the `hello` lacks an operation or dtype that every device must support.
+    """
+    if hello.version != limits.VERSION:
+        return Refusal(ErrorCode.VERSION, other_version(hello))
+    if Op.MATMUL.value not in hello.ops or DType.FP32.value not in hello.dtypes:
+        raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
+    if hello.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
+        reason = (
+            f"the device offers {hello.memory_bytes} bytes of memory; "
+            f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
+        )
+        return Refusal(ErrorCode.LIMIT, reason)
+    if full_with is not None:
+        reason = f"this server takes {full_with} devices and has them; try again later"
+        return Refusal(ErrorCode.LIMIT, reason, FULL_RETRY_S)
+    return None
+
+
+def other_version(hello: Hello) -> str:
+    """Return the error message for a client whose `hello` uses another protocol version."""
+    if limits.VERSION in hello.versions:
+        return (
+            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
+            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+        )
+    spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
+    return (
+        f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
+        f"{spoken}; install the same version of cleave on both"
+    )
+
+
+def stated_rates(session: int, hello: Hello) -> DeviceRates:
+    """Return the rates stated in a `hello`, clipped to the protocol's limits."""
+    return bounded(
+        DeviceRates(
+            device=session,
+            downlink_bytes_per_s=hello.downlink_bytes_per_s,
+            uplink_bytes_per_s=hello.uplink_bytes_per_s,
+            flops_per_s=hello.flops_per_s or ASSUMED_FLOPS_PER_S,
+            graph_flops_per_s=hello.graph_flops_per_s,
+            latency_s=hello.latency_s,
+            memory_bytes=hello.memory_bytes,
+            dtypes=hello.dtypes,
+        )
+    )
+
+
+def bounded(rates: DeviceRates) -> DeviceRates:
+    """Return rates clipped to the protocol's limits."""
+    return replace(
+        rates,
+        downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
+        uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
+        flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        graph_flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.graph_flops_per_s)
+        if rates.graph_flops_per_s > 0
+        else 0.0,
+        latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
+    )
+
+
+def _within(least: float, value: float) -> float:
+    return min(limits.MAX_PER_S, max(least, value))
+
+
+class ShortStays:
+    """Decides how long a device that left soon after joining must wait before it rejoins.
+
+    Each change of the fleet causes replanning. A device may make `MAX_SHORT_STAYS` short stays in a
+    row, and one more every `SHORT_STAY_REST_S` seconds.
+    """
+
+    def __init__(self) -> None:
+        self._forgiven_s: dict[int, float] = {}  # key: device; value: expiry time
+
+    def left(self, device: int, came_s: float, now_s: float) -> None:
+        """Record that a device left. The stay counts if it was shorter than `SHORT_STAY_S`."""
+        if now_s - came_s < limits.SHORT_STAY_S:
+            before_s = max(now_s, self._forgiven_s.get(device, now_s))
+            self._forgiven_s[device] = before_s + limits.SHORT_STAY_REST_S
+
+    def wait_s(self, device: int, now_s: float) -> float:
+        """Return the seconds until a device may rejoin; 0 if it may rejoin now."""
+        counted_s = self._forgiven_s.get(device, now_s) - now_s
+        return max(0.0, counted_s - (limits.MAX_SHORT_STAYS - 1) * limits.SHORT_STAY_REST_S)
+
+    def tick(self, now_s: float) -> None:
+        """Forget short stays that have expired."""
+        self._forgiven_s = {who: s for who, s in self._forgiven_s.items() if s > now_s}
 
 
 class Joining:
     """Handles joining devices, from the `hello` message until a device is available for tasks.
 
     Args:
-        auth: decides which devices may join.
-        history: records of devices from earlier sessions.
         rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace.
@@ -87,7 +191,6 @@ class Joining:
         """Admit a device or refuse it with a reason.
 
         Args:
-            address: the device's network address.
             sessions: number of open sessions, including the device's own session.
 
         Raises:
@@ -118,9 +221,7 @@ class Joining:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
-            admission: the device's identity and record.
-            verify: whether the server checks results. If so, the probe also tests the device's
-                arithmetic.
+            verify: whether the server checks results, and the probe tests the device's arithmetic.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -146,10 +247,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result.
-
-        The last result makes the device ready or completes its measurement.
-        """
+        """Handle a probe result. After the last one, the device is ready or measured."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -218,8 +316,8 @@ class Joining:
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
     """Return the decisions that end a device's earlier sessions when the device joins again.
 
-    The PS cannot refuse the new session because the old connection may be dead without notice. If
-    both connections are alive, the old one receives the reason and does not reconnect.
+    The old connection may be dead without notice. If both are alive, the old one receives the
+    reason and does not reconnect.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

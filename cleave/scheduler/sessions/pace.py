@@ -1,17 +1,14 @@
 """Compares a device's measured pace with its rates, and corrects the rates for planning. No I/O.
 
-A sample starts when an idle device gets a request, and ends when the device is idle again. A sample
-contains the time that the device's rates predict, and the measured time from the PS's first send to
-the device's last answer. Time that the PS spends on processing answers is not included. Delays of
-the PS affect every sample, so each device is compared with the fleet. The median delay of all
-devices is attributed to the PS. A device is slow if most of its samples take much longer than the
-predicted time plus this median.
+A sample starts when an idle device gets a request, and ends when the device is idle again. It
+contains the time that the rates predict, and the time from the PS's first send to the last answer,
+without the PS's processing of answers. Delays of the PS affect every sample, so the median delay of
+all devices is attributed to the PS. A device is slow if most of its samples take much longer than
+the predicted time plus this median.
 
 A slow device either slows everything down by a factor, or delays each answer by some time. The
-explanation that matches the samples better corrects the device's rates, so the planner assigns
-fewer tasks or none to the device. A device without tasks is tested from time to time, so that it
-gets tasks again after it recovers. A device that measured a large latency when it joined is tested
-in the same way.
+explanation that matches the samples better corrects its rates, so it gets fewer tasks or none. A
+device without tasks is tested from time to time, and so is one with a large measured latency.
 """
 
 from __future__ import annotations
@@ -27,20 +24,13 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.tiles.cost import streamed_s
 from cleave.scheduler.sessions.setbacks import trial_in_s
 
+# A device is slow if it takes this many times its predicted time plus the fleet's median delay.
 SLOW: Final = 2.0
-"""A device is slow if it takes this many times its predicted time plus the fleet's median delay,
-and is also at least `LEAST_LATE_S` late."""
+LEAST_LATE_S: Final = 0.05  # The PS may cause shorter delays, so they make no device slow.
 
-LEAST_LATE_S: Final = 0.05
-"""The shortest delay, in seconds, that makes a device slow. The PS may cause shorter delays."""
-
+# Samples stored for each device. Their lower median is used, so one slow sample has no effect.
 SAMPLES: Final = 8
-"""Number of samples stored for each device. The lower median of the samples is used, so one slow
-sample has no effect."""
-
-ENOUGH: Final = 2
-"""Number of new samples that a device needs before it is judged again."""
-
+ENOUGH: Final = 2  # number of new samples that a device needs before it is judged again
 _STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
 _CLEARLY: Final = 0.8  # "late" must have at most this share of the misfit of "slow"
 _STILL: Final = 0.7  # a slow device recovers below this share of the limits
@@ -48,10 +38,7 @@ _CHANGE: Final = 1.5  # an estimate must change by this factor to be replaced
 
 
 class Sample(NamedTuple):
-    """The predicted and the measured seconds of a device's requests.
-
-    If the requests were cancelled, `took_s` is a lower bound.
-    """
+    """Predicted and measured seconds of requests. `took_s` is a lower bound if cancelled."""
 
     expected_s: float
     took_s: float
@@ -59,19 +46,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Corrections that are applied to a device's rates for planning.
+    """Corrections that are applied to a device's rates for planning."""
 
-    Attributes:
-        slowness: factor by which transfers and computation take longer than the rates predict.
-        late_s: additional delay of each answer, in seconds.
-    """
-
+    # factor by which transfers and computation take longer than the rates predict
     slowness: float = 1.0
-    late_s: float = 0.0
+    late_s: float = 0.0  # additional delay of each answer
 
     @property
     def slow(self) -> bool:
-        """Return whether the estimate makes the device slower or later than its rates predict."""
+        """Return whether the estimate corrects the device's rates."""
         return self.slowness > 1 or self.late_s > 0
 
     @property
@@ -124,22 +107,14 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and the estimate of its pace.
-
-    Attributes:
-        estimate: the estimate that corrects the device's rates in plans.
-        samples: the latest samples.
-        fresh: number of samples since the device was last judged.
-        times: number of consecutive trials that the device failed, or after which it was slow
-            again.
-        trial_s: earliest time of the next trial of a device without tasks.
-    """
+    """One device's samples, and the estimate of its pace."""
 
     estimate: Estimate = AS_STATED
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    fresh: int = 0
+    fresh: int = 0  # number of samples since the device was last judged
+    # number of consecutive trials that failed or after which the device was slow again
     times: int = 0
-    trial_s: float = 0.0
+    trial_s: float = 0.0  # earliest time of the next trial of a device without tasks
     _burst: _Burst | None = None
     _wary: bool = False  # the device passed a trial, but no sample has confirmed its pace
     _waiting_bytes: float = 0.0  # bytes of arrays sent for the next run
@@ -147,19 +122,11 @@ class Pace:
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Record an array that was sent to the device for its next run.
-
-        Args:
-            nbytes: bytes of the array on the wire.
-        """
+        """Record an array, in bytes on the wire, that was sent to the device for its next run."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Record a run that was requested from the device.
-
-        Args:
-            up_bytes: predicted bytes of the run's result on the wire.
-        """
+        """Record a run that was requested, with the predicted bytes of its result on the wire."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -187,10 +154,7 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """Record cancelled runs.
-
-        The elapsed time is a sample only if it exceeds the predicted time.
-        """
+        """Record cancelled runs. The elapsed time counts only if it exceeds the predicted time."""
         burst = self._burst
         if burst is None:
             return
@@ -221,13 +185,10 @@ class Pace:
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Update the device's estimate if there are enough new samples.
+        """Update the estimate if there are enough new samples. Return whether the estimate changed.
 
         Args:
-            common_s: delay common to all devices, in seconds (`common_delay_s`).
-
-        Returns:
-            Whether the estimate changed.
+            common_s: delay common to all devices (`common_delay_s`).
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -242,11 +203,7 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Return whether a trial of the device is due.
-
-        Only a device that is slow or has a large latency needs trials. Samples and trials postpone
-        the next trial.
-        """
+        """Return whether a trial is due. Only a slow or distant device needs trials."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
@@ -255,14 +212,9 @@ class Pace:
     ) -> DeviceRates:
         """Update the estimate if a trial took at most half of the time that the estimate predicts.
 
-        Args:
-            sample: the predicted and measured seconds of the trial.
-            rates: the device's current rates.
-            common_s: delay common to all devices, in seconds.
-
         Returns:
             The device's rates. The latency is replaced if the trial took less than half of the time
-                that the rates predict.
+            that the rates predict.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -288,10 +240,8 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
     """Return the estimate that explains the samples best: as stated, slower by a factor, or late.
 
     Args:
-        samples: one device's samples; at least one.
-        common_s: delay common to all devices, in seconds.
-        slow: whether the device currently counts as slow. A slow device must be clearly faster
-            before it no longer counts as slow.
+        common_s: delay common to all devices.
+        slow: whether the device currently counts as slow, so that it must be clearly faster.
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
@@ -330,8 +280,7 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
     """Return the predicted seconds from the first byte sent to the last byte received.
 
-    Args:
-        down_bytes, up_bytes: bytes on the wire to and from the device.
+    `down_bytes` and `up_bytes` are bytes on the wire.
     """
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,

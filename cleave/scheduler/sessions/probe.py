@@ -1,19 +1,16 @@
 """Tests and measurements of a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: multiplying a row by a column is almost entirely download, because the result is one number.
-Multiplying a column by a row is almost entirely upload. A 1 x 1 matrix multiplication measures a
-round trip. In each direction, the arrays grow until a transfer takes long enough to measure. The
-round-trip time and the device's compute time are subtracted from the measured time.
+Link: a row by a column is almost entirely download, and a column by a row almost entirely upload. A
+1 x 1 product measures a round trip. The arrays grow until a transfer takes long enough to measure.
+The round-trip time and the device's compute time are subtracted.
 
 Arithmetic: the device multiplies secret random matrices in every dtype that it claims, as stored
-and transposed. The results, in that dtype and in fp32, are verified like any other result
-(`cleave.verify`). The inner dimension is large and most elements are positive. This reveals 16-bit
-accumulation, and fp32 inputs that were rounded to fewer bits.
+and transposed. The results are verified like any other (`cleave.verify`). The inner dimension is
+large and most elements are positive, which reveals 16-bit accumulation and rounded fp32 inputs.
 
 Speed: the device multiplies two matrices repeatedly, until the compute time stands out from the
-transfer time. If the measured speed is less than a tenth of the claimed speed, plans use the
-measured speed. Speed is measured only together with the link, because the compute time cannot be
-separated from the transfer time without link rates.
+transfer time, so the link must be measured first. If the measured speed is less than a tenth of the
+claimed speed, plans use the measured speed.
 """
 
 from __future__ import annotations
@@ -36,22 +33,19 @@ from cleave.protocol.messages import Message, Op
 from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
+# First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still
+# represent it as an exact integer.
 FIRST_ID: Final = 2**52
-"""First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still
-represent this ID as an exact integer."""
-
 _FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest allowed link
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
 
+# Rows, depth and columns in the arithmetic tests. All dtypes together are 14 kB. The depth is large
+# enough to reveal 16-bit accumulation.
 _TEST_SIDES: Final = (4, 192, 5)
-"""Rows, depth and columns of the matrices in the arithmetic tests. The tests of all dtypes together
-are 14 kB. The depth is large enough to reveal 16-bit accumulation."""
 
+# Maximum accepted ratio of claimed speed to measured speed. A probe is no accurate benchmark.
 CLAIM: Final = 10.0
-"""Maximum accepted ratio of claimed speed to measured speed. The ratio is large because a probe is
-not an accurate benchmark."""
-
 _SPEED_ROWS: Final = 128
 _SPEED_SIDES: Final = (128, 512)  # min and max; smaller matrices are too fast to time
 _SPEED_BYTES_S: Final = 0.5  # maximum seconds of download
@@ -61,38 +55,23 @@ _SPEED_PAIRS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly a probe measures a link.
+    """How thoroughly a probe measures a link."""
 
-    Attributes:
-        round_trips: number of round trips to time. The shortest one is used.
-        largest_bytes: maximum bytes of one transfer.
-        enough_s: array sizes stop growing after a transfer takes this many seconds.
-    """
-
-    round_trips: int
-    largest_bytes: int
-    enough_s: float
+    round_trips: int  # number of round trips to time. The shortest one is used.
+    largest_bytes: int  # maximum bytes of one transfer
+    enough_s: float  # array sizes stop growing after a transfer takes this many seconds
 
 
-STATED: Final = Effort(0, 0, 0.0)
-"""For a device that states its link rates. The link is not measured."""
+STATED: Final = Effort(0, 0, 0.0)  # for a device that states its link rates, which are not measured
+JOINING: Final = Effort(2, 2 * 2**20, 0.1)  # for a device that joins to run tasks
 
-JOINING: Final = Effort(2, 2 * 2**20, 0.1)
-"""For a device that joins to run tasks. The measurement is short."""
-
+# for a device that joins only to have its link measured
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
-"""For a device that joins only to have its link measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """The measured rates of a link.
-
-    Attributes:
-        downlink_bytes_per_s: rate from the PS to the device.
-        uplink_bytes_per_s: rate from the device to the PS.
-        latency_s: half of the shortest round-trip time.
-    """
+    """The measured rates of a link, seen from the device. The latency is half a round trip."""
 
     downlink_bytes_per_s: float
     uplink_bytes_per_s: float
@@ -101,10 +80,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One timed matrix multiplication, (rows, depth) by (depth, columns).
-
-    The device computes the product `pairs` times and returns the sum.
-    """
+    """One timed product, (rows, depth) by (depth, columns), computed and added up `pairs` times."""
 
     rows: int
     depth: int
@@ -131,13 +107,11 @@ class Probe:
 
     Args:
         device: the rates that the device states.
-        effort: how thoroughly to measure the link.
         rng: secret random generator for the matrices of the tests. None to measure only the link.
         ids: iterator over IDs for arrays and runs, shared by all probes of a session.
 
     Attributes:
-        rates: the measured link rates, or the stated link rates if the link is not measured; None
-            until the probe ends.
+        rates: the measured or else the stated link rates; None until the probe ends.
         device: the device's rates for planning, valid once `rates` is set.
         fault: what is wrong with the device's arithmetic; empty if no fault was found.
     """
@@ -177,11 +151,7 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return the messages that repeat a failed run.
-
-        Returns:
-            An empty list after `ASIDE_AFTER` consecutive failures.
-        """
+        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []
@@ -208,8 +178,7 @@ class Probe:
         """Handle a result, and return the next messages to send to the device.
 
         Raises:
-            ProtocolError: the probe does not wait for this result, or the result has the wrong
-                shape or dtype.
+            ProtocolError: the result is not awaited, or has the wrong shape or dtype.
         """
         test = self._tests.pop(message.id, None)
         self._failures = 0
@@ -283,10 +252,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield the timed multiplications.
-
-        `_took_s` holds the duration when the generator resumes.
-        """
+        """Yield the timed products. `_took_s` holds the duration when the generator resumes."""
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(
@@ -324,7 +290,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: LinkRates) -> Iterator[_Step]:
-        """Yield multiplications until a tenth of the claimed speed, or a limit, is reached."""
+        """Yield products until a tenth of the claimed speed, or a limit, is reached."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))

@@ -1,10 +1,14 @@
-"""Decides what happens to checked results. Wrong results count against their devices. No I/O."""
+"""Which results are verified, and what happens to checked results. No I/O."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
+from cleave.errors import UsageError
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode
@@ -12,12 +16,76 @@ from cleave.scheduler import events
 from cleave.scheduler.instructions import Check, Decision, Refuse
 from cleave.scheduler.sessions.admission import Authenticator
 from cleave.scheduler.sessions.device_history import DeviceHistory
-from cleave.scheduler.sessions.reputation import Wrong
+from cleave.scheduler.sessions.reputation import Reputation, Wrong
 from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.stages.work import StageOrder
 from cleave.scheduler.tiles.gemm_job import GemmTask
 from cleave.scheduler.tiles.tasks import Task
 from cleave.verify import Judgement
+
+
+class CheckScope(Enum):
+    """Which results are verified. The enum values are the values of `--verify`."""
+
+    AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
+    ALL = "all"
+    # a random share of the results of trusted devices (`Reputation.known`), and all others
+    SAMPLE = "sample"
+    OFF = "off"
+
+
+_USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sample:0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Settings for the verification of results."""
+
+    scope: CheckScope = CheckScope.AUTO
+    # for `SAMPLE`, the share of trusted devices' results that are verified, in (0, 1]
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"a share of {self.share:g} of the results cannot be checked; {_USE}")
+
+    @classmethod
+    def of(cls, value: Verification | str | bool) -> Verification:
+        """Parse a value of `--verify`. True means `auto` and False means `off`.
+
+        Raises:
+            UsageError: the value is not valid.
+        """
+        if isinstance(value, Verification):
+            return value
+        if isinstance(value, bool):
+            return cls(CheckScope.AUTO if value else CheckScope.OFF)
+        name, colon, number = value.partition(":")
+        try:
+            scope = CheckScope(name)
+            if (scope is CheckScope.SAMPLE) != bool(colon):
+                raise ValueError
+            share = float(number) if colon else 1.0
+            if not 0 < share <= 1:
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"--verify is {value!r}; {_USE}") from None
+        return cls(scope, share)
+
+    def active(self, crossed: bool) -> bool:
+        """Return whether any results are verified. `crossed`: results cross a process boundary."""
+        return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
+
+    def wants(self, reputation: Reputation, rng: random.Random) -> bool:
+        """Return whether to verify a result that has just arrived, if verification is active.
+
+        Args:
+            rng: secret random generator, used only now, so no device can predict the choice.
+        """
+        if self.scope is not CheckScope.SAMPLE or not reputation.known:
+            return True
+        return rng.random() < self.share
+
 
 NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
 
@@ -42,12 +110,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Accepts or rejects checked results, and counts wrong results against their devices.
-
-    Args:
-        auth: receives reports of wrong results, so that wrong results count in later sessions.
-        history: stores the evidence of how devices round.
-    """
+    """Accepts or rejects checked results, and counts wrong results against their devices."""
 
     def __init__(self, auth: Authenticator, history: DeviceHistory) -> None:
         self._auth = auth
@@ -83,11 +146,7 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device whose penalty points have reached the limit.
-
-        Args:
-            last: what was wrong with the device's last wrong result.
-        """
+        """Quarantine a device whose penalty points reached the limit. `last` is the last fault."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

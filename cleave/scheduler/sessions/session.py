@@ -14,7 +14,7 @@ from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior
 from cleave.scheduler.sessions.pace import Pace
 from cleave.scheduler.sessions.probe import FIRST_ID, Probe
 from cleave.scheduler.sessions.reputation import Reputation, Rounding, Suspects
@@ -36,22 +36,15 @@ class DeviceState(Enum):
     READY = "ready"
     BUSY = "busy"
     OVERDUE = "overdue"
+    # Consecutive runs failed. The device gets no tasks until it passes a trial.
     ASIDE = "set aside"
-    """Several consecutive runs failed on the device. It gets no tasks until it passes a trial."""
-
     DRAINING = "draining"
     LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test in progress of a device that gets no tasks.
-
-    Attributes:
-        probe: the messages and results of the test.
-        begun_s: start time of the trial, in seconds.
-        expected_s: predicted duration of the trial, in seconds.
-    """
+    """A test in progress of a device that gets no tasks."""
 
     probe: Probe
     begun_s: float
@@ -116,43 +109,28 @@ class Session:
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Return the device's rates for planning.
-
-        The measured pace corrects the rates. Memory that stages use is subtracted.
-        """
+        """Return the rates for planning: corrected by the pace, without memory that stages use."""
         assert self.rates is not None
         left = max(0, self.rates.memory_bytes - self.reserved_bytes)
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of an array that the PS sends to the device.
-
-        Args:
-            nbytes: uncompressed size in bytes.
-            coded_ratio: expected compressed size divided by uncompressed size.
-        """
+        """Return the predicted bytes on the wire of an array that the PS sends."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.down_bytes(nbytes, coded_ratio)
 
     def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of a result from the device.
-
-        Args:
-            nbytes: uncompressed size in bytes.
-            coded_ratio: expected compressed size divided by uncompressed size.
-        """
+        """Return the predicted bytes on the wire of a result from the device."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the size limits of results that the PS waits for, in bytes.
+        """Return the sizes of the largest awaited task result and of the largest of any kind.
 
-        Returns:
-            The size of the largest task result in flight, and the size of the largest result of any
-                kind, including cancelled runs and probes.
+        The latter includes cancelled runs and probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe

@@ -1,19 +1,16 @@
-"""The core of the PS.
+"""The core of the PS: connects device sessions with GEMM jobs, stage-wise steps and the scheduler.
 
-It connects device sessions with GEMM jobs, stage-wise steps and the scheduler.
-
-The module has no I/O and no clock. It receives messages with their times, and returns instructions.
-It implements the protocol (handshake, liveness, `put`, `run`, `result`), so all runtimes, live or
-simulated, run the same code. Other modules decide about joining, trials, results and pace, and
-return decisions. Only this module passes events to the scheduler and ends sessions.
+The module has no I/O and no clock. It receives messages with their times, and returns instructions,
+so live and simulated runtimes run the same code. Helpers decide about joining, trials, results and
+pace. Only this module passes events to the scheduler and ends sessions.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 from weakref import WeakValueDictionary
 
 from cleave import arrays
@@ -46,55 +43,43 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import DeviceHistory
-from cleave.scheduler.sessions.handshake import bounded
-from cleave.scheduler.sessions.joining import Joining, superseded
-from cleave.scheduler.sessions.pace_judging import common_delay_of, judge_paces
+from cleave.scheduler.sessions.joining import Joining, bounded, superseded
 from cleave.scheduler.sessions.reputation import Wrong
-from cleave.scheduler.sessions.result_judging import ResultJudge, wrong_form
+from cleave.scheduler.sessions.result_judging import ResultJudge, Verification, wrong_form
 from cleave.scheduler.sessions.session import DeviceState, Session
-from cleave.scheduler.sessions.trials import Trials
+from cleave.scheduler.sessions.trials import Trials, common_delay_of, judge_paces
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
-from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
 
+# the reason in the `bye` to a device that moves to another server of the same training job
 MOVED: Final = "another server needs it more"
-"""The reason in the `bye` message to a device that moves to another server of the same training
-job."""
-
 _MOST_NAMED: Final = 3  # maximum number of devices named in one message
-
-STUCK_S: Final = 60.0
-"""Minimum seconds between two reports that a job is stuck."""
+STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
 
 
 class SessionManager:
-    """Translates device messages into scheduler events, and scheduler instructions into messages.
-
-    The session manager is the PS without sockets, threads and clock.
+    """The PS without sockets, threads and clock: translates messages into events and back.
 
     Args:
-        credential: the credential that a device's `hello` must contain; empty if devices
-            need no credential. Ignored if `auth` is given.
+        credential: the credential that a device's `hello` must contain; empty if devices need no
+            credential. Ignored if `auth` is given.
         verify: which results are verified before use: a value of `--verify`, or True for `auto`.
-        crossed: whether results cross a process boundary. The mode `auto` verifies results only in
-            that case.
+        crossed: whether results cross a process boundary. The mode `auto` verifies results only
+            then.
         rng: secret random generator that selects the results to verify and the numbers in probes.
-        auth: decides which devices may join.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
         coding: which links compress payloads: a value of `--coding`.
         card: rates of the server's network card, which all devices share; None for no limit.
-        expected_devices: minimum number of devices that share the network card, counting devices
-            that have not joined yet.
-        log: the log of the scheduler's events and instructions.
+        expected_devices: minimum number of devices that share the card, including future ones.
     """
 
     def __init__(
@@ -139,15 +124,6 @@ class SessionManager:
         self._buffers: dict[int, Buffer] = {}
         self._regions = WeakValueDictionary[int, Buffer]()  # key: array; weak values
         self._stuck_s: float | None = None  # time when a stuck job was last reported
-        self._handlers: dict[type[Any], Callable[[Any, float], list[ForRuntime]]] = {
-            SendArray: self._send_array,
-            SendRun: self._send_run,
-            SendDrop: self._send_drop,
-            SendCancel: self._send_cancel,
-            Stuck: self._report_stuck,
-            Overdue: self._note_overdue,
-            Drained: self._end_drained,
-        }
 
     @property
     def ready_devices(self) -> int:
@@ -162,7 +138,7 @@ class SessionManager:
         return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
-        """Check that the states of the session manager and the scheduler are consistent.
+        """Check the states of the session manager and the scheduler.
 
         Raises:
             AssertionError: a state is inconsistent; the message lists the problems.
@@ -179,10 +155,7 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """List state that was not freed, in sentences.
-
-        The list is empty if no job and no operand is in use.
-        """
+        """List state that should be freed while no job and no operand is in use, in sentences."""
         found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -207,22 +180,13 @@ class SessionManager:
     # --- sessions ---
 
     def opened(self, session: int, now_s: float, address: str = "") -> None:
-        """Create a session for a new connection, which waits for the device's `hello`.
-
-        Args:
-            session: ID of the new session.
-            address: the device's network address; empty without a network.
-        """
+        """Create a session for a new connection. `address` is empty without a network."""
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """Handle a message from a device. A protocol error ends only the session of that device.
-
-        Args:
-            nbytes: size of the encoded message, in bytes.
-        """
+        """Handle a message from a device. A protocol error ends only the session of that device."""
         session = self.sessions.get(session_id)
         if session is None:
             return []
@@ -240,10 +204,7 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that sent too much.
-
-        The device must wait before it can rejoin.
-        """
+        """End the session of a device that sent too much. It must wait before it can rejoin."""
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
@@ -265,7 +226,6 @@ class SessionManager:
         """End a session with an error message. Do nothing if the session has already ended.
 
         Args:
-            reason: the text of the error message.
             retry_after_s: seconds after which the device may retry; 0 if unknown.
         """
         if session_id not in self.sessions:
@@ -301,7 +261,6 @@ class SessionManager:
         """Record the end of a session, and reassign the device's unfinished tasks.
 
         Args:
-            reason: a description for people.
             lost: whether the session ended unintentionally.
         """
         session = self.sessions.pop(session_id, None)
@@ -442,13 +401,9 @@ class SessionManager:
         """Handle the outcome of a `Check` instruction.
 
         A correct result is used. After a wrong result, another device repeats the task, and the PS
-        sends the inputs to the first device again. A device with too many wrong results is
-        quarantined. If only a few rows were doubtful, the PS uses the result with these rows
-        recomputed, without a penalty.
-
-        Args:
-            check: the instruction.
-            judgement: the outcome.
+        sends the inputs to the first device again. Too many wrong results quarantine a device. If
+        few rows were in doubt, the PS uses the result with these rows recomputed, without a
+        penalty.
         """
         session = self.sessions.get(check.session)
         if session is None:  # the device left, so another device has the task
@@ -456,21 +411,14 @@ class SessionManager:
         return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """Record that the PS starts to send to a device.
-
-        Earlier delay does not count against the device.
-        """
+        """Record that the PS starts to send. Earlier delay does not count against the device."""
         if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
 
     # --- jobs and steps ---
 
     def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
-        """Start a GEMM job.
-
-        Args:
-            a, b: the operands, as stored in memory.
-        """
+        """Start a GEMM job. `a` and `b` are the operands as stored in memory."""
         self._buffers[job.a.operand] = a
         self._buffers[job.b.operand] = b
         return self._do(events.Submitted(job), now_s)
@@ -493,20 +441,13 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a stage-wise step.
-
-        Until the step ends, its devices have no memory for GEMM tiles.
-        """
+        """Start a stage-wise step. Until it ends, its devices have no memory for GEMM tiles."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Reserve device memory for stages.
-
-        Args:
-            devices: maps a device to the bytes to reserve; None reserves all memory of the device.
-        """
+        """Reserve bytes of devices' memory for stages; None reserves all memory of a device."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -536,7 +477,8 @@ class SessionManager:
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the stage-wise step, if any. Devices keep the arrays that the next step can use."""
-        return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)
+        self.stages.withdraw()
+        return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
         """End the stage-wise step, if any, and tell devices to drop all arrays for stages."""
@@ -582,12 +524,11 @@ class SessionManager:
         """Move idle devices to another server.
 
         Args:
-            count: maximum number of devices to move. Busy devices, and devices that do not support
-                moving, are not moved.
+            count: maximum number of devices. Busy devices, and devices that cannot move, stay.
             address: join URL of the other server, without a credential. The devices' own
-                credentials are valid on the other server.
-            admitted_before_s: move only devices that were admitted before this time, because the
-                other server knows only these devices.
+                credentials are valid there.
+            admitted_before_s: move only devices admitted before this time, because the other server
+                knows no later ones.
         """
         idle = [
             session.id
@@ -596,8 +537,7 @@ class SessionManager:
             and session.admitted_s < admitted_before_s
             and session.rates is not None
             and Feature.MOVES in session.features
-            and not self.scheduler.busy(session.id)
-            and not self.stages.busy(session.id)
+            and not self._busy(session)
         ]
         done: list[ForRuntime] = []
         for device in idle[-count:] if count > 0 else ():  # new devices hold fewer arrays
@@ -610,7 +550,28 @@ class SessionManager:
         """Pass an event to the scheduler, and return the resulting instructions for the runtime."""
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
-            done += self._handlers.get(type(instruction), _pass_on)(instruction, now_s)
+            match instruction:
+                case SendArray():
+                    done.append(self._send_array(instruction))
+                case SendRun():
+                    done.append(self._send_run(instruction, now_s))
+                case SendDrop(device, ids):
+                    done.append(Send(device, messages.Drop(ids)))
+                case SendCancel():
+                    done.append(self._send_cancel(instruction, now_s))
+                case Stuck(_, reason):
+                    if self._stuck_s is None or now_s - self._stuck_s >= STUCK_S:
+                        self._stuck_s = now_s
+                        done.append(Note(f"training waits: {reason}"))
+                case Overdue(device, overdue):
+                    self.epoch += 1
+                    session = self.sessions[device]
+                    session.reason = "it does not answer" if overdue else session.restriction
+                    done.append(instruction)
+                case Drained(device):
+                    done += self._dismiss(device, ByeCode.DRAINED, now_s)
+                case _:
+                    done.append(instruction)
         if isinstance(event, events.FleetChange):
             self.epoch += 1
             done += self._carry_out(self._of_stages(event), now_s)
@@ -630,7 +591,7 @@ class SessionManager:
 
     # --- instructions of the scheduler, turned into messages ---
 
-    def _send_array(self, instruction: SendArray, now_s: float) -> list[ForRuntime]:
+    def _send_array(self, instruction: SendArray) -> Send:
         """Send an array. All devices share one view of the array, so it is compressed only once."""
         array = instruction.array
         region = self._regions.get(array.id)
@@ -642,9 +603,9 @@ class SessionManager:
             session = self.sessions[instruction.device]
             session.pace.array(session.travelling_down(array.nbytes, coded_ratio(dtype)))
         put = messages.Put(array.id, rows, columns, dtype, region)
-        return [Send(instruction.device, put, TrafficKind.TILES)]
+        return Send(instruction.device, put, TrafficKind.TILES)
 
-    def _send_run(self, instruction: SendRun, now_s: float) -> list[ForRuntime]:
+    def _send_run(self, instruction: SendRun, now_s: float) -> Send:
         run, task = instruction.run, instruction.task
         session = self.sessions[instruction.device]
         session.expected[run] = task
@@ -652,43 +613,20 @@ class SessionManager:
         if self.observe:
             up_bytes = session.travelling_up(task.output_bytes, task.output_ratio)
             session.pace.asked(run, task.flops, up_bytes, now_s)
-        return [Send(instruction.device, _run_message(run, task))]
+        return Send(instruction.device, _run_message(run, task))
 
-    def _send_drop(self, instruction: SendDrop, now_s: float) -> list[ForRuntime]:
-        return [Send(instruction.device, messages.Drop(instruction.ids))]
-
-    def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
+    def _send_cancel(self, instruction: SendCancel, now_s: float) -> Send:
         session = self.sessions[instruction.device]
         self._await_no_more(session, instruction.runs)
         if session.rates is not None:
             session.pace.given_up(instruction.runs, session.rates, now_s)
-        return [Send(instruction.device, messages.Cancel(instruction.runs))]
+        return Send(instruction.device, messages.Cancel(instruction.runs))
 
     @staticmethod
     def _await_no_more(session: Session, runs: Iterable[int]) -> None:
         for run in runs:
             if (awaited := session.expected.pop(run, None)) is not None:
                 session.cancelled_runs.cancelled(run, awaited.output_bytes)
-
-    def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
-        """Report that a job waits for a device, at most once every `STUCK_S` seconds."""
-        if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
-            return []
-        self._stuck_s = now_s
-        return [Note(f"training waits: {instruction.reason}")]
-
-    def _note_overdue(self, instruction: Overdue, now_s: float) -> list[ForRuntime]:
-        self.epoch += 1
-        session = self.sessions[instruction.session]
-        session.reason = "it does not answer" if instruction.overdue else session.restriction
-        return [instruction]
-
-    def _end_drained(self, instruction: Drained, now_s: float) -> list[ForRuntime]:
-        return self._dismiss(instruction.device, ByeCode.DRAINED, now_s)
-
-
-def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
-    return [instruction]
 
 
 def _is_finite(result: messages.Result) -> bool:

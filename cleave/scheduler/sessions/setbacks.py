@@ -1,8 +1,7 @@
 """Sets aside devices whose runs keep failing, and schedules trials at growing intervals. No I/O.
 
-A failed run is not a wrong result and adds no penalty points. But another device must repeat the
-task of the run, so a device on which every run fails slows training down. A device on which a run
-fails occasionally is still useful because only the failed run is repeated.
+A failed run is no wrong result and adds no penalty points. But another device must repeat its task,
+so a device on which every run fails slows training down.
 """
 
 from __future__ import annotations
@@ -10,51 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+# Consecutive failed runs after which a device is set aside. A device that fails 30% of its runs at
+# random reaches this number once in about 20,000 runs.
 ASIDE_AFTER: Final = 8
-"""Number of consecutive failed runs after which a device is set aside. A device that fails 30% of
-its runs at random reaches this number once in about 20,000 runs."""
-
-TRIAL_S: Final = 10.0
-"""Seconds from setting a device aside to its first trial. Each further trial doubles the wait."""
-
+TRIAL_S: Final = 10.0  # seconds until the first trial; each further trial doubles the wait
 MOST_TRIAL_S: Final = 600.0
 
 
 def trial_in_s(times: int) -> float:
-    """Return the seconds until a device's next trial.
-
-    Args:
-        times: number of consecutive setbacks of the device.
-    """
+    """Return the seconds until the next trial of a device with `times` consecutive setbacks."""
     doubled = min(max(0, times - 1), 30)
     return min(MOST_TRIAL_S, TRIAL_S * 2.0**doubled)
 
 
 @dataclass(slots=True)
 class Setbacks:
-    """A device's recent failed runs and failed trials.
+    """A device's recent failed runs and failed trials."""
 
-    Attributes:
-        in_a_row: number of failed runs since the last completed run.
-        times: number of times that the device was set aside or failed a trial since it last
-            completed a run of a job.
-        last: the error text that the device sent with its last failed run.
-        aside: whether the device is set aside.
-        trial_s: time of the next trial if the device is set aside.
-    """
-
-    in_a_row: int = 0
+    in_a_row: int = 0  # number of failed runs since the last completed run
+    # number of setbacks and failed trials since the device last completed a run of a job
     times: int = 0
-    last: str = ""
+    last: str = ""  # the error text that the device sent with its last failed run
     aside: bool = False
-    trial_s: float = 0.0
+    trial_s: float = 0.0  # time of the next trial if the device is set aside
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:
-        """Return the setbacks of a returning device.
-
-        If the device had setbacks before, its next failed run sets it aside.
-        """
+        """Return the setbacks of a returning device. One failed run then sets it aside again."""
         return cls(ASIDE_AFTER - 1 if times else 0, times, last)
 
     @property

@@ -1,14 +1,14 @@
-"""Trials of devices that get no tasks, until the devices recover. No I/O.
+"""Judges the pace of devices, and tests devices that get no tasks until they recover. No I/O.
 
 A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
-no tasks from the planner (`pace.py`). Both kinds of devices are tested from time to time. A trial
-multiplies secret random matrices, and no job waits for its results.
+no tasks from the planner (`pace.py`). A trial multiplies secret random matrices, and no job waits
+for its results.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cleave.protocol import messages
@@ -18,17 +18,13 @@ from cleave.scheduler import events
 from cleave.scheduler.instructions import Aside, Decision, Note, Refuse, Send
 from cleave.scheduler.sessions.admission import clean_text
 from cleave.scheduler.sessions.device_history import DeviceHistory
-from cleave.scheduler.sessions.handshake import bounded
-from cleave.scheduler.sessions.pace import Sample, expected
+from cleave.scheduler.sessions.joining import bounded
+from cleave.scheduler.sessions.pace import Sample, common_delay_s, expected
 from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
-NOTED_S: Final = 60.0
-"""Seconds between two reports about failed runs of a device."""
-
-TRIAL_PATIENCE_S: Final = 60.0
-"""Maximum duration of a trial, in seconds."""
-
+NOTED_S: Final = 60.0  # seconds between two reports about failed runs of a device
+TRIAL_PATIENCE_S: Final = 60.0  # maximum duration of a trial
 _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in characters
 
 
@@ -36,7 +32,6 @@ class Trials:
     """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
 
     Args:
-        history: stores each device's behavior for its next session.
         rng: secret random generator for the matrices of the trials.
         observe: whether plans use each device's measured pace.
     """
@@ -67,10 +62,9 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Start a device's trial if it is due. End a trial that takes too long.
+        """Start the trial of a READY device if it is due. End a trial that takes too long.
 
         Args:
-            session: a session in state READY.
             busy: whether the device has tasks.
             alone: whether this is the only device that is available for tasks.
         """
@@ -100,10 +94,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial.
-
-        After the last result, the device is available for tasks again.
-        """
+        """Handle a result of a trial. After the last one, the device is available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
@@ -161,3 +152,31 @@ def _aside(session: Session) -> Aside:
 
 def _back(session: Session) -> events.DeviceBack:
     return events.DeviceBack(bounded(session.planned_rates), careful=session.setbacks.times > 0)
+
+
+def common_delay_of(sessions: Iterable[Session]) -> float:
+    """Return the delay that is common to all devices, in seconds."""
+    return common_delay_s(session.pace.delay_s for session in sessions)
+
+
+def judge_paces(
+    sessions: Iterable[Session], history: DeviceHistory, now_s: float
+) -> Sequence[Decision]:
+    """Return decisions that update the rates of devices whose estimated pace changed."""
+    sessions = list(sessions)
+    judged = [s for s in sessions if s.pace.fresh and s.rates is not None]
+    if not judged:
+        return []
+    decisions: list[Decision] = []
+    common_s = common_delay_of(sessions)
+    for session in judged:
+        before = session.pace.estimate
+        if not session.pace.judge(common_s, now_s):
+            continue
+        decisions.append(events.DeviceRated(bounded(session.planned_rates)))
+        session.reason = session.restriction
+        history.remember(session)
+        if session.pace.estimate.slow != before.slow:
+            text = session.pace.estimate.text or "its answers come in time again"
+            decisions.append(Note(f"{session.name}: {text}"))
+    return decisions

@@ -1,13 +1,11 @@
 """One device's arrays for stages, and the messages that request its micro-batch passes.
 
-Each array on a device is written once, except for gradient sums. A backward pass replaces the old
-sum by the new sum, so a device stores only one copy. A device executes orders in sequence, so each
-gradient is added to a sum exactly once.
+Each array on a device is written once, except for gradient sums: a backward pass replaces the old
+sum by the new one. A device executes orders in sequence, so each gradient is added once.
 
-After a failed order, the PS treats the device *carefully* for a while: it sends the next order only
-after the previous order is answered. If the device has enough memory, a backward pass keeps the old
-sums until the new sums are complete. A failed order can then be repeated without losing other
-results.
+After a failed order, the PS treats the device *carefully*: it sends one order at a time. If there
+is enough memory, a backward pass keeps the old sums until the new sums are complete. A failed order
+can then be repeated alone.
 """
 
 from __future__ import annotations
@@ -47,47 +45,36 @@ from cleave.scheduler.traffic import TrafficKind
 _PIECE_BYTES = 8 * 2**20  # maximum bytes of a sum per message
 _AWAITED_BYTES = 16 * 2**20  # maximum bytes of sums in flight, because a device stores them twice
 _FP32 = 4
-
-STEADY_AFTER: Final = 256
-"""Number of consecutive completed orders that end a device's careful mode."""
+STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
 
 
 @dataclass(slots=True, eq=False)
 class GradientAccumulator:
-    """Gradient sums on one device, and the micro-batches whose gradients the sums contain.
-
-    Attributes:
-        device: the device that holds the sums.
-        sums: maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros.
-        batches: micro-batches whose gradients are confirmed to be in the sums.
-        asked: micro-batches whose backward pass is in flight.
-        taken: whether the PS has requested the sums. Later gradients go to another accumulator.
-        landed: whether all sums have arrived at the PS.
-        found: maps (layer number, parameter, first row) to received rows of a sum.
-    """
+    """Gradient sums on one device, and the micro-batches whose gradients the sums contain."""
 
     device: int
+    # maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros
     sums: dict[SumName, int] = field(default_factory=dict)
+    # micro-batches whose gradients are confirmed to be in the sums
     batches: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    taken: bool = False
-    landed: bool = False
+    asked: set[int] = field(default_factory=set)  # micro-batches whose backward pass is in flight
+    taken: bool = False  # the PS has requested the sums. Later gradients go to another accumulator.
+    landed: bool = False  # all sums have arrived at the PS
+    # maps (layer number, parameter, first row) to received rows of a sum
     found: dict[tuple[int, str, int], Any] = field(default_factory=dict)
 
 
 class StageDevice:
     """Tracks one device's arrays for stages, and queues the messages for its micro-batch passes.
 
-    Args:
-        device: the device's session ID.
-        ids: counters for new array and run IDs.
-
     Attributes:
-        occupied_bytes: device memory used by arrays and graphs, in bytes.
+        work: the current step.
+        occupied_bytes: device memory used by arrays and graphs.
     """
 
-    def __init__(self, device: int, ids: Names) -> None:
+    def __init__(self, device: int, ids: Names, work: StepWork) -> None:
         self.device = device
+        self.work = work
         self.occupied_bytes = 0
         self._ids = ids
         self._sent: dict[StageArray | StageGraph, int] = {}
@@ -99,53 +86,35 @@ class StageDevice:
 
     # --- micro-batch passes ---
 
-    def forward(
-        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
-    ) -> None:
+    def forward(self, request: StageRequest, x: StageArray) -> None:
         """Request a stage's forward pass for a micro-batch, and the stage's output."""
-        layers, pieces = range(stage.first, stage.stop), stage.pieces
+        work, pieces = self.work, request.plan.pieces
         tokens = work.tokens[request.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
-            y, kept = self._forward(work, layers, request, self._put(piece), tokens)
+            y, kept = self._forward(request, request.layers, self._put(piece), tokens)
             name = (names.Y, number) if pieces > 1 else names.Y
             self._fetch(request, name, y, 0, tokens, work.width, work.dtype)
             self._rename(piece)
             if request.keep is Keep.NOTHING:
-                self._drop(id for layer in kept for id in layer)
+                self.drop(id for layer in kept for id in layer)
             else:
                 request.kept = [*request.kept, *kept]
-            self._drop([y])
+            self.drop([y])
         if request.keep is Keep.NOTHING:
-            self._forget_masks(work, layers, request.batch)
+            self._forget_masks(request)
 
     def backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        given: StageArray | Sequence[KeptLayer],
-        dy: StageArray,
-        *,
-        dx_wanted: bool = True,
+        self, request: StageRequest, given: StageArray | Sequence[KeptLayer], dy: StageArray
     ) -> None:
-        """Request a stage's backward pass for a micro-batch.
-
-        The device adds the weight gradients to the sums and returns the gradient of the stage's
-        input.
+        """Request a stage's backward pass for a micro-batch, which adds to the gradient sums.
 
         Args:
-            work: the step.
-            stage: the stage to run.
-            request: the record of this pass.
-            accumulator: the gradient sums to add to.
-            given: the stage's input, or the wire IDs of retained arrays for each layer or sequence
+            given: the stage's input, or the wire IDs of retained arrays of each layer or sequence
                 chunk.
             dy: the gradient of the stage's output.
-            dx_wanted: whether the device must return the gradient of the stage's input.
         """
-        layers, pieces = range(stage.first, stage.stop), stage.pieces
-        tokens = work.tokens[request.batch] // pieces
+        pieces = request.plan.pieces
+        tokens = self.work.tokens[request.batch] // pieces
         inputs: Sequence[StageArray | Sequence[KeptLayer]]
         if isinstance(given, StageArray):
             inputs = given.pieces(pieces)
@@ -153,52 +122,32 @@ class StageDevice:
             inputs = [given] if pieces == 1 else [[layer] for layer in given]
         for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
             if isinstance(x, StageArray):
-                last, kept = self._forward(work, layers[:-1], request, self._put(x), tokens)
+                last, kept = self._forward(request, request.layers[:-1], self._put(x), tokens)
                 kept = [*kept, (last,)]
                 self._rename(x)
             else:
                 kept = list(x)
             put = self._put(piece)
             self._rename(piece)
-            dx = self._backward(work, layers, request, accumulator, kept, put, tokens)
             name = (names.DX, number) if pieces > 1 else names.DX
-            self._end_backward(work, stage, request, dx, name, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, request.batch)
+            self._backward(request, kept, put, name, tokens)
+        self._forget_masks(request)
 
-    def last(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        x: StageArray,
-        *,
-        dx_wanted: bool = True,
-    ) -> None:
-        """Request forward pass, loss and backward pass of the last stage for a micro-batch.
-
-        Args:
-            work, stage, request, accumulator, dx_wanted: see `backward`.
-            x: the stage's input.
-        """
-        assert work.loss is not None
-        layers = range(stage.first, stage.stop)
-        tokens = work.tokens[request.batch]
-        y, kept = self._forward(work, layers, request, self._put(x), tokens)
+    def last(self, request: StageRequest, x: StageArray) -> None:
+        """Request forward pass, loss and backward pass of the last stage for a micro-batch."""
+        tokens = self.work.tokens[request.batch]
+        y, kept = self._forward(request, request.layers, self._put(x), tokens)
         self._rename(x)
-        loss, dy = self._loss(work, work.loss, request, accumulator, y)
+        loss, dy = self._loss(request, y)
         self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
-        self._drop([y, loss])
-        dx = self._backward(work, layers, request, accumulator, kept, dy, tokens)
-        self._end_backward(work, stage, request, dx, names.DX, tokens, dx_wanted=dx_wanted)
-        self._forget_masks(work, layers, request.batch)
+        self.drop([y, loss])
+        self._backward(request, kept, dy, names.DX, tokens)
+        self._forget_masks(request)
 
-    def slice_forward(
-        self, work: StepWork, stage: PlannedStage, request: StageRequest, x: StageArray
-    ) -> None:
+    def slice_forward(self, request: StageRequest, x: StageArray) -> None:
         """Request the forward pass of one vocabulary-parallel loss slice for a micro-batch."""
-        part, held = self._slice(work, stage, request.batch)
-        tokens = work.tokens[request.batch]
+        _, part, held = self._slice(request)
+        tokens = self.work.tokens[request.batch]
         x_array = self._put(x)
         made = {names.Y: _FP32 * names.SLICE_COLUMNS * tokens}
         flops = round(part.forward_flops * tokens)
@@ -207,34 +156,25 @@ class StageDevice:
         self._rename(x)
         self._forget(part.targets[request.batch])
         if request.keep is Keep.NOTHING:
-            self._drop([x_array])
+            self.drop([x_array])
         else:
             request.kept = [(x_array,)]
-        self._drop([found[names.Y]])
+        self.drop([found[names.Y]])
 
     def slice_backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        given: StageArray | Sequence[KeptLayer],
-        total: StageArray,
-        *,
-        dx_wanted: bool = True,
+        self, request: StageRequest, given: StageArray | Sequence[KeptLayer], total: StageArray
     ) -> None:
         """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
 
-        The device adds the weight gradients to the sums. It returns this slice's contribution to
+        The device adds the weight gradients to the sums, and returns this slice's contribution to
         the gradient of the last layer's output.
 
         Args:
-            work, stage, request, accumulator, dx_wanted: see `backward`.
             given: the slice's input, or the wire ID of the retained input.
             total: the log-sum-exp over the whole vocabulary.
         """
-        assert stage.slice is not None
-        part, held = self._slice(work, stage, request.batch)
+        work = self.work
+        number, part, held = self._slice(request)
         tokens = work.tokens[request.batch]
         if isinstance(given, StageArray):
             x = self._put(given)
@@ -242,57 +182,46 @@ class StageDevice:
         else:
             ((x, *_),) = given
         feed = {names.X: x, names.DY: self._put(total)} | held
-        made = {names.DX: self._activation_bytes(work, request.batch)}
+        made = {names.DX: _FP32 * tokens * work.width}
         flops = round(part.backward_flops * tokens)
-        layer = slice_layer(stage.slice.number)
-        found = self._added(request, part.backward, feed, made, flops, accumulator, layer, part)
+        found = self._added(request, part.backward, feed, made, flops, slice_layer(number), part)
         self._forget(total)
         self._forget(part.targets[request.batch])
-        if dx_wanted:
+        if request.dx_wanted:
             self._fetch(request, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
-        self._drop([x, found[names.DX]])
+        self.drop([x, found[names.DX]])
 
     def sums(
-        self,
-        work: StepWork,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        wanted: Container[SumName],
+        self, request: StageRequest, accumulator: GradientAccumulator, wanted: Container[SumName]
     ) -> None:
         """Request the wanted gradient sums of an accumulator, and drop the other sums.
 
-        Args:
-            wanted: names of the sums to request. Later calls of `more_sums` request the sums that
-                exceed the limit on bytes in flight.
+        `more_sums` requests what exceeds the limit on bytes in flight.
         """
-        self._drop(array for what, array in accumulator.sums.items() if what not in wanted)
+        self.drop(array for what, array in accumulator.sums.items() if what not in wanted)
         accumulator.sums = {
             what: array for what, array in accumulator.sums.items() if what in wanted
         }
         for (layer, name), array in accumulator.sums.items():
-            shape = sums_of(work, layer)[name]
+            shape = sums_of(self.work, layer)[name]
             step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
                 rows = min(step, shape.rows - first)
                 request.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
         accumulator.taken = True
-        self.more_sums(work, request)
+        self.more_sums(request)
 
-    def more_sums(self, work: StepWork, request: StageRequest) -> None:
-        """Request further gradient sums, up to a limit on bytes in flight.
-
-        A device needs extra memory for each requested sum until the sum has been sent.
-        """
+    def more_sums(self, request: StageRequest) -> None:
+        """Request further sums. A device needs extra memory for a sum until it has been sent."""
+        out = self.work.gradients
         while request.rest:
             piece = request.rest[0]
-            nbytes = piece.rows * piece.columns * _item_bytes(work.gradients)
+            nbytes = piece.rows * piece.columns * _item_bytes(out)
             if request.answers and sum(request.answers.values()) + nbytes > _AWAITED_BYTES:
                 return
             request.rest.popleft()
             first = piece.name[2]
-            self._fetch(
-                request, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
-            )
+            self._fetch(request, piece.name, piece.array, first, piece.rows, piece.columns, out)
 
     # --- memory ---
 
@@ -307,16 +236,6 @@ class StageDevice:
                 self._put_graph(array)
             else:
                 self._put(array)
-
-    def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
-        """Drop all arrays and graphs on the device that are not in `wanted`."""
-        keep = {self._sent[w] for w in wanted if w in self._sent}
-        self._sent = {what: id for what, id in self._sent.items() if id in keep}
-        self._drop([id for id in self._sizes if id not in keep])
-
-    def drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays that the device computed, given by wire ID."""
-        self._drop(arrays)
 
     def take(self) -> list[SendStage]:
         """Return the queued messages that may be sent now, and remove them from the queue."""
@@ -340,11 +259,7 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Start careful mode. The mode ends after `STEADY_AFTER` consecutive completed orders.
-
-        Args:
-            memory_bytes: total memory that the device offers.
-        """
+        """Start careful mode. `memory_bytes` is all memory that the device offers."""
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
@@ -359,7 +274,7 @@ class StageDevice:
 
         Returns:
             False if a later order may use the failed order's output, or if the order replaced a
-                sum. The order is then not repeated.
+            sum.
         """
         failed = self._asked.pop(run, None)
         self._done = 0
@@ -390,24 +305,21 @@ class StageDevice:
         """Forget all orders without cancelling them, and drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
-        self.keep_only(wanted)
+        keep = {self._sent[w] for w in wanted if w in self._sent}
+        self._sent = {what: id for what, id in self._sent.items() if id in keep}
+        self.drop([id for id in self._sizes if id not in keep])
 
     # --- parts of passes ---
 
     def _forward(
-        self, work: StepWork, layers: range, request: StageRequest, x: int, tokens: int
+        self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers.
-
-        Returns:
-            The wire ID of the last layer's output, and the wire IDs of each layer's retained
-                arrays.
-        """
+        """Request layers' forward pass. Return the output's wire ID and the kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
-            layer = work.layers[number]
+            layer = self.work.layers[number]
             feed = {names.X: x} | self._held(layer, request.batch)
-            made = {names.Y: _FP32 * tokens * work.width}
+            made = {names.Y: _FP32 * tokens * self.work.width}
             if request.keep is Keep.ACTIVATIONS:
                 samples = tokens // layer.sample_tokens
                 made |= {name: each * samples for name, each in layer.activations.items()}
@@ -417,76 +329,41 @@ class StageDevice:
         return x, kept
 
     def _backward(
-        self,
-        work: StepWork,
-        layers: range,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        kept: Sequence[KeptLayer],
-        dy: int,
-        tokens: int,
-    ) -> int:
-        """Request the backward pass of layers, from last to first, which adds to the gradient sums.
-
-        Returns:
-            The wire ID of the gradient of the first layer's input.
-        """
-        made = {names.DX: _FP32 * tokens * work.width}
-        for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
-            layer = work.layers[number]
+        self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
+    ) -> None:
+        """Request layers' backward pass, and the first input's gradient under this name."""
+        made = {names.DX: _FP32 * tokens * self.work.width}
+        for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
+            layer = self.work.layers[number]
             feed = {names.X: x, names.DY: dy} | self._held(layer, request.batch)
             graph, flops = layer.backward, layer.backward_flops
             if activations and layer.from_activations is not None:
                 graph, flops = layer.from_activations, layer.from_activations_flops
                 feed |= zip(layer.activations, activations, strict=True)
-            found = self._added(
-                request, graph, feed, made, flops * tokens, accumulator, number, layer
-            )
-            self._drop([x, *activations, dy])
+            found = self._added(request, graph, feed, made, flops * tokens, number, layer)
+            self.drop([x, *activations, dy])
             dy = found[names.DX]
-        return dy
+        self._end_backward(request, dy, name, tokens)
 
-    def _end_backward(
-        self,
-        work: StepWork,
-        stage: PlannedStage,
-        request: StageRequest,
-        dx: int,
-        name: Any,
-        tokens: int,
-        *,
-        dx_wanted: bool,
-    ) -> None:
-        """Request the gradient of a stage's input if it is wanted.
+    def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
+        """Request the gradient of a stage's input if it is wanted, and drop it on the device."""
+        if request.dx_wanted and (request.plan.first > 0 or self.work.embeds):
+            self._fetch(request, name, dx, 0, tokens, self.work.width, self.work.dtype)
+        self.drop([dx])
 
-        Then drop the gradient on the device.
-        """
-        if dx_wanted and (stage.first > 0 or work.embeds):
-            self._fetch(request, name, dx, 0, tokens, work.width, work.dtype)
-        self._drop([dx])
-
-    def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
+    def _forget_masks(self, request: StageRequest) -> None:
         """Drop the layer arguments, such as masks, that only this micro-batch uses."""
-        for mask in masks_of(work, layers, batch):
+        for mask in masks_of(self.work, request.layers, request.batch):
             self._forget(mask)
 
-    def _loss(
-        self,
-        work: StepWork,
-        loss: LossWork,
-        request: StageRequest,
-        accumulator: GradientAccumulator,
-        y: int,
-    ) -> tuple[int, int]:
-        """Request the loss computation.
-
-        Return the wire IDs of the loss and of its input gradient.
-        """
+    def _loss(self, request: StageRequest, y: int) -> tuple[int, int]:
+        """Request the loss. Return the wire IDs of the loss and of its input gradient."""
+        loss, tokens = self.work.loss, self.work.tokens[request.batch]
+        assert loss is not None
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
-        made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, request.batch)}
-        flops = loss.flops * work.tokens[request.batch]
-        found = self._added(request, loss.graph, feed, made, flops, accumulator, LOSS_LAYER, loss)
+        made = {names.LOSS: _FP32, names.DX: _FP32 * tokens * self.work.width}
+        found = self._added(request, loss.graph, feed, made, loss.flops * tokens, LOSS_LAYER, loss)
         self._forget(loss.targets[request.batch])
         return found[names.LOSS], found[names.DX]
 
@@ -497,17 +374,14 @@ class StageDevice:
         feed: dict[str, int],
         made: dict[str, int],
         flops: int,
-        accumulator: GradientAccumulator,
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Request a graph run that adds gradients to sums.
-
-        Return the wire IDs of the graph's outputs.
+        """Request a graph run that adds gradients to sums. Return the outputs' wire IDs.
 
         A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
-        before = {name: accumulator.sums.get((number, name), 0) for name in of.sums}
+        before = {name: request.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
         held = {names.new_total(name): array for name, array in before.items() if array}
@@ -515,41 +389,27 @@ class StageDevice:
         beside = self._careful and sum(made.values()) + sum(sizes.values()) <= room
         found = self._run(request, graph, feed, made | sizes, flops, {} if beside else held)
         for name in of.sums:
-            accumulator.sums[number, name] = found[names.new_total(name)]
+            request.sums[number, name] = found[names.new_total(name)]
         if beside:
-            self._drop(held.values())
+            self.drop(held.values())
         return found
 
-    def _slice(
-        self, work: StepWork, stage: PlannedStage, batch: int
-    ) -> tuple[SliceWork, dict[str, int]]:
-        """Send the parameters and targets of a loss slice.
-
-        Return the slice and the arrays' wire IDs.
-        """
-        assert stage.slice is not None
-        part = work.slice_works[stage.slice.number]
+    def _slice(self, request: StageRequest) -> tuple[int, SliceWork, dict[str, int]]:
+        """Send a loss slice's parameters and targets. Return its number, itself and their IDs."""
+        assert request.plan.slice is not None
+        number = request.plan.slice.number
+        part = self.work.slice_works[number]
         held = {name: self._put(array) for name, array in part.parameters.items()}
-        return part, held | {names.TARGETS: self._put(part.targets[batch])}
+        return number, part, held | {names.TARGETS: self._put(part.targets[request.batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
-        """Send a layer's parameters and keyword arguments.
-
-        Return a map from graph input to wire ID.
-        """
+        """Send a layer's parameters and keyword arguments. Return their wire IDs by graph input."""
         return {name: self._put(array) for name, array in layer.inputs(batch).items()}
-
-    @staticmethod
-    def _activation_bytes(work: StepWork, batch: int) -> int:
-        return _FP32 * work.tokens[batch] * work.width
 
     # --- messages ---
 
     def _send(
-        self,
-        message: Message,
-        task: Task | None = None,
-        kind: TrafficKind = TrafficKind.OTHER,
+        self, message: Message, task: Task | None = None, kind: TrafficKind = TrafficKind.OTHER
     ) -> None:
         """Queue a message. If `task` is set, the device must answer the message."""
         self._out.append(SendStage(self.device, message, task, kind))
@@ -574,20 +434,15 @@ class StageDevice:
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
             if array.parts:
-                parts = tuple(self._put_part(part) for part in array.parts)
-                self._send(messages.Concat(id, parts), kind=array.kind)
+                parts = []  # their wire IDs are valid until the parts are concatenated
+                for part in array.parts:
+                    self._ids.arrays += 1
+                    parts.append(self._ids.arrays)
+                    self._send_put(self._ids.arrays, part)
+                self._send(messages.Concat(id, tuple(parts)), kind=array.kind)
             else:
                 self._send_put(id, array)
         return id
-
-    def _put_part(self, part: StageArray) -> int:
-        """Send one part of a large array.
-
-        The part's wire ID is valid until the parts are concatenated.
-        """
-        self._ids.arrays += 1
-        self._send_put(self._ids.arrays, part)
-        return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
         put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
@@ -601,10 +456,10 @@ class StageDevice:
         return id
 
     def _forget(self, array: StageArray) -> None:
-        self._drop([self._sent.pop(array)])
+        self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Remove an array from the sent arrays; from now on its wire ID alone identifies it."""
+        """Remove an array from the sent arrays. From now on, only its wire ID identifies it."""
         self._sent.pop(array)
 
     def _run(
@@ -652,7 +507,8 @@ class StageDevice:
         task = self._next_run(request, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
-    def _drop(self, arrays: Iterable[int]) -> None:
+    def drop(self, arrays: Iterable[int]) -> None:
+        """Drop arrays that the device computed, given by wire ID."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)

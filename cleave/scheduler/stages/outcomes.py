@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.usual_sizes import Place
+from cleave.scheduler.stages.arrays import Place, StageArray
 
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output for a micro-batch.
-
-    The caller must return the gradient of this output.
-    """
+    """The last layer's output for a micro-batch. The caller must return its gradient."""
 
     batch: int
     payload: Any
@@ -24,14 +20,9 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """A stage's output, which the PS's own layers need as input.
+    """The output of stage `stage`, which the PS's own layers need.
 
-    The caller must run these layers and return the input of the next stage.
-
-    Attributes:
-        stage: number of the stage before the PS's layers.
-        batch: index of the micro-batch.
-        payload: the stage's output.
+    The caller must run these layers, and return the input of the next stage.
     """
 
     stage: int
@@ -41,14 +32,10 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """The gradient of a stage's input, which the backward pass of the PS's own layers needs.
+    """The gradient of the input of stage `stage + 1`.
 
-    The caller must run this backward pass and return the gradient of stage `stage`'s output.
-
-    Attributes:
-        stage: number of the stage before the PS's layers.
-        batch: index of the micro-batch.
-        payload: the gradient of the input of stage `stage + 1`.
+    The caller must run the backward pass of the PS's own layers, and return the gradient of stage
+    `stage`'s output.
     """
 
     stage: int
@@ -61,23 +48,16 @@ class SlicesReady:
     """The forward results of all loss slices for a micro-batch.
 
     The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
-
-    Attributes:
-        batch: index of the micro-batch.
-        payloads: for each slice, the slice's log-sum-exp and the target's logit, shape (tokens, 2),
-            fp32.
     """
 
     batch: int
+    # for each slice, its log-sum-exp and the target's logit, shape (tokens, 2), fp32
     payloads: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """Each loss slice's gradient of the last layer's output, for a micro-batch.
-
-    The caller must sum these gradients and return the sum.
-    """
+    """Each loss slice's gradient of the last layer's output. The caller must return their sum."""
 
     batch: int
     payloads: Sequence[Any]
@@ -85,31 +65,22 @@ class SlicesBack:
 
 @dataclass(frozen=True, slots=True)
 class SumsRecord:
-    """Gradient sums that one device returned.
-
-    Attributes:
-        device: the device that returned the sums.
-        batches: the micro-batches whose gradients are in the sums.
-        found: maps (layer number, parameter, first row) to rows of a sum.
-    """
+    """Gradient sums that one device returned."""
 
     device: int
-    batches: frozenset[int]
+    batches: frozenset[int]  # the micro-batches whose gradients are in the sums
+    # maps (layer number, parameter, first row) to rows of a sum
     found: Mapping[tuple[int, str, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """Inputs and results of a stage in one step, for auditing.
+    """Inputs and results of a stage in one step, by micro-batch, for auditing.
 
     Attributes:
-        plan: the stage's layers.
-        x: maps a micro-batch to the stage's input.
-        dy: maps a micro-batch to the gradient of the stage's output.
-        y: maps a micro-batch to the output that a device returned.
-        dx: maps a micro-batch to the gradient of the stage's input that a device returned.
-        forward_by, backward_by: map a micro-batch to the device that returned `y` or `dx`.
-        sums: the gradient sums.
+        x, dy: the stage's input, and the gradient of the stage's output.
+        y, dx: the output and the gradient of the input that a device returned.
+        forward_by, backward_by: the device that returned `y` or `dx`.
     """
 
     plan: PlannedStage
@@ -126,19 +97,14 @@ class StageRecord:
 class Suspect:
     """Unusual values from a device. The caller must decide whether the values are correct.
 
-    A value is unusual if it is not finite or is much larger than usual, or if no usual magnitude is
+    A value is unusual if it is not finite or much larger than usual, or if no usual magnitude is
     known yet. The step does not use the values before `StageStep.resolve` is called.
-
-    Attributes:
-        device: the device that returned the values.
-        record: inputs and results of one micro-batch, or of the device's gradient sums.
-        losses: maps the micro-batch to its loss, if the device returned a loss.
-        sizes: maps the place of each unusual array to the array's largest magnitude.
     """
 
     device: int
-    record: StageRecord
-    losses: Mapping[int, Any]
+    record: StageRecord  # inputs and results of one micro-batch, or of the device's gradient sums
+    losses: Mapping[int, Any]  # maps the micro-batch to its loss, if the device returned a loss
+    # maps the place of each unusual array to the array's largest magnitude
     sizes: Mapping[Place, float]
 
 
@@ -147,27 +113,20 @@ class StepResult:
     """The result of a completed stage-wise step.
 
     Attributes:
-        losses: maps a micro-batch to its loss, if devices computed the loss.
-        dx: maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted.
-        gradients: maps (layer number, parameter) to a list of gradient sums, one for each
-            accumulator, in a fixed order. Each sum is a list of blocks of consecutive rows.
-        records: one record for each stage.
+        gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
+            fixed order. Each sum is a list of blocks of consecutive rows.
     """
 
-    losses: Mapping[int, Any]
+    losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
+    # maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted
     dx: Mapping[int, Any]
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
-    records: Sequence[StageRecord] = ()
+    records: Sequence[StageRecord] = ()  # one record for each stage
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A stage-wise step cannot be completed.
-
-    Attributes:
-        reason: a description for people.
-        final: whether a retry would fail as well.
-    """
+    """A stage-wise step cannot be completed. If `final`, a retry would fail as well."""
 
     reason: str
     final: bool = False

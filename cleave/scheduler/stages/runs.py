@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
@@ -13,26 +13,23 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Feature
 from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import StageArray, UsualSizes
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
-from cleave.scheduler.stages.usual_sizes import UsualSizes
-from cleave.scheduler.stages.view import StepView
 from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
+# number of models whose usual magnitudes are remembered, most recently trained first
 _MODELS_KEPT: Final = 8
-"""Number of models whose usual magnitudes are remembered, most recently trained first."""
 
 
 class StagesOn(Enum):
     """Which devices may train whole layers. The enum values are the values of `--stages-on`."""
 
+    # only the operator's own devices, because the server does not verify every stage result
     OWN = "own"
-    """Only the operator's own devices, because the server does not verify every stage result."""
-
-    ANY = "any"
-    """All devices that can run graphs."""
+    ANY = "any"  # all devices that can run graphs
 
     @classmethod
     def of(cls, value: StagesOn | str) -> StagesOn:
@@ -48,8 +45,6 @@ class StageRuns:
     """Manages the current stage-wise step. Methods that change the step return instructions.
 
     Args:
-        sessions: maps a session ID to its session, for all sessions.
-        ids: counters for new array and run IDs.
         any_device: whether all capable devices may take part, not only the operator's own devices.
     """
 
@@ -70,11 +65,7 @@ class StageRuns:
 
     @property
     def able(self) -> dict[int, DeviceRates]:
-        """Return the devices that may train whole layers now, with their rates for graphs.
-
-        Returns:
-            A map from device ID to rates.
-        """
+        """Return the devices that may train whole layers now, with their rates for graphs."""
         return {
             s.id: s.rates.for_graphs
             for s in list(self._sessions.values())  # the training thread also calls this
@@ -131,18 +122,12 @@ class StageRuns:
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the running step's number of completed tasks and its total number of tasks.
-
-        Returns:
-            None if no step is running.
-        """
+        """Return the numbers of completed tasks and of all tasks; None if no step runs."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
     def begin(self, work: StepWork) -> list[ForSteps]:
-        """Start a step.
-
-        Planned devices that left or may no longer take part are removed from the plan.
+        """Start a step on the planned devices that may still take part.
 
         Raises:
             UsageError: another step is running.
@@ -173,16 +158,16 @@ class StageRuns:
         """Resolve the step's first suspect result; see `StageStep.resolve`."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
-    def withdraw(self) -> list[ForSteps]:
+    def withdraw(self) -> None:
         """End the current step, if any. Devices keep the arrays that the next step can use."""
         if self._step is not None:
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
-        return []
 
     def end(self) -> list[ForSteps]:
         """End the current step, if any, and tell devices to drop all arrays for stages."""
-        out = self.withdraw()
+        self.withdraw()
+        out: list[ForSteps] = []
         for store in self._stores.values():
             store.end()
             out += store.take()
@@ -230,7 +215,7 @@ class StageRuns:
         """Continue the step after a device became available."""
         return self._step.changed() if self._step is not None else []
 
-    def leftovers(self) -> list[Any]:
+    def leftovers(self) -> list[str]:
         """List state that was not freed, in sentences."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []

@@ -1,53 +1,95 @@
-"""The state of one stage in a step: its micro-batches and gradient sums."""
+"""The state of one stage in a step, and snapshots of this state for people and programs.
+
+Micro-batches pass through the stages forward, then backward. Backward passes add gradients to sums
+on the devices. After all backward passes, the PS requests the stage's sums.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cleave.planner.stages.model import PlannedStage
+from cleave.planner.stages.model import HeadSlice, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import GradientAccumulator
 from cleave.scheduler.stages.outcomes import StageRecord, SumsRecord
 from cleave.scheduler.stages.work import KeptLayer, SumName
 
 
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """The progress of one device that holds a stage's layers, in numbers of micro-batches.
+
+    Attributes:
+        forward, backward: passes in flight.
+    """
+
+    device: int
+    forward: int
+    backward: int
+    summed: int  # in gradient sums that the PS has not requested yet
+    coming: int  # in gradient sums that the PS has requested but not received
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """The progress of one stage, in numbers of micro-batches.
+
+    Attributes:
+        first, stop: the stage's layers, from `first` to `stop`, excluding `stop`.
+    """
+
+    first: int
+    stop: int
+    loss: bool  # whether the stage also computes the loss
+    forward: int  # completed forward passes
+    backward: int  # completed backward passes whose gradients are not lost
+    landed: int  # in gradient sums that have arrived at the PS
+    holders: tuple[HolderView, ...]
+    slice: HeadSlice | None = None  # the loss slice of the stage; None if the stage has layers
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """The progress of a stage-wise step."""
+
+    batches: int  # number of micro-batches
+    ended: bool
+    repeated: int  # number of passes that must be repeated because a device was lost or failed
+    stages: tuple[StageView, ...]  # the stages, in layer order
+
+
 @dataclass(slots=True, eq=False)
 class StageState:
     """The state of one stage in a step.
 
-    A stage that lost all its devices may be divided into several `StageState` objects. Each object
+    A stage that lost all its devices may be divided into several `StageState` objects. Each
     processes every micro-batch, but returns a different subset of the gradient sums.
 
     Attributes:
-        plan: the stage's layers.
-        batches: number of micro-batches in the step.
-        sums: names of the gradient sums that this object returns.
         passes: whether this object also returns activations and their gradients. In a divided
-            stage, exactly one object has this flag.
-        devices: devices that may run the stage's micro-batches now.
-        x: maps a micro-batch to the stage's input, once available.
-        dy: maps a micro-batch to the gradient of the stage's output, once available.
-        forward: micro-batches whose forward pass is completed or in flight.
-        backward: micro-batches whose gradients are in an accumulator or whose backward pass is in
-            flight.
-        kept: maps a micro-batch to (device, wire IDs): the device that retains arrays for the
-            backward pass, and the wire IDs of these arrays.
-        accumulators: the accumulators of gradient sums, oldest first.
+            stage, exactly one object does.
+        x, dy: the stage's input and the gradient of its output, by micro-batch, once available.
+        kept: maps a micro-batch to the device that retains arrays for the backward pass, and the
+            wire IDs of these arrays.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
     plan: PlannedStage
-    batches: int
-    sums: frozenset[SumName]
-    devices: list[int]
+    batches: int  # number of micro-batches in the step
+    sums: frozenset[SumName]  # names of the gradient sums that this object returns
+    devices: list[int]  # devices that may run the stage's micro-batches now
     passes: bool = True
     x: dict[int, StageArray] = field(default_factory=dict)
     dy: dict[int, StageArray] = field(default_factory=dict)
+    # micro-batches whose forward pass is completed or in flight
     forward: set[int] = field(default_factory=set)
+    # micro-batches whose gradients are in an accumulator or whose backward pass is in flight
     backward: set[int] = field(default_factory=set)
     kept: dict[int, tuple[int, Sequence[KeptLayer]]] = field(default_factory=dict)
+    # the accumulators of gradient sums, oldest first
     accumulators: list[GradientAccumulator] = field(default_factory=list)
     y: dict[int, Any] = field(default_factory=dict)
     dx: dict[int, Any] = field(default_factory=dict)
@@ -65,11 +107,41 @@ class StageState:
         by = self.forward_by, self.backward_by
         return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
 
-    def accumulator_on(self, device: int) -> GradientAccumulator:
-        """Return the device's accumulator that still accepts gradients.
+    def view(self, number: int, flying: Counter[tuple[bool, int, int]]) -> StageView:
+        """Return the progress of this stage.
 
-        Create an accumulator if none exists.
+        Args:
+            number: the stage's number.
+            flying: number of passes in flight, by (is forward, stage number, device).
         """
+        summed: Counter[int] = Counter()
+        coming: Counter[int] = Counter()
+        landed = 0
+        for sums in self.accumulators:
+            if sums.landed:
+                landed += len(sums.batches)
+            else:
+                (coming if sums.taken else summed)[sums.device] += len(sums.batches)
+        backward = landed + summed.total() + coming.total()
+        holders = tuple(
+            HolderView(
+                device,
+                flying[True, number, device],
+                flying[False, number, device],
+                summed[device],
+                coming[device],
+            )
+            for device in self.devices
+        )
+        plan = self.plan
+        # A stage with the loss runs forward and backward in one pass.
+        forward = backward if plan.loss else len(self.y)
+        return StageView(
+            plan.first, plan.stop, plan.loss, forward, backward, landed, holders, plan.slice
+        )
+
+    def accumulator_on(self, device: int) -> GradientAccumulator:
+        """Return the device's accumulator that still accepts gradients; create it if necessary."""
         for accumulator in self.accumulators:
             if accumulator.device == device and not accumulator.taken:
                 return accumulator
@@ -98,7 +170,7 @@ class StageState:
         return max(0.0, 2 * self.batches - done) / max(1, self.left)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the number of completed tasks and the total number of tasks. Thread-safe."""
+        """Return the numbers of completed tasks and of all tasks. Thread-safe."""
         accumulators = tuple(self.accumulators)
         done = sum(len(each.batches) for each in accumulators)
         done += sum(len(each.batches) for each in accumulators if each.landed) == self.batches
@@ -109,8 +181,8 @@ class StageState:
     def next_backward(self, device: int) -> int | None:
         """Return the next micro-batch for a device's backward pass; None if none is ready.
 
-        A micro-batch comes first if the device retained arrays of its forward pass. A micro-batch
-        is excluded if another device retained such arrays.
+        Micro-batches whose arrays the device retained come first. Those of other devices are
+        excluded.
         """
         given = self.x if self.plan.loss else self.dy
         # Micro-batches without an input gradient come first because other stages wait for it.
@@ -126,29 +198,13 @@ class StageState:
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Return a part of this stage that processes the same micro-batches.
-
-        Args:
-            sums: names of the gradient sums that the new part returns.
-            devices: devices that run the new part.
-        """
+        """Return a part of this stage that returns other sums of the same micro-batches."""
         return StageState(
-            self.plan,
-            self.batches,
-            sums,
-            devices,
-            passes=False,
-            x=self.x,
-            dy=self.dy,
-            y=self.y,
+            self.plan, self.batches, sums, devices, passes=False, x=self.x, dy=self.dy, y=self.y
         )
 
     def forget(self, device: int) -> int:
-        """Discard everything that was lost with a device: retained arrays and gradient sums.
-
-        Returns:
-            The number of backward passes whose gradients were in the lost sums.
-        """
+        """Discard what was lost with a device. Return the number of lost backward passes."""
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.accumulators if g.device == device and not g.landed]
         for accumulator in lost:

@@ -1,16 +1,15 @@
-"""One stage-wise training step: assigns micro-batch passes to devices.
+"""One stage-wise training step: assigns micro-batch passes to devices. No I/O.
 
-The module has no I/O. Micro-batches pass through the stages independently of each other. Until the
-step ends, the PS retains each micro-batch's input and output gradient for every stage. Passes that
-were lost with a device are repeated from these arrays. Gradients are exact: the PS uses a
-*accumulator* of gradient sums completely or not at all. In each stage, or each part of a divided
-stage, exactly one used accumulator contains a given micro-batch.
+Until the step ends, the PS retains each micro-batch's input and output gradient for every stage,
+and repeats lost passes from these arrays. The PS uses a gradient accumulator completely or not at
+all. In each stage, or each part of a divided stage, exactly one used accumulator contains a given
+micro-batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from cleave.planner.stages import rules as rules
 from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import Place, Returned, StageArray, UsualSizes
 from cleave.scheduler.stages.device import GradientAccumulator, StageDevice, arrays_of
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
@@ -36,32 +35,20 @@ from cleave.scheduler.stages.outcomes import (
     SumsRecord,
     Suspect,
 )
-from cleave.scheduler.stages.state import StageState
+from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
-from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
-from cleave.scheduler.stages.view import RequestCount, StepView
-from cleave.scheduler.stages.work import (
-    RequestKind,
-    StageGraph,
-    StageOrder,
-    StageRequest,
-    StepWork,
-)
+from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
-MAX_FAILURES: Final = 4
-"""The step fails after this many device failures."""
+MAX_FAILURES: Final = 4  # number of device failures that end the step
 
 
 class StageStep:
     """Runs one stage-wise step. Methods that change the state return instructions.
 
     Args:
-        work: the arrays, graphs and plan of the step.
-        stores: maps a device to its `StageDevice`. The step adds an entry when it first uses a
-            device.
-        present: returns a map from each device that is available for tasks to the device's rates.
-        ids: counters for new array and run IDs.
+        stores: maps a device to its `StageDevice`; the step adds missing devices.
+        present: returns the rates of the devices that are available for tasks.
         usual: usual magnitudes of the values that devices return for this model.
     """
 
@@ -106,8 +93,7 @@ class StageStep:
     def begin(self) -> list[ForSteps]:
         """Start the step.
 
-        Devices drop the arrays that this step does not need. Devices of the first stage get their
-        first passes, and devices of later stages get their parameters.
+        Devices drop the arrays that this step does not need. The first stage gets its first passes.
         """
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
@@ -124,10 +110,6 @@ class StageStep:
                 out += self._store(device).take()
         return out
 
-    def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Record that a device completed the graph run of an order."""
-        return self._answered(order, run)
-
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
         """Record an array that a device returned for an order."""
         order.request.found[order.name] = payload
@@ -135,14 +117,14 @@ class StageStep:
         if values and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
             order.request.note_size(self._place(order), size)
-        return self._answered(order, run)
+        return self.computed(order, run)
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
         """Accept or reject the values of the first unresolved `Suspect`.
 
         Args:
-            right: whether the values are correct. If not, the device counts as failed and another
-                device repeats the pass.
+            right: whether the values are correct. If not, the device fails and another device
+                repeats the pass.
             reason: what is wrong with the values.
         """
         if not self._suspects:  # the step has ended
@@ -173,8 +155,8 @@ class StageStep:
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Repeat an order that a device refused.
 
-        If the order alone cannot be repeated, the device's passes start over. Only gradient sums
-        that have arrived at the PS are retained.
+        If the order alone cannot be repeated, all passes of the device start over. Only gradient
+        sums that have arrived at the PS are retained.
         """
         request = order.request
         store = self._stores.get(request.device)
@@ -212,10 +194,7 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Discard a device's requests in flight and retained arrays.
-
-        The lost passes will be repeated.
-        """
+        """Discard a device's requests in flight and retained arrays. Their passes are repeated."""
         for request in [request for request in self._requests if request.device == device]:
             self._requests.discard(request)
             self._taking.pop(request, None)
@@ -232,13 +211,12 @@ class StageStep:
         """Record an array that the training thread computed for a micro-batch.
 
         Args:
-            batch: index of the micro-batch.
-            made: the computed array. If `after` is None, `made` is the gradient of the last stage's
-                output. With loss slices on devices, the first call passes the log-sum-exp over the
-                whole vocabulary instead. If `after` is set, the first call passes the input of the
-                next stage, and the second call passes the gradient of stage `after`'s output.
-            after: number of the stage before the PS's own layers, if these layers computed the
-                array.
+            made: without `after`, the gradient of the last stage's output. With loss slices, the
+                first call passes the log-sum-exp over the whole vocabulary instead. With `after`,
+                the first call passes the input of the next stage, and the second call the gradient
+                of stage `after`'s output.
+            after: number of the stage before the PS's own layers; None if these layers did not
+                compute the array.
         """
         if self.ended:
             return []
@@ -253,24 +231,25 @@ class StageStep:
             self._last.dy[batch] = made
         return self._go_on()
 
-    def withdraw(self) -> list[ForSteps]:
+    def withdraw(self) -> None:
         """End the step because its result is no longer needed."""
         self.ended = True
         self._requests.clear()
         self._suspects.clear()
-        return []
 
     def view(self) -> StepView:
         """Return a snapshot of the step's progress."""
-        asked = RequestCount(self._requests)
-        stages = tuple(
-            asked.stage(number, s.plan, s.devices, len(s.y), s.accumulators)
-            for number, s in sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
+        flying = Counter(
+            (request.kind is RequestKind.FORWARD, request.stage, request.device)
+            for request in self._requests
+            if request.kind is not RequestKind.SUMS
         )
-        return StepView(len(self.work.x), self.ended, self.repeated, stages)
+        stages = sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
+        views = tuple(stage.view(number, flying) for number, stage in stages)
+        return StepView(len(self.work.x), self.ended, self.repeated, views)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the number of completed tasks and the total number of tasks. Thread-safe.
+        """Return the numbers of completed tasks and of all tasks. Thread-safe.
 
         A task is one pass of a micro-batch through a stage, or the transfer of one stage's gradient
         sums.
@@ -279,10 +258,10 @@ class StageStep:
         return sum(done for done, _ in counts), sum(of for _, of in counts)
 
     def validate(self) -> None:
-        """Check that the step's state is consistent.
+        """Check the step's state.
 
         Raises:
-            AssertionError: the state is inconsistent; the message names the problem.
+            AssertionError: the state is inconsistent.
         """
         for number, stage in enumerate(self._stages):
             stage.validate()
@@ -296,8 +275,8 @@ class StageStep:
 
     # --- answers ---
 
-    def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle the answer to an order. The last answer of a request completes the request."""
+    def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Record the answer to an order. The last answer of a request completes the request."""
         request = order.request
         request.answers.pop(run, None)
         store = self._stores.get(request.device)
@@ -307,7 +286,7 @@ class StageStep:
         if request not in self._requests:
             return [*store.take()]
         if request.rest:
-            store.more_sums(self.work, request)
+            store.more_sums(request)
             return [*store.take()]
         if request.answers:
             return [*store.take()]
@@ -369,11 +348,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use the results of a request, unless the request was discarded and replaced.
-
-        Args:
-            repeated: whether the PS recomputed the results and got the same values.
-        """
+        """Use the results of a request. If `repeated`, the PS recomputed the same values."""
         if request not in self._requests:
             return
         self._requests.discard(request)
@@ -473,32 +448,24 @@ class StageStep:
         return out
 
     def _ask_once(self) -> bool:
-        """Request at most one request from each device that may run another request.
-
-        Returns:
-            Whether any request was sent.
-        """
+        """Send at most one request to each device that may run one. Return whether any was sent."""
         self._replace_missing()
         if self.ended:
             return False
-        busy: dict[int, int] = {}
-        for request in self._requests:
-            busy[request.device] = busy.get(request.device, 0) + 1
-        asked = False
-        for device in self._turns(busy):
-            asked |= self._ask(device)
-        return asked
+        busy = Counter(request.device for request in self._requests)
+        asked = [self._ask(device) for device in self._turns(busy)]
+        return any(asked)
 
-    def _turns(self, busy: Mapping[int, int]) -> list[int]:
+    def _turns(self, busy: Counter[int]) -> list[int]:
         """Return the devices that may run another request, in the order of `rules.turn`."""
         able = {d for stage in self._stages for d in stage.devices}
         if not able <= self._request_s.keys():
             self._time_units()
-        free = [device for device in able if rules.may_have_another(busy.get(device, 0))]
-        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._request_s[d], d))
+        free = [device for device in able if rules.may_have_another(busy[device])]
+        return sorted(free, key=lambda d: rules.turn(busy[d], self._request_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict, for each device, the seconds of one request of the device's first stage."""
+        """Predict the seconds of one request of each device's first stage."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -535,7 +502,7 @@ class StageStep:
         stage.forward.add(batch)
         store = self._store(device)
         ask = store.forward if stage.plan.slice is None else store.slice_forward
-        ask(self.work, stage.plan, request, stage.x[batch])
+        ask(request, stage.x[batch])
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
@@ -561,25 +528,24 @@ class StageStep:
         stage.backward.add(batch)
         store = self._store(device)
         dx_wanted = stage.passes and batch not in stage.dx
+        kind, keep = RequestKind.BACKWARD, Keep.NOTHING
         if stage.plan.loss:
-            request = self._request(
-                RequestKind.LAST, number, batch, device, self._next_kept(stage, device)
-            )
-            x = stage.x[batch]
-            store.last(self.work, stage.plan, request, accumulator, x, dx_wanted=dx_wanted)
+            kind, keep = RequestKind.LAST, self._next_kept(stage, device)
+        request = self._request(kind, number, batch, device, keep)
+        request.sums, request.dx_wanted = accumulator.sums, dx_wanted
+        if stage.plan.loss:
+            store.last(request, stage.x[batch])
         else:
-            request = self._request(RequestKind.BACKWARD, number, batch, device)
             kept = stage.kept.pop(batch, None)
             given = stage.x[batch] if kept is None else kept[1]
-            dy = stage.dy[batch]
             ask = store.backward if stage.plan.slice is None else store.slice_backward
-            ask(self.work, stage.plan, request, accumulator, given, dy, dx_wanted=dx_wanted)
+            ask(request, given, stage.dy[batch])
         self._out += store.take()
 
     def _request(
         self, kind: RequestKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
     ) -> StageRequest:
-        request = StageRequest(kind, stage, batch, device, keep)
+        request = StageRequest(kind, stage, self._stages[stage].plan, batch, device, keep)
         self._requests.add(request)
         return request
 
@@ -598,7 +564,7 @@ class StageStep:
                 request = self._request(RequestKind.SUMS, number, -1, accumulator.device)
                 self._taking[request] = accumulator
                 store = self._store(accumulator.device)
-                store.sums(self.work, request, accumulator, stage.sums)
+                store.sums(request, accumulator, stage.sums)
                 self._out += store.take()
 
     def _is_waited_for(self, device: int) -> bool:
@@ -617,10 +583,9 @@ class StageStep:
             # A fixed order makes the result independent of which device answers first.
             for accumulator in sorted(stage.accumulators, key=lambda g: (g.device, min(g.batches))):
                 parts: dict[tuple[int, str], list[Any]] = {}
-                for layer, name, _ in sorted(accumulator.found):
-                    parts.setdefault((layer, name), [])
                 for layer, name, first in sorted(accumulator.found):
-                    parts[layer, name].append(accumulator.found[layer, name, first])
+                    rows = accumulator.found[layer, name, first]
+                    parts.setdefault((layer, name), []).append(rows)
                 for key, part in parts.items():
                     gradients.setdefault(key, []).append(part)
         records = [stage.record for stage in self._stages]
@@ -631,9 +596,7 @@ class StageStep:
         self._end(StepFailed(f"{why}: {reasons}"))
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
-        self.ended = True
-        self._requests.clear()
-        self._suspects.clear()
+        self.withdraw()
         self._out.append(TellStep(outcome, self.work))
 
     # --- devices ---
@@ -659,10 +622,7 @@ class StageStep:
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Reassign a stage that lost all its devices and gradients.
-
-        The stage is divided into the number of parts that is predicted to finish first.
-        """
+        """Divide a stage that lost all devices and gradients into parts that finish soonest."""
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )
@@ -675,11 +635,7 @@ class StageStep:
             self._stages.append(stage.part(sums, devices))
 
     def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
-        """Return the candidate devices for taking over a stage; empty if no device is available.
-
-        Args:
-            parts: number of parts into which the stage's gradient sums are divided.
-        """
+        """Return the candidate devices for taking over a stage that is divided into `parts`."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
             return []
@@ -700,11 +656,7 @@ class StageStep:
         ]
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
-        """Return the predicted seconds of a device's remaining passes and sums in other stages.
-
-        Args:
-            besides: the stage to leave out.
-        """
+        """Return the predicted seconds of a device's other work, without stage `besides`."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
@@ -730,16 +682,13 @@ class StageStep:
 
     def _store(self, device: int) -> StageDevice:
         if device not in self._stores:
-            self._stores[device] = StageDevice(device, self._ids)
+            self._stores[device] = StageDevice(device, self._ids, self.work)
+        self._stores[device].work = self.work
         return self._stores[device]
 
 
 def _first(
     found: Iterable[tuple[int, StageState, int | None]],
 ) -> tuple[int, StageState, int] | None:
-    """Return the first entry whose micro-batch is not None; None if there is no such entry.
-
-    Args:
-        found: (stage number, stage, micro-batch) entries.
-    """
+    """Return the first (number, stage, micro-batch) entry that has a micro-batch."""
     return next(((n, stage, b) for n, stage, b in found if b is not None), None)

@@ -1,10 +1,9 @@
 """Chooses the devices that take over a stage after a device was lost.
 
 The chosen devices are those predicted to complete the stage first. Each new device must first
-receive the stage's weights, and must return its own gradient sums at the end. More devices are
-therefore not always faster. If the sums are large for one uplink, the sums are divided into parts
-as well. Each part has its own group of devices. Every group processes all micro-batches but returns
-only its own *part* of the sums.
+receive the stage's weights, and must return its own gradient sums at the end, so more devices are
+not always faster. If the sums are large for one uplink, they are divided into parts. Every part has
+its own devices, which process all micro-batches but return only that part.
 """
 
 from __future__ import annotations
@@ -32,18 +31,12 @@ _PASSES = 3  # activations sent to a device for each micro-batch: x twice, dy on
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that could run some of a stage's micro-batches.
-
-    Attributes:
-        device: the device's ID.
-        other_s: seconds for the device's other tasks, for receiving this stage's weights, and for
-            returning this stage's sums.
-        each_s: seconds for each micro-batch.
-    """
+    """A device that could run some of a stage's micro-batches."""
 
     device: int
+    # seconds for other tasks, for receiving weights, and for returning this stage's sums
     other_s: float
-    each_s: float
+    each_s: float  # seconds for each micro-batch
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
@@ -93,13 +86,7 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Predicts the cost of taking over a stage.
-
-    Attributes:
-        work: the step.
-        stage: the stage to take over.
-        returned: names of the gradient sums that the devices must return.
-    """
+    """Predicts the cost of taking over a stage whose devices must return the sums `returned`."""
 
     work: StepWork
     stage: PlannedStage
@@ -116,7 +103,6 @@ class Takeover:
         """Return a device as a candidate for this stage.
 
         Args:
-            rates: the device's rates.
             store: the record of the device's arrays; None if the device holds no arrays.
             own_s: predicted seconds of the device's other tasks in this step.
             parts: number of parts into which the gradient sums are divided.
@@ -131,7 +117,7 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return the time in seconds in which a device's uplink transfers the gradient sums."""
+        """Return the seconds in which a device's uplink transfers the gradient sums."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s
@@ -163,8 +149,6 @@ class Takeover:
 
         Args:
             activations: average number of activations that the device returns for each micro-batch.
-                The output and the gradient of the input count one each, unless the PS already has
-                them.
         """
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count

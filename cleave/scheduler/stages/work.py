@@ -1,8 +1,7 @@
 """Data structures of a stage-wise training step: arrays, graphs, layers, and device assignment.
 
 A *micro-batch* is a part of the step's batch that passes through the layers independently. A
-*stage* is a sequence of consecutive layers. One or several devices hold a stage, and each device
-runs some of the micro-batches.
+*stage* is a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from typing import Any, Final, TypeAlias
 from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
-from cleave.scheduler.stages.arrays import StageArray, joined
-from cleave.scheduler.stages.usual_sizes import Place
+from cleave.scheduler.stages.arrays import Place, StageArray, joined
 from cleave.scheduler.traffic import TrafficKind
 
-LOSS_LAYER: Final = -1
-"""The layer number that identifies the loss."""
+LOSS_LAYER: Final = -1  # the layer number that identifies the loss
 
 
 def slice_layer(number: int) -> int:
@@ -35,8 +32,7 @@ def slice_of_layer(layer: int) -> int | None:
     return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
 
 
-SumName: TypeAlias = tuple[int, str]
-"""Identifies a parameter's gradient sum: (layer number, parameter name)."""
+SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer number, parameter name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +40,11 @@ class SumPiece:
     """Consecutive rows of a gradient sum that a device returns in one message.
 
     Attributes:
-        name: (layer number, parameter name, first row).
-        array: wire ID of the whole sum.
         rows, columns: shape of the returned block of rows.
     """
 
-    name: tuple[int, str, int]
-    array: int
+    name: tuple[int, str, int]  # (layer number, parameter name, first row)
+    array: int  # wire ID of the whole sum
     rows: int
     columns: int
 
@@ -64,11 +58,10 @@ class StageGraph:
     """An ONNX graph that the PS sends to devices.
 
     Attributes:
-        model: the serialized ONNX model.
         inputs, outputs: names of the graph's inputs and outputs, in order.
     """
 
-    model: bytes
+    model: bytes  # the serialized ONNX model
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -93,36 +86,27 @@ class SumShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """The arrays, graphs and costs of one layer in one step.
+    """The arrays, graphs and costs of one layer in one step. FLOPs are per token.
 
     Attributes:
         forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_parts`).
-        parameters: maps the name of a graph input to the layer's parameter.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
-        beside: maps the name of a graph input to a keyword argument of the layer that all
-            micro-batches share.
-        forward_flops: FLOPs per token of the forward pass.
-        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
-            forward pass.
-        activations: maps the name of an activation to its bytes per sample; contains the
-            activations that a device can retain for the backward pass.
-        sample_tokens: number of tokens per sample.
-        from_activations_flops: FLOPs per token of a backward pass that uses retained activations.
-        of_batch: for each micro-batch, a map from graph input to keyword argument. It contains the
-            arguments that differ between micro-batches, such as masks. Empty if no argument
-            differs.
+        of_batch: for each micro-batch, the keyword arguments that differ between micro-batches,
+            such as masks, by graph input. Empty if no argument differs.
     """
 
     forward: StageGraph
     backward: StageGraph
-    parameters: Mapping[str, StageArray]
+    parameters: Mapping[str, StageArray]  # the layer's parameters, by graph input
+    # the shapes of the gradient sums of trained parameters, by parameter name
     sums: Mapping[str, SumShape]
+    # keyword arguments of the layer that all micro-batches share, by graph input
     beside: Mapping[str, StageArray]
     forward_flops: int
-    backward_flops: int
+    backward_flops: int  # includes recomputation of the forward pass
     from_activations: StageGraph | None = None
+    # bytes per sample of the activations that a device can retain, by name
     activations: Mapping[str, int] = field(default_factory=dict)
-    sample_tokens: int = 1
+    sample_tokens: int = 1  # number of tokens per sample
     from_activations_flops: int = 0
     of_batch: Sequence[Mapping[str, StageArray]] = ()
 
@@ -134,48 +118,31 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class LossWork:
-    """The arrays, graph and cost of the loss, which follows the last layer.
+    """The arrays, graph and cost of the loss, which follows the last layer."""
 
-    Attributes:
-        graph: computes the loss and its gradients (see `cleave.graphs.loss_graph`).
-        parameters: maps the name of a graph input to an array; includes the loss scale.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
-        targets: one array of targets for each micro-batch.
-        flops: FLOPs per token.
-    """
-
-    graph: StageGraph
-    parameters: Mapping[str, StageArray]
+    graph: StageGraph  # computes the loss and its gradients (see `cleave.graphs.loss_graph`)
+    parameters: Mapping[str, StageArray]  # arrays by graph input; includes the loss scale
     sums: Mapping[str, SumShape]
-    targets: Sequence[StageArray]
-    flops: int
+    targets: Sequence[StageArray]  # one array of targets for each micro-batch
+    flops: int  # FLOPs per token
 
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """The arrays, graphs and costs of one vocabulary-parallel loss slice.
+    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token.
 
     See `cleave.graphs.loss_graph`.
-
-    Attributes:
-        forward, backward: the slice's graphs.
-        parameters: maps the name of a graph input to an array; includes the slice's first row and
-            the loss scale.
-        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum. The
-            sum of the LM head contains only the slice's rows.
-        targets: one array of targets for each micro-batch, shared by all slices.
-        forward_flops: FLOPs per token of the forward pass.
-        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
-            logits.
     """
 
     forward: StageGraph
     backward: StageGraph
+    # arrays by graph input; includes the slice's first row and the loss scale
     parameters: Mapping[str, StageArray]
+    # as in `LayerWork`. The sum of the LM head contains only the slice's rows.
     sums: Mapping[str, SumShape]
-    targets: Sequence[StageArray]
+    targets: Sequence[StageArray]  # one array of targets for each micro-batch, shared by all slices
     forward_flops: float
-    backward_flops: float
+    backward_flops: float  # includes recomputation of the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,38 +150,26 @@ class StepWork:
     """Everything that a stage-wise step needs: arrays, graphs, and the plan of its devices.
 
     Attributes:
-        layers: the model's layers, in order.
-        loss: the whole loss; None if no device computes the whole loss.
-        x: for each micro-batch, the first layer's input, in the dtype in which activations are
-            sent.
-        width: number of columns of an activation.
-        tokens: for each micro-batch, the number of tokens.
-        stages: the planned stages, with their devices.
-        gradients: dtype in which devices return gradient sums.
-        embeds: whether the PS needs the gradient of the first layer's input.
-        kept_batches: maps a device to the number of micro-batches whose arrays the device retains
-            for the backward pass. Devices that are not in the map retain no arrays.
-        slices: the planned loss slices, with their devices; empty unless the loss is
-            vocabulary-parallel.
-        slice_works: for each loss slice, its arrays and graphs.
-        ps_after: numbers of the stages that are followed by layers on the PS.
-        model: ID of the model, unique in the fleet.
-        token: identifies the step. Copies of this object with other devices share the token.
+        kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
+            by device. Missing devices retain none.
     """
 
     layers: Sequence[LayerWork]
-    loss: LossWork | None
+    loss: LossWork | None  # the whole loss; None if no device computes the whole loss
+    # for each micro-batch, the first layer's input, in the dtype in which activations are sent
     x: Sequence[StageArray]
-    width: int
-    tokens: Sequence[int]
+    width: int  # number of columns of an activation
+    tokens: Sequence[int]  # for each micro-batch, the number of tokens
     stages: Sequence[PlannedStage]
-    gradients: str
-    embeds: bool = True
+    gradients: str  # dtype in which devices return gradient sums
+    embeds: bool = True  # whether the PS needs the gradient of the first layer's input
     kept_batches: Mapping[int, KeptBatches] = field(default_factory=dict)
+    # the planned loss slices; empty unless the loss is vocabulary-parallel
     slices: Sequence[PlannedStage] = ()
     slice_works: Sequence[SliceWork] = ()
-    ps_after: Set[int] = frozenset()
-    model: int = 0
+    ps_after: Set[int] = frozenset()  # numbers of the stages that are followed by layers on the PS
+    model: int = 0  # ID of the model, unique in the fleet
+    # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)
 
     @property
@@ -228,14 +183,14 @@ class StepWork:
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the minimum number of bytes sent to and received from devices in this step.
+        """Return the minimum bytes sent to and received from devices, without compression or lost
+        devices.
 
-        The minimum assumes no compression and no lost devices. Each trained parameter is sent once
-        and its gradient returned once. Between two stages, the output and its gradient are both
-        returned to the PS and sent on. If the PS computes the loss, the last output is returned and
-        its gradient is sent. The first stage's input is sent, and the gradient of this input is
-        returned if the PS needs it. For a vocabulary-parallel loss, the last layer's output is sent
-        to every slice, and each slice returns a gradient.
+        Each trained parameter is sent once and its gradient returned once. Between two stages, the
+        output and its gradient are both returned to the PS and sent on. If the PS computes the
+        loss, the last output is returned and its gradient is sent. The first stage's input is sent,
+        and its gradient is returned if the PS needs it. For a vocabulary-parallel loss, the last
+        layer's output is sent to every slice, and each slice returns a gradient.
 
         Args:
             gradient_bytes: bytes of one returned gradient element.
@@ -253,8 +208,8 @@ class StepWork:
         return down, gradients + (self.embeds + passes) * activations
 
 
+# Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations.
 KeptLayer: TypeAlias = tuple[int, ...]
-"""Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations."""
 
 
 class RequestKind(Enum):
@@ -262,12 +217,9 @@ class RequestKind(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    # Runs the stage with the loss. The stage's output stays on the device.
     LAST = "forward, loss and backward"
-    """Forward pass, loss and backward pass in one request, for the stage with the loss. The stage's
-    output stays on the device."""
-
-    SUMS = "sums"
-    """The device returns its gradient sums to the PS."""
+    SUMS = "sums"  # the device returns its gradient sums to the PS
 
 
 @dataclass(slots=True, eq=False)
@@ -277,33 +229,35 @@ class StageRequest:
     A request consists of one or more orders, and the device answers each order.
 
     Attributes:
-        kind: the kind of request.
-        stage: number of the stage.
-        batch: index of the micro-batch; -1 for gradient sums.
-        device: the device that runs the request.
-        keep: arrays that the device retains until the backward pass. A `LAST` request drops the
-            retained arrays itself.
-        answers: maps each order in flight to the bytes of its answer.
-        rest: blocks of gradient sums that are not requested yet.
-        found: maps a name to the array that the device returned.
-        sizes: maps a place to the largest magnitude of the returned array; empty for emulated
-            payloads.
-        kept: for each layer, the wire IDs of retained arrays. In a one-layer stage with sequence
-            chunks, one entry for each chunk.
-        flops: FLOPs of all orders together.
+        kept: wire IDs of retained arrays of each layer. In a one-layer stage with sequence chunks,
+            one entry for each chunk.
     """
 
     kind: RequestKind
     stage: int
-    batch: int
+    plan: PlannedStage
+    batch: int  # index of the micro-batch; -1 for gradient sums
     device: int
+    # arrays that the device retains until the backward pass. A `LAST` request drops them itself.
     keep: Keep = Keep.NOTHING
+    # wire IDs of the gradient sums to which the backward pass adds
+    sums: dict[SumName, int] = field(default_factory=dict)
+    dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
+    # maps each order in flight to the bytes of its answer
     answers: dict[int, int] = field(default_factory=dict)
+    # blocks of gradient sums that are not requested yet
     rest: deque[SumPiece] = field(default_factory=deque)
+    # maps a name to the array that the device returned
     found: dict[Any, Any] = field(default_factory=dict)
+    # maps a place to the largest magnitude returned; empty for emulated payloads
     sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
-    flops: int = 0
+    flops: int = 0  # FLOPs of all orders together
+
+    @property
+    def layers(self) -> range:
+        """Return the numbers of the stage's layers."""
+        return range(self.plan.first, self.plan.stop)
 
     def note_size(self, place: Place, size: float) -> None:
         """Record the largest magnitude of a returned array under its place."""
@@ -311,10 +265,7 @@ class StageRequest:
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the fetched array with this name.
-
-        Sequence chunks are joined. None if not fetched.
-        """
+        """Return the fetched array with this name, with sequence chunks joined, or None."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
@@ -326,13 +277,11 @@ class StageOrder:
     """The PS's record of one order to a device. It is the `detail` of the order's task.
 
     Attributes:
-        request: the request that contains the order.
-        name: name of the requested array within the request; None if the order runs a graph.
         rows, columns, out: shape and dtype of the requested array.
     """
 
     request: StageRequest
-    name: Any
+    name: Any  # name of the requested array within the request; None if the order runs a graph
     rows: int = 0
     columns: int = 0
     out: str = ""

@@ -23,7 +23,6 @@ class DeviceMemory:
     """Tracks which arrays exist and which devices hold them.
 
     Args:
-        names: counters for new array IDs.
         present: returns the rates of the devices that are available for tasks.
     """
 
@@ -47,7 +46,6 @@ class DeviceMemory:
 
         Args:
             rows, columns: the region, in the operand's own orientation.
-            itemsize: bytes of one element.
         """
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
@@ -59,11 +57,7 @@ class DeviceMemory:
         return array
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """Return an operand's arrays that available devices hold or will hold.
-
-        Returns:
-            A map from device to arrays.
-        """
+        """Return an operand's arrays that available devices hold or will hold, by device."""
         found: dict[int, list[ArrayRef]] = {}
         present = {rates.device for rates in self._present()}
         for array in self._arrays.get(operand, {}).values():
@@ -90,14 +84,8 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop the least needed arrays of a device until there is enough memory for a task.
-
-        Args:
-            task: the task that needs memory. The task's own inputs are not dropped.
-            room_bytes: bytes of memory to free for the task's missing inputs and its result.
-
-        Returns:
-            Whether enough memory is free.
+        """Drop arrays that a task does not use until `room_bytes` are free. Return whether they
+        are.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
@@ -134,11 +122,7 @@ class DeviceMemory:
             self._unhold(array, device)
 
     def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
-        """Remove an operand from the record. Devices drop its arrays once no task needs them.
-
-        Args:
-            devices: maps a device ID to the device's load.
-        """
+        """Remove an operand from the record. Devices drop its arrays once no task needs them."""
         for array in self._arrays.pop(operand, {}).values():
             for device_id in sorted(self._holders.get(array.id, ())):
                 device = devices[device_id]

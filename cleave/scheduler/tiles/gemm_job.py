@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
 from cleave.errors import PlanError
 from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
 from cleave.planner.coding import coded_ratio, payload_rates
-from cleave.planner.plan import (
-    DeviceRates,
-    ElementBytes,
-    PartPlanner,
-    Plan,
-    Planner,
-    Residency,
-)
+from cleave.planner.plan import DeviceRates, ElementBytes, PartPlanner, Plan, Planner, Residency
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
 from cleave.scheduler.tiles.device_memory import DeviceMemory
-from cleave.scheduler.tiles.reduction import ReductionOrder
-from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
+# In larger fleets, comparing arrays already on pairs of devices takes too long.
 RESIDENCY_DEVICES: Final = 64
-"""Maximum number of devices for which the planner considers arrays already on devices. In larger
-fleets, comparing pairs of devices takes too long."""
-
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums are sent and added in fp32
 
@@ -49,21 +39,15 @@ class GemmTask:
     """The details of a GEMM task that the scheduler does not read.
 
     Attributes:
-        block: the output block, in the coordinates of the GEMM.
-        tile: number of the block's tile, a key of `GemmJob.tiles`.
-        transpose_a: whether the device transposes the arrays of A before multiplying.
-        transpose_b: whether the device transposes the arrays of B before multiplying.
-        partial: whether the block is a partial sum along k.
-        out: dtype of the result, by its name in the protocol.
-        op: the operation that the device runs.
+        transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
     """
 
     block: Block
-    tile: int
+    tile: int  # number of the block's tile, a key of `GemmJob.tiles`
     transpose_a: bool
     transpose_b: bool
-    partial: bool
-    out: str
+    partial: bool  # whether the block is a partial sum along k
+    out: str  # dtype of the result, by its name in the protocol
     op: Op = Op.MATMUL
 
     @property
@@ -79,20 +63,12 @@ class GemmTask:
 
 @dataclass(slots=True)
 class TileProgress:
-    """The progress of one tile.
+    """The progress of one tile."""
 
-    Attributes:
-        device: the device to which the tile was planned. If this device is late or lost, other
-            devices compute some of the blocks.
-        tile: the region of the GEMM that the tile covers.
-        blocks: number of the tile's blocks, without blocks that were moved to other tiles.
-        done: number of the tile's blocks whose results have arrived.
-    """
-
-    device: int
+    device: int  # the planned device. Other devices compute some blocks if it is late or lost.
     tile: Tile
-    blocks: int = 0
-    done: int = 0
+    blocks: int = 0  # number of the tile's blocks, without blocks that were moved to other tiles
+    done: int = 0  # number of the tile's blocks whose results have arrived
 
 
 class GemmJob:
@@ -148,30 +124,21 @@ class GemmJob:
     ) -> Iterable[tuple[int, Task]]:
         """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
 
-        Args:
-            devices: rates of the devices that may take part.
-            device_memory: the record of arrays that devices hold or will hold.
-
         Raises:
             PlanError: the GEMM cannot be planned on these devices.
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
         self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
-        assigned = [
-            (tile.device, task)
-            for number, tile in enumerate(self.plan.tiles)
-            for task in self._tasks(tile.cut, number, device_memory)
-        ]
-        self._remaining = len(assigned)
-        self._tiles = len(self.plan.tiles)
-        self.tiles = {
-            number: TileProgress(tile.device, tile.tile)
-            for number, tile in enumerate(self.plan.tiles)
-        }
-        self._count(assigned_task for _, assigned_task in assigned)
-        if any(task.detail.partial for _, task in assigned):
-            self._order = ReductionOrder([task for _, task in assigned if task.detail.partial])
+        assigned = []
+        for number, tile in enumerate(self.plan.tiles):
+            self.tiles[number] = TileProgress(tile.device, tile.tile)
+            tasks = self._tasks(tile.cut, number, device_memory)
+            assigned += [(tile.device, task) for task in tasks]
+        self._remaining, self._tiles = len(assigned), len(self.plan.tiles)
+        self._count(task for _, task in assigned)
+        if partial := [task for _, task in assigned if task.detail.partial]:
+            self._order = ReductionOrder(partial)
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
@@ -193,14 +160,7 @@ class GemmJob:
                 tuple(piece for pair in pieces for piece in pair),
                 block.flops,
                 block.elements * each,
-                GemmTask(
-                    block,
-                    number,
-                    self.a.transposed,
-                    self.b.transposed,
-                    partial,
-                    out,
-                ),
+                GemmTask(block, number, self.a.transposed, self.b.transposed, partial, out),
                 *ratios,
             )
 
@@ -223,21 +183,21 @@ class GemmJob:
         devices: Sequence[DeviceRates],
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
-    ) -> Repartition | None:
+    ) -> tuple[list[tuple[int, Task]], float] | None:
         """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
 
         Each box of unfinished blocks is planned as a separate GEMM.
 
         Args:
             tasks: tasks of this job that no device has answered.
-            devices: rates of the devices that may run the new tasks.
             busy_s: maps a device to the predicted seconds of its current tasks.
-            device_memory: the record of arrays that devices hold or will hold.
 
         Returns:
-            The proposal, or None if no plan is possible.
+            (device, task) pairs, and the predicted seconds from now until the last task finishes;
+                None if no plan is possible.
         """
-        found = Repartition([], 0.0)
+        assigned: list[tuple[int, Task]] = []
+        finish_s = 0.0
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
         for box in boxes_of([task.detail.block for task in tasks]):
@@ -253,19 +213,16 @@ class GemmJob:
             planned_s += plan.makespan_s + plan.fill_s
             for tile in plan.tiles:
                 cut = _moved(tile.cut, box)
-                found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
-                found.assigned += [
-                    (tile.device, u) for u in self._tasks(cut, number, device_memory)
-                ]
+                finish_s = max(finish_s, busy_s[tile.device] + planned_s)
+                assigned += [(tile.device, u) for u in self._tasks(cut, number, device_memory)]
                 self._repartitioned_tiles[number] = TileProgress(tile.device, cut.tile)
                 number += 1
-        return found
+        return assigned, finish_s
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        of_payloads = payload_rates(devices, self.dtype)
-        if isinstance(self._planner, PartPlanner):
-            return self._planner.plan_part(gemm, element, of_payloads)
-        return self._planner.plan(gemm, element, of_payloads)
+        planner = self._planner
+        plan = planner.plan_part if isinstance(planner, PartPlanner) else planner.plan
+        return plan(gemm, element, payload_rates(devices, self.dtype))
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Replace tasks by the tasks of the latest proposal from `repartition`."""
@@ -277,8 +234,8 @@ class GemmJob:
         self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
         if self._order is not None:
             self._order.replace(tasks, others)
-        elif any(task.detail.partial for task in others):
-            self._order = ReductionOrder([task for task in others if task.detail.partial])
+        elif partial := [task for task in others if task.detail.partial]:
+            self._order = ReductionOrder(partial)
 
     # --- results ---
 
@@ -297,10 +254,8 @@ class GemmJob:
         """Yield tilings in which each device already holds its tile's inputs from A or from B."""
         if fleet > RESIDENCY_DEVICES:
             return
-        held_a, held_b = (
-            device_memory.holders(self.a.operand),
-            device_memory.holders(self.b.operand),
-        )
+        held_a = device_memory.holders(self.a.operand)
+        held_b = device_memory.holders(self.b.operand)
         whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
         for held in (held_a, held_b):
             tiles = {}
@@ -320,8 +275,7 @@ class GemmJob:
     ) -> TileCut | None:
         """Return the tile that multiplies a device's held grid by the whole other matrix.
 
-        Returns:
-            None if the device holds no grid, or if a task would have too many inputs.
+        None if the device holds no grid, or if a task would have too many inputs.
         """
         grid = cut_a if follow_a else cut_b
         if grid is None:
@@ -362,7 +316,7 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A complete grid of arrays of one matrix, given by consecutive row spans and column spans."""
+    """A complete grid of arrays of one matrix."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
@@ -400,3 +354,74 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
     m_cuts, n_cuts = moved(cut.m_cuts, box.m), moved(cut.n_cuts, box.n)
     k_cuts = moved(cut.k_cuts, box.k)
     return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
+
+
+class ReductionOrder:
+    """Releases partial sums in the order of k, independent of their order of arrival.
+
+    A partial sum waits for all partial sums of the same output elements at lower k.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._waits = dict.fromkeys(tasks, 0)
+        self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
+        self._parked: dict[Task, Any] = {}
+        # All cuts divide C into cells. In each cell, a task waits for the previous task along k.
+        blocks = [task.detail.block for task in tasks]
+        rows = _cells({block.m for block in blocks})
+        columns = _cells({block.n for block in blocks})
+        latest: dict[tuple[int, int], Task] = {}
+        for task in sorted(tasks, key=lambda u: u.detail.block.k):
+            block = task.detail.block
+            cells = list(product(rows[block.m], columns[block.n]))
+            before = dict.fromkeys(map(latest.get, cells))
+            latest.update(dict.fromkeys(cells, task))
+            for lower in before:
+                if lower is not None:
+                    self._waits[task] += 1
+                    self._followers[lower].append(task)
+
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
+        """Replace tasks without results by other tasks that compute the same output elements."""
+        gone = {task for task in tasks if task in self._waits}
+        before, after = [], []
+        for task, later in self._followers.items():
+            kept = [u for u in later if u not in gone]
+            if task not in gone and len(kept) < len(later):
+                before.append(task)
+                self._followers[task] = kept
+        for task in gone:
+            del self._waits[task]
+            for follower in self._followers.pop(task):
+                if follower not in gone:
+                    self._waits[follower] -= 1
+                    after.append(follower)
+        added = dict.fromkeys(task for task in others if task.detail.partial)
+        self._waits |= dict.fromkeys(added, 0)
+        self._followers |= {task: [] for task in added}
+        around = ReductionOrder([*before, *added, *dict.fromkeys(after)])
+        for lower, later in around._followers.items():
+            for upper in later:
+                if lower in added or upper in added:
+                    self._followers[lower].append(upper)
+                    self._waits[upper] += 1
+
+    def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
+        """Record a partial sum. Return the partial sums that may be added now, in order."""
+        if self._waits[task]:
+            self._parked[task] = payload
+            return []
+        ready = [(task, payload)]
+        for lower, _ in ready:  # `ready` grows in the loop
+            for follower in self._followers.pop(lower):
+                self._waits[follower] -= 1
+                if not self._waits[follower] and follower in self._parked:
+                    ready.append((follower, self._parked.pop(follower)))
+        return ready
+
+
+def _cells(spans: Set[Span]) -> dict[Span, range]:
+    """Map each span to its range of cells. All start and end positions are cell boundaries."""
+    bounds = sorted({bound for span in spans for bound in span})
+    numbers = {bound: number for number, bound in enumerate(bounds)}
+    return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

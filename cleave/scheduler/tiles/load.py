@@ -12,11 +12,10 @@ from cleave.planner.tiles.cost import streamed_s, tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
+# Base of the wait before an overdue device that sends heartbeats gets tasks again. The first wait
+# is 0 because perhaps only an answer was lost. The second is this, and each further one about
+# doubles.
 RETRY_S: Final = 2.0
-"""Base of the wait before an overdue device that sends heartbeats gets tasks again. The first time
-there is no wait, because perhaps only an answer was lost. The second consecutive time, the wait is
-this many seconds. After that, the wait roughly doubles each time."""
-
 _MOST_DOUBLED: Final = 5
 
 
@@ -25,45 +24,30 @@ class DeviceLoad:
     """A device's tasks, the arrays that the device holds, and its predicted timing.
 
     Attributes:
-        rates: the device's rates, as last stated or measured.
-        draining: whether the device gets no new tasks and will leave once its runs in flight are
-            answered.
-        overdue: whether the device missed a deadline and gets no new tasks until it answers.
-        aside: whether the device is excluded from plans; see `events.DeviceAside`.
-        one_run: whether the device gets only one run at a time, until it returns a correct result.
-        missed: number of times the device became overdue since its last answer.
-        retry_s: earliest time at which an overdue device may get tasks again.
-        queue: tasks that have not been sent.
-        running: maps a run in flight to its task.
-        held: arrays on the device, least recently used first.
-        needed: maps an array to the number of queued and running tasks that use the array.
-        occupied_bytes: bytes of the arrays on the device and of the results in flight.
-        forget: IDs of dropped arrays about which the device has not been told.
-        forget_bytes: total bytes of the arrays in `forget`.
-        since_s: time when the device was last sent a task while no run was in flight.
-        heard_s: time of the device's last answer, or `since_s` if that is later.
-        sent_tasks: number of tasks sent since `since_s`.
-        sent_bytes: bytes on the wire of the input arrays sent since `since_s`.
-        sent_flops: FLOPs of the tasks sent since `since_s`.
-        asked_bytes: bytes on the wire of the results requested since `since_s`.
+        sent_tasks, sent_flops: tasks sent since `since_s`.
+        sent_bytes, asked_bytes: bytes on the wire of inputs and results since `since_s`.
     """
 
     rates: DeviceRates
+    # the device gets no new tasks, and leaves once its runs in flight are answered
     draining: bool = False
-    overdue: bool = False
-    aside: bool = False
-    one_run: bool = False
-    missed: int = 0
-    retry_s: float = 0.0
-    queue: deque[Task] = field(default_factory=deque)
-    running: dict[int, Task] = field(default_factory=dict)
+    overdue: bool = False  # the device missed a deadline and gets no new tasks until it answers
+    aside: bool = False  # the device is excluded from plans; see `events.DeviceAside`
+    one_run: bool = False  # the device gets one run at a time until it returns a correct result
+    missed: int = 0  # number of times the device became overdue since its last answer
+    retry_s: float = 0.0  # earliest time at which an overdue device may get tasks again
+    queue: deque[Task] = field(default_factory=deque)  # tasks that have not been sent
+    running: dict[int, Task] = field(default_factory=dict)  # maps a run in flight to its task
+    # arrays on the device, least recently used first
     held: OrderedDict[int, ArrayRef] = field(default_factory=OrderedDict)
+    # maps an array to the number of queued and running tasks that use it
     needed: Counter[int] = field(default_factory=Counter)
-    occupied_bytes: int = 0
+    occupied_bytes: int = 0  # bytes of the arrays on the device and of the results in flight
+    # IDs of dropped arrays about which the device has not been told
     forget: list[int] = field(default_factory=list)
     forget_bytes: int = 0
-    since_s: float = 0.0
-    heard_s: float = 0.0
+    since_s: float = 0.0  # time when the device was last sent a task while no run was in flight
+    heard_s: float = 0.0  # time of the device's last answer, or `since_s` if that is later
     sent_tasks: int = 0
     sent_bytes: float = 0.0
     sent_flops: int = 0
@@ -92,10 +76,7 @@ class DeviceLoad:
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue, and set its retry time.
-
-        The wait grows each consecutive time.
-        """
+        """Mark the device as overdue. Its wait for new tasks grows each consecutive time."""
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
@@ -107,12 +88,7 @@ class DeviceLoad:
         return was_overdue
 
     def asked(self, run: int, task: Task, array_bytes: int, now_s: float) -> None:
-        """Record that a task is sent to the device.
-
-        Args:
-            run: ID of the run.
-            array_bytes: uncompressed bytes of the input arrays that are sent with the task.
-        """
+        """Record that a task is sent to the device, with `array_bytes` of uncompressed inputs."""
         if not self.running:
             self.since_s = self.heard_s = now_s
             self.sent_tasks = self.sent_flops = 0
@@ -146,7 +122,7 @@ class DeviceLoad:
         return running_s + sum(self.task_s(task) for task in self.queue)
 
     def longest_silence_s(self, expected_s: float) -> float:
-        """Return the longest predicted time between two consecutive answers, in seconds.
+        """Return the longest predicted time between two consecutive answers.
 
         If a tile of p times p blocks is sent in wavefront order, the first block is returned after
         1/p of the tile's time, and later blocks follow at shorter intervals. No block is returned
@@ -155,35 +131,30 @@ class DeviceLoad:
         Args:
             expected_s: a lower bound for the predicted seconds of the running tasks.
         """
-        alone_s = max((self._alone_s(task) for task in self.running.values()), default=0.0)
+        alone_s = max(
+            (
+                self._task_s(task, sum(array.nbytes for array in task.inputs))
+                for task in self.running.values()
+            ),
+            default=0.0,
+        )
         shared_s = max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_tasks))
         return max(alone_s, shared_s)
 
-    def _alone_s(self, task: Task) -> float:
-        inputs = sum(array.nbytes for array in task.inputs)
-        return self._task_s(task, inputs)
-
     def task_s(self, task: Task) -> float:
-        """Return the predicted time in seconds of a task on this device if the device were idle."""
+        """Return the predicted seconds of a task on this device if the device were idle."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted time in seconds of a task on this device if the device were idle.
-
-        Args:
-            input_bytes: uncompressed bytes of the input arrays to send.
-        """
+        """Return the predicted seconds of a task that needs `input_bytes` uncompressed bytes."""
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds that the device needs for its unanswered tasks at its pace so far.
-
-        The result is infinite if the device has not answered any task since it was idle.
-        """
+        """Return the seconds for the unanswered tasks at the pace so far; at first infinite."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Reassigns undone tasks and duplicates the tasks of late devices, using predicted times."""
+"""Finds late devices, reassigns undone tasks and duplicates late tasks, using predicted times."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cleave.scheduler.tiles.gemm_job import GemmJob
+from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.tasks import Task
 
+# A helper must finish within this share of the late device's remaining time. Predictions are
+# inaccurate, and a duplicated task uses two devices.
 WORTH_HELPING: Final = 0.8
-"""A helper gets a copy of a task only if it is predicted to finish within this share of the late
-device's remaining time. The share is below 1 because predictions are inaccurate and a duplicated
-task uses two devices."""
-
 _COMPARED: Final = 16
 
-UnitSeconds = Callable[[int, Task], float]
-"""A function that predicts the seconds that a device needs for a task."""
+UnitSeconds = Callable[[int, Task], float]  # predicts the seconds that a device needs for a task
 
 
 @dataclass(slots=True)
 class Reassignment:
-    """The result of assigning tasks to other devices.
+    """The result of assigning tasks to other devices."""
 
-    Attributes:
-        assigned: (device, task) pairs, in order.
-        finish_s: predicted time until the last device finishes, in seconds from now.
-        unassigned: tasks that no device can run.
-    """
-
-    assigned: list[tuple[int, Task]] = field(default_factory=list)
-    finish_s: float = 0.0
-    unassigned: list[Task] = field(default_factory=list)
+    assigned: list[tuple[int, Task]] = field(default_factory=list)  # (device, task) pairs, in order
+    finish_s: float = 0.0  # predicted seconds from now until the last device finishes
+    unassigned: list[Task] = field(default_factory=list)  # tasks that no device can run
 
 
 def reassign(
@@ -45,10 +38,8 @@ def reassign(
     """Assign each task to the device that is predicted to finish it first.
 
     Args:
-        tasks: tasks to assign, in order.
         remaining_s: maps a device to the predicted seconds of its current tasks.
         able: returns whether a device can run a task.
-        task_s: predicts the seconds that a device needs for a task.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()
@@ -76,8 +67,6 @@ def speculate(
         late: maps a late device to its unanswered tasks, in the device's order.
         remaining_s: maps a late device to the predicted seconds for these tasks; may be infinite.
         helpers: maps a helper to the predicted seconds of its current tasks.
-        able: returns whether a helper can run a task.
-        task_s: predicts the seconds that a device needs for a task.
 
     Returns:
         (late device, helper, task) for each duplicated task.
@@ -106,16 +95,13 @@ def speculate(
 
 
 class _Takers:
-    """A priority queue of devices by load, which finds the device that finishes a task first.
+    """A priority queue that finds the device that finishes a task first.
 
     Only the least loaded devices are compared, because comparing a large fleet takes too long.
     """
 
     def __init__(
-        self,
-        busy_s: Mapping[int, float],
-        able: Callable[[int, Task], bool],
-        task_s: UnitSeconds,
+        self, busy_s: Mapping[int, float], able: Callable[[int, Task], bool], task_s: UnitSeconds
     ) -> None:
         self._queue = [(busy, device) for device, busy in busy_s.items()]
         heapq.heapify(self._queue)
@@ -139,12 +125,82 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add a task to the load of a device.
-
-        Args:
-            taken: the finish time and device that `best` returned.
-        """
+        """Add a task to the load of a device. `taken` is what `best` returned."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))
         heapq.heapify(self._queue)
+
+
+# A job is overdue after this time or `OVERDUE_SHARE` times its predicted time, whichever is longer.
+# A device is overdue if it runs a task of an overdue job and was silent for that long.
+OVERDUE_S: Final = 1.0
+OVERDUE_SHARE: Final = 2.0
+
+# A device is silent if it has returned nothing for longer than its blocks should take. Silent
+# devices get help early if they are at most this share of all devices. If more are silent, the
+# server is slow or the prediction is wrong.
+SILENT_SHARE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The late devices.
+
+    Attributes:
+        remaining_s: maps a late device to the seconds that it still needs at its pace so far;
+            infinite for a silent device.
+    """
+
+    remaining_s: dict[int, float]
+    overdue: list[int]  # devices that have just become overdue
+
+
+def find_stragglers(
+    devices: Mapping[int, DeviceLoad],
+    jobs: Mapping[int, GemmJob],
+    since_s: Mapping[int, float],
+    now_s: float,
+) -> Late:
+    """Return the late devices and the overdue devices.
+
+    Args:
+        since_s: maps a job ID to the time from which its results are expected.
+    """
+    limits_s = {id: _limit_s(job) for id, job in jobs.items()}
+    limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
+    late = Late(dict.fromkeys(_silent(devices, jobs, now_s), math.inf), [])
+    for device_id, device in devices.items() if limits_s else ():
+        waited_for = {u.job for u in device.unanswered()} & limits_s.keys()
+        if not waited_for:
+            continue
+        sofar_s = late.remaining_s.get(device_id, 0.0)
+        late.remaining_s[device_id] = max(sofar_s, device.pace_s(now_s))
+        if now_s - device.heard_s > max(limits_s[job] for job in waited_for):
+            late.remaining_s[device_id] = math.inf
+            if not device.overdue and device.running:
+                late.overdue.append(device_id)
+    return late
+
+
+def _limit_s(job: GemmJob) -> float:
+    """Return the seconds after which a job is overdue; infinite if the job is not assigned."""
+    if job.expected_s is None:
+        return math.inf
+    return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
+
+
+def _silent(
+    devices: Mapping[int, DeviceLoad], jobs: Mapping[int, GemmJob], now_s: float
+) -> list[int]:
+    """Return the silent devices; empty if more than `SILENT_SHARE` of all devices are silent."""
+    silent = []
+    for device_id, device in devices.items():
+        for_s = now_s - device.heard_s
+        if for_s <= OVERDUE_S or not device.running:
+            continue
+        asked = (jobs.get(task.job) for task in device.running.values())
+        expected_s = max((w.expected_s or math.inf for w in asked if w is not None), default=0)
+        if for_s > max(OVERDUE_S, OVERDUE_SHARE * device.longest_silence_s(expected_s)):
+            silent.append(device_id)
+    return silent if len(silent) <= SILENT_SHARE * len(devices) else []

@@ -1,10 +1,9 @@
 """The state machine of the scheduler.
 
-For each device, the scheduler tracks a queue of tasks, the arrays on the device, and the runs in
-flight. It sends an array when a task that needs the array is first in the queue and the device has
-enough memory. This produces the wavefront order. When a device is lost, other devices get its
-unanswered tasks. These tasks are repartitioned if that is faster. When a device is late, other
-devices get copies of its unanswered tasks, and the first valid result is used.
+The scheduler sends an array when the first task in a device's queue needs it and the device has
+memory. This produces the wavefront order. Unanswered tasks of a lost device go to other devices,
+repartitioned if that is faster. Tasks of a late device are duplicated, and the first valid result
+is used.
 """
 
 from __future__ import annotations
@@ -37,53 +36,34 @@ from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
-from cleave.scheduler.tiles.reassignment import reassign, speculate
-from cleave.scheduler.tiles.stragglers import find_stragglers
+from cleave.scheduler.tiles.reassignment import find_stragglers, reassign, speculate
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
+# A task that failed this often, and on every device that can run it, is held back.
 MAX_FAILURES: Final = 8
-"""A task that failed at least this often, and failed on every device that can run it, is held
-back."""
-
-HOLD_S: Final = 5.0
-"""Seconds for which a task is held back the first time. Each further time doubles the wait. A new
-device ends the wait."""
-
+HOLD_S: Final = 5.0  # first wait of a held task; it doubles each time, and a new device ends it
 HOLD_MOST_S: Final = 300.0
-
 _RECUT_FROM_S: Final = 0.005  # repartition tasks that add more than this to the finish time
 _HELPED_AT_ONCE: Final = 32  # maximum number of busy devices that a new device helps
 
+# the reason reported for a withdrawn job, which is no failure
 WITHDRAWN: Final = "it was withdrawn"
-"""The reason reported for a withdrawn job. Withdrawal is not a failure."""
-
-FINISHED_KEPT: Final = 64
-"""Number of finished jobs whose durations are remembered."""
-
+FINISHED_KEPT: Final = 64  # number of finished jobs whose durations are remembered
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of tasks and results since the scheduler was created.
+    """Counts of tasks and results since the scheduler was created."""
 
-    Attributes:
-        tasks: tasks assigned to devices, including reassigned and duplicated tasks.
-        results: accepted results.
-        flops: FLOPs of the accepted results.
-        reissued: tasks that were reassigned to another device.
-        late: answers that were no longer needed.
-        speculative: tasks that were duplicated on another device.
-    """
-
-    tasks: int = 0
+    tasks: int = 0  # tasks assigned to devices, including reassigned and duplicated tasks
     results: int = 0
-    flops: int = 0
-    reissued: int = 0
-    late: int = 0
-    speculative: int = 0
+    flops: int = 0  # FLOPs of the accepted results
+    reissued: int = 0  # tasks that were reassigned to another device
+    late: int = 0  # answers that were no longer needed
+    speculative: int = 0  # tasks that were duplicated on another device
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +77,7 @@ class FinishedJob:
 
 
 class Scheduler:
-    """Assigns tasks to devices.
-
-    `handle` receives an event and returns instructions. The scheduler itself sends nothing.
-
-    Args:
-        log: the log of events and instructions.
-    """
+    """Assigns tasks to devices. `handle` receives an event and returns instructions."""
 
     def __init__(self, log: SchedulerLog | None = None) -> None:
         self.counters = Counters()
@@ -151,7 +125,7 @@ class Scheduler:
         return self._instructions
 
     def validate(self) -> None:
-        """Check that the scheduler's state is consistent.
+        """Check the scheduler's state.
 
         Raises:
             AssertionError: the state is inconsistent; the message lists the problems.
@@ -164,10 +138,7 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """List state that was not freed, in sentences.
-
-        The list is empty if no job and no operand is in use.
-        """
+        """List state that should be freed while no job and no operand is in use, in sentences."""
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -241,10 +212,7 @@ class Scheduler:
         self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
-        """Store a device's new rates.
-
-        Drop unneeded arrays if the arrays no longer fit in its memory.
-        """
+        """Store a device's new rates. Drop unneeded arrays if they no longer fit in its memory."""
         device = self._devices.get(event.rates.device)
         if device is None:
             return
@@ -283,10 +251,7 @@ class Scheduler:
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
-        """Stop assigning tasks to a device.
-
-        The device leaves once it has answered its runs in flight.
-        """
+        """Stop assigning tasks to a device. It leaves once it has answered its runs in flight."""
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
@@ -320,10 +285,7 @@ class Scheduler:
         self._start(event.job)
 
     def _start(self, job: GemmJob) -> None:
-        """Assign a job's tasks and send the first ones.
-
-        Without a suitable device, the job waits.
-        """
+        """Assign a job's tasks and send the first ones. If no device is able, the job waits."""
         rates = self._able(job)
         if not rates:
             self._waiting.append(job)
@@ -349,12 +311,7 @@ class Scheduler:
         self.device_memory.retain(device, task)
 
     def _reassign(self, tasks: Iterable[Task], *, repartition: bool = True) -> None:
-        """Assign tasks to the devices that are predicted to finish them first.
-
-        Args:
-            tasks: tasks that are not assigned to any device.
-            repartition: whether the tasks may be divided into smaller tasks for more devices.
-        """
+        """Assign unassigned tasks to the devices that are predicted to finish them first."""
         by_job: dict[int, list[Task]] = {}
         for task in tasks:
             by_job.setdefault(task.job, []).append(task)
@@ -379,16 +336,16 @@ class Scheduler:
         assigned = found.assigned
         slow = len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S
         if repartition and (too_large or slow):
-            anew = job.repartition(
+            proposal = job.repartition(
                 tasks, [devices[i].rates for i in able], able, self.device_memory
             )
             if (
-                anew is not None
-                and (too_large or anew.finish_s < found.finish_s)
-                and all(self._holds(device_id, task) for device_id, task in anew.assigned)
+                proposal is not None
+                and (too_large or proposal[1] < found.finish_s)
+                and all(self._holds(device_id, task) for device_id, task in proposal[0])
             ):
-                job.replace(tasks, [task for _, task in anew.assigned])
-                assigned, too_large = anew.assigned, []
+                assigned, too_large = proposal[0], []
+                job.replace(tasks, [task for _, task in assigned])
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
@@ -401,10 +358,7 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of devices that can run a job.
-
-        Overdue devices count only if all are overdue.
-        """
+        """Return the rates of devices that can run a job, if possible of devices not overdue."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -420,10 +374,7 @@ class Scheduler:
     # --- duplicated tasks ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """Record that a device will not complete a task.
-
-        Return whether a copy is on another device.
-        """
+        """Record that a device will not complete a task. Return whether a copy is elsewhere."""
         others = self._copies.get(task)
         if others is None:
             return False
@@ -433,12 +384,7 @@ class Scheduler:
         return bool(others)
 
     def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
-        """Duplicate the last tasks of late devices on other devices.
-
-        Args:
-            late: maps a late device to the predicted seconds of its remaining tasks.
-            helpers: maps a helper to the predicted seconds of its current tasks.
-        """
+        """Duplicate the last tasks of late devices. The maps give seconds of remaining tasks."""
         undone = {}
         for device_id in late:
             tasks = self._devices[device_id].unanswered()
@@ -486,7 +432,6 @@ class Scheduler:
                 other.queue.remove(task)
             self.device_memory.release_inputs(other, task)
             self._pump(other)
-            self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
         """Retry held tasks that are due, and give helpers copies of tasks of late devices."""
@@ -494,7 +439,9 @@ class Scheduler:
         for task in due:
             task.failed_on.clear()
         self._try_again(due)
-        found = find_stragglers(self._devices, self._jobs, self._expected_since(), now_s)
+        # Jobs run one after another, so results are expected once the previous job finished.
+        since_s = {job: max(begun_s, self._finished_s) for job, begun_s in self._begun_s.items()}
+        found = find_stragglers(self._devices, self._jobs, since_s, now_s)
         for device_id in found.overdue:
             self._devices[device_id].miss(now_s)
             self._instructions.append(Overdue(device_id, True))
@@ -509,13 +456,6 @@ class Scheduler:
         if helpers:
             self._speculate(late, helpers)
 
-    def _expected_since(self) -> dict[int, float]:
-        """Return a map from job to the time from which the job's results are expected.
-
-        Jobs run one after another, so this time is not before the previous job finished.
-        """
-        return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
-
     def _alive(self, event: events.Alive, now_s: float) -> None:
         """Make an overdue device available for tasks again. Perhaps only an answer was lost."""
         device = self._devices.get(event.device)
@@ -528,10 +468,7 @@ class Scheduler:
     # --- tasks that no device can run ---
 
     def _stick(self, job: GemmJob, reason: str) -> None:
-        """Record why part of a job waits, and report the reason if it is new.
-
-        If one event produces several reasons, only the last reason is reported.
-        """
+        """Record why part of a job waits. Report only the last new reason of an event."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
@@ -592,6 +529,7 @@ class Scheduler:
             device.asked(run, task, room - task.output_bytes, self._now_s)
             self._instructions.append(SendRun(device.id, run, task))
         self._tell_if_much(device)
+        self._finish_draining(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
@@ -645,7 +583,6 @@ class Scheduler:
             if job.complete:
                 self._complete(job.id)
         self._pump(device)
-        self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
         """Assign a failed task to another device, or hold the task back."""
@@ -665,7 +602,6 @@ class Scheduler:
             else:
                 self._reassign([task], repartition=False)
         self._pump(device)
-        self._finish_draining(device)
 
     def _complete(self, job: int) -> None:
         """Finish a job whose results have all been released for writing."""
@@ -699,7 +635,6 @@ class Scheduler:
         for device in freed:  # queued tasks may now fit in memory
             if device.id in self._devices:
                 self._pump(device)
-                self._finish_draining(device)
 
     # --- operands ---
 

@@ -13,14 +13,11 @@ class ArrayRef:
     """A reference to an array: a region of an operand that can be sent to devices.
 
     Attributes:
-        id: the array's ID in protocol messages. IDs are never reused.
-        operand: ID of the operand, which is one version of one matrix.
         rows, columns: the region, in the operand's own orientation.
-        nbytes: size in bytes.
     """
 
-    id: int
-    operand: int
+    id: int  # the array's ID in protocol messages. IDs are never reused.
+    operand: int  # ID of the operand, which is one version of one matrix
     rows: Span
     columns: Span
     nbytes: int
@@ -33,39 +30,16 @@ class Task:
     In a stage-wise step, a task is one order (`StageOrder`) with `job` 0 and no inputs.
 
     Attributes:
-        job: ID of the task's job.
-        inputs: the input arrays, in the order of the operation's arguments.
-        flops: number of floating-point operations.
-        output_bytes: size of the result, in bytes.
-        detail: how the session manager requests the task, and where the runtime writes the result.
-            The scheduler does not read this.
-        input_ratio, output_ratio: compressed size divided by uncompressed size, on links with
-            compression.
-        failures: number of times the task failed on a device.
-        failed_on: the devices on which the task failed.
-        held: number of times the task was held back because it failed on every device.
+        input_ratio, output_ratio: compressed size divided by uncompressed size.
     """
 
     job: int
-    inputs: tuple[ArrayRef, ...]
+    inputs: tuple[ArrayRef, ...]  # the input arrays, in the order of the operation's arguments
     flops: int
     output_bytes: int
-    detail: Any
+    detail: Any  # the `GemmTask` or `StageOrder`. The scheduler does not read it.
     input_ratio: float = 1.0
     output_ratio: float = 1.0
-    failures: int = 0
+    failures: int = 0  # number of times the task failed on a device
     failed_on: set[int] = field(default_factory=set)
-    held: int = 0
-
-
-@dataclass(slots=True)
-class Repartition:
-    """A proposal of new tasks that replace undone tasks.
-
-    Attributes:
-        assigned: (device, task) pairs of the new tasks, in order.
-        finish_s: predicted time until the last task finishes, in seconds from now.
-    """
-
-    assigned: list[tuple[int, Task]]
-    finish_s: float
+    held: int = 0  # number of times the task was held back because it failed on every device

@@ -19,14 +19,11 @@ def broken_invariants(
     kept_back: Iterable[Task],
     memory: DeviceMemory,
 ) -> list[str]:
-    """List the inconsistencies in the scheduler's state, in sentences; empty if there are none.
+    """List the inconsistencies in the scheduler's state, in sentences.
 
     Args:
-        devices: maps a device ID to the device's load.
-        jobs: maps a job ID to the unfinished job.
         copies: maps a duplicated task to the devices to which the task is assigned.
         kept_back: tasks that no device can run now.
-        memory: the record of which devices hold which arrays.
     """
     found = []
     for id, device in devices.items():
@@ -82,13 +79,7 @@ def _of_device(device: DeviceLoad) -> Iterable[str]:
 def leftovers(
     devices: Iterable[DeviceLoad], kept: Mapping[str, Collection[object]], memory: DeviceMemory
 ) -> list[str]:
-    """List state that should have been freed, in sentences.
-
-    Args:
-        devices: the loads of all devices.
-        kept: maps a name to a collection that must be empty.
-        memory: the record of arrays, which must be empty.
-    """
+    """List state that should have been freed, in sentences. `kept` maps names to collections."""
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]
     if not memory.empty:
         found.append("arrays are named that nobody will use")

@@ -19,7 +19,7 @@ from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.view import StepView
+from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog

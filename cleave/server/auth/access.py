@@ -17,12 +17,12 @@ from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
+    Behavior,
     Refusal,
     clean_name,
     one_is,
     same_secret,
 )
-from cleave.scheduler.sessions.behavior import Behavior
 from cleave.server.store.access_status import AccessStatuses
 from cleave.server.store.store import (
     AccessStatus,

@@ -18,7 +18,7 @@ from typing import Any, Final
 from cleave.errors import CleaveError
 from cleave.files import open_to_change
 from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
-from cleave.scheduler.sessions.behavior import Behavior
+from cleave.scheduler.sessions.admission import Behavior
 from cleave.server.store.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0  # seconds for which a write waits while another process writes to the database
