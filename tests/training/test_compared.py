@@ -11,11 +11,11 @@ import pytest
 
 from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import ComparedRun
 from cleave.training.loop.records import NoteRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.loop.trainer import TrainContext, train
-from cleave.training.results.compared import ComparedRun
 from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
 

@@ -21,10 +21,9 @@ from cleave.training.loop.checkpoint import (
     save_checkpoint,
 )
 from cleave.training.loop.finite import DivergedError, first_not_finite, is_finite
-from cleave.training.loop.held_out import HeldOut
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.loss_scale import LossScale
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.losses import HeldOut
+from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.records import EvalRecord, Record, to_dict
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import TrainContext, Trainer, train

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave.training.loop import trainer
-from cleave.training.loop.held_out import HeldOut
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import HeldOut
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest
 from cleave.training.loop.trainer import TrainContext, train

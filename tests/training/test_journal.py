@@ -107,8 +107,8 @@ def test_what_was_finished_is_taken_from_disk(scene: Scene) -> None:
     assert scene.step(second, 0) == scene.step(second, 1) == 0
     assert scene.step(second, 2) > 0
     done = second.counters
-    assert (done.taken, done.written) == (2 * len(SIDES), len(SIDES))
-    assert done.taken_bytes == 2 * 4 * sum(m * n for m, _, n in SIDES)
+    assert done.taken == 2 * len(SIDES)
+    assert done.written_bytes == 4 * sum(m * n for m, _, n in SIDES)
     second.close()
     third = scene.journal()
     assert [scene.step(third, step) for step in range(3)] == [0, 0, 0]
@@ -224,9 +224,9 @@ def test_it_is_off_when_steps_are_shorter_than_its_cost(scene: Scene) -> None:
     assert not journal.on
     assert len(scene.said) == 1
     assert "the journal is off: it costs" in scene.said[0]
-    written = journal.counters.written
+    written = journal.counters.written_bytes
     assert scene.step(journal, 8) > 0
-    assert journal.counters.written == written
+    assert journal.counters.written_bytes == written
     journal.close()
 
 

@@ -16,8 +16,7 @@ from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.loop import trainer
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.loss_scale import LossScale
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, train

@@ -16,11 +16,10 @@ from torch import nn
 
 import cleave
 from cleave.errors import CleaveError, UsageError
-from cleave.training.loop.job import JobSpec, OptimizerKind
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.job import Decay, JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, Schedule, UpdateRule
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.schedule import Decay, Schedule
 from cleave.training.loop.trainer import TrainContext, train
 from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec

@@ -25,20 +25,18 @@ The first token of each document is stored as `id | START`. A token that is not 
 token of a question, is stored as the bitwise complement of that value, which is negative.
 """
 
-START = 2**30
-"""The bit that marks a document's first token. All vocabularies have fewer tokens than this."""
+START = 2**30  # marks a document's first token; no vocabulary has as many tokens
 
 
 class Batch(NamedTuple):
-    """A batch of packed token sequences.
+    """A batch of packed token sequences. All tensors are int64, shape (batch, seq).
 
     Attributes:
-        ids: token ids, int64, shape (batch, seq).
         labels: for each token, the id of the next token, or IGNORED if the next token is not
-            learned. int64, shape (batch, seq).
+            learned.
         positions: for each token, its position counted from the start of its document, or from the
-            start of the sequence if the document begins earlier. int64, shape (batch, seq). None if
-            attention may cross document boundaries.
+            start of the sequence if the document begins earlier. None if attention may cross
+            document boundaries.
     """
 
     ids: torch.Tensor
@@ -46,8 +44,7 @@ class Batch(NamedTuple):
     positions: torch.Tensor | None = None
 
 
-IGNORED = -100
-"""The label of tokens that the loss ignores, as in torch and transformers."""
+IGNORED = -100  # label of tokens that the loss ignores, as in torch and transformers
 
 # Bounds memory to 1 GiB of int32 tokens, because a streamed data set may be endless.
 MAX_TOKENS = 2**28
@@ -73,13 +70,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens of the training and the validation split.
+    """Packed tokens of the training and the validation split, each 1-D; see `Tokens`.
 
     Each document is followed by an end-of-text token.
-
-    Attributes:
-        train: tokens of the training split, 1-D int32; see `Tokens`.
-        validation: tokens of the validation split, 1-D int32; see `Tokens`.
     """
 
     train: Tokens
@@ -118,12 +111,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of a BatchLoader in its data.
-
-    Attributes:
-        epoch: index of the current epoch, from 0.
-        position: number of sequences of this epoch that the loader has returned.
-    """
+    """The position of a BatchLoader: epoch, from 0, and number of sequences returned in it."""
 
     epoch: int
     position: int
@@ -139,24 +127,15 @@ class BatchLoader:
 
     With `separate`, attention stays within a document. Batches then have `positions`, and the first
     token of a document is not learned, because no context precedes it.
+
+    Raises:
+        UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
+            sequence with a learned token.
     """
 
     def __init__(
         self, tokens: Tokens, *, batch: int, seq: int, seed: int, separate: bool = False
     ) -> None:
-        """Create a loader that starts at the first batch of the first epoch.
-
-        Args:
-            tokens: packed tokens of one split.
-            batch: sequences per batch, at least 1.
-            seq: input tokens per sequence, at least 1.
-            seed: seed of the order of sequences, at least 0.
-            separate: whether attention stays within a document.
-
-        Raises:
-            UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
-                sequence with a learned token.
-        """
         _check_sizes(batch, seq)
         if seed < 0:
             raise UsageError(f"The seed is {seed}: it must be 0 or more.")
@@ -222,9 +201,6 @@ def validation_batches(
     single batch holds all sequences.
 
     Args:
-        tokens: packed tokens of the validation split.
-        batch: sequences per batch.
-        seq: input tokens per sequence.
         limit: maximum number of batches; None for as many full batches as the split has.
         separate: whether attention stays within a document.
 
@@ -245,10 +221,7 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return a hash of the Python build: 12 hex digits.
-
-    The source of Python's standard library is the same for equal hashes.
-    """
+    """Return 12 hex digits. If they are equal, Python's standard library is the same."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -273,7 +246,6 @@ def build_corpus(
     Args:
         source: the training text; see `read_documents`. Tokens of the default source None are
             cached.
-        tokenizer: encodes the documents.
         held_out: a second source; None for no second source. If given, all documents of `held_out`
             are the validation split, and all documents of `source` are the training split.
         validation_fraction: approximate fraction of the documents in the validation split, between
@@ -290,7 +262,7 @@ def build_corpus(
         raise UsageError(
             f"The validation fraction is {validation_fraction}: it must lie between 0 and 1."
         )
-    tell = progress or _silent
+    tell = progress or (lambda text: None)
 
     def encode(source: str | None) -> Corpus:
         documents = read_documents(source)
@@ -309,9 +281,6 @@ def build_corpus(
     return _with_enough(corpus, validation_fraction, min_tokens, source)
 
 
-# --- sequences ---------------------------------------------------------------------------------
-
-
 def _check_sizes(batch: int, seq: int) -> None:
     if batch < 1 or seq < 1:
         raise UsageError(
@@ -319,25 +288,20 @@ def _check_sizes(batch: int, seq: int) -> None:
         )
 
 
-def _sequence_count(tokens: Tokens, seq: int) -> int:
+def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
+    """Return the indices of the sequences that have at least one learned token.
+
+    With `separate`, the first token of a document does not count as learned.
+    """
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
             f"{len(tokens)} tokens hold no sequence of {seq}, which needs {seq + 1}: "
             "give more text, or a shorter sequence length."
         )
-    return count
-
-
-def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the indices of the sequences that have at least one learned token.
-
-    With `separate`, the first token of a document does not count as learned.
-    """
-    count = _sequence_count(tokens, seq)
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
     learned = (labels >= 0) & (labels < START) if separate else labels >= 0
-    rows = np.flatnonzero(learned.any(axis=1)) if len(tokens) else np.empty(0, np.int64)
+    rows = np.flatnonzero(learned.any(axis=1))
     if not len(rows):
         raise UsageError(
             f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
@@ -363,50 +327,32 @@ def learned_tokens(labels: torch.Tensor) -> int:
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the token ids of marked tokens; `Tokens` describes the marks."""
+    """Return the token ids of marked tokens; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the ids of learned tokens, and IGNORED for tokens that are not learned.
-
-    `Tokens` describes the marks.
-    """
+    """Return the ids of learned tokens, and IGNORED for tokens that are not learned."""
     return torch.where(marked < 0, IGNORED, marked & ~START)
 
 
 def starts_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return a boolean mask of the first token of each document; `Tokens` describes the marks."""
+    """Return a boolean mask of the first token of each document."""
     return torch.where(marked < 0, ~marked, marked) >= START
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return each token's position, counted from the start of its document.
+    """Return each token's position, counted from the start of its document or of its row.
 
-    Positions of a document that began before the row are counted from the start of the row.
-
-    Args:
-        begins: boolean mask of the first token of each document, shape (batch, seq).
-
-    Returns:
-        Positions, int64, shape (batch, seq).
+    `begins` is a mask of the first token of each document, shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
-# --- documents ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Piece:
-    """A document, or a part of a long document's text.
-
-    Attributes:
-        document: the document, or the part as a string.
-        validation: True if the document belongs to the validation split.
-        last: True if the piece ends the document.
-    """
+    """A document, or a part of a long document's text. `last` is True if it ends the document."""
 
     document: Document
     validation: bool
@@ -455,8 +401,7 @@ def _encode(
     max_tokens: int,
     tell: Callable[[str], None],
 ) -> Corpus:
-    train: list[Tokens] = []
-    validation: list[Tokens] = []
+    train, validation = list[Tokens](), list[Tokens]()
     total = 0
     begins = True
     tell("reading and encoding the training text")
@@ -554,15 +499,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it.
-
-    Args:
-        folder: the cache folder.
-        stem: beginning of the names of the cached files.
-        vocab_size: vocabulary size. Cached tokens with larger ids count as damaged.
-        encode: returns the corpus.
-        tell: called with a message when the cache cannot be written.
-    """
+    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -588,7 +525,3 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
     if tokens.size and (tokens.min() < 0 or (tokens & ~START).max() >= vocab_size):
         return None
     return tokens
-
-
-def _silent(message: str) -> None:
-    """Ignore a progress message."""

@@ -30,12 +30,7 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds.
-
-        Args:
-            model: the model, which is changed in place.
-            seed: the seed of the run.
-        """
+        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds."""
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -46,9 +41,7 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Return a context manager that seeds a forward and backward pass.
-
-        Within the block, torch's random generator is seeded too; afterwards its state is restored.
+        """Seed a forward and backward pass within a block, and torch's random generator too.
 
         Args:
             step: index of the step, from 0.
@@ -67,10 +60,7 @@ class Chance:
 class SeededDropout(nn.Dropout):
     """Dropout that uses a separately seeded random generator for each sequence.
 
-    Args:
-        p: the probability that a value is dropped.
-        chance: seeds of the sequences of the current pass.
-        name: name of the module. Modules with different names drop different values.
+    `chance` has the seeds of the pass. Modules with different names drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:

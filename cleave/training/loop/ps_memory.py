@@ -18,32 +18,23 @@ _WEIGHT_BYTES: Final = 4
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # two moments of AdamW
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
+# Maximum fraction of memory for weights, gradients and optimizer state. Activations need the rest.
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
-"""For each mode, the maximum fraction of memory for weights, gradients and optimizer state.
-
-The remaining memory is for activations.
-"""
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return the memory mode in which a job is trained.
+    """Return the memory mode in which a job is trained, which is never `AUTO`.
 
     For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory. If
-    no mode fits, it is the mode with the smallest memory requirement.
+    no mode fits, it is the mode with the smallest memory requirement. Servers shard the optimizer
+    state and, without gradient accumulation, the gradients. With `SHARDED`, they shard the weights.
 
     Args:
-        job: the job.
         model: the model. Its trained parameters must have `requires_grad`.
-        servers: number of servers. Servers shard the optimizer state and, without gradient
-            accumulation, the gradients (see `GradientSums`). With `SHARDED`, they also shard the
-            weights (see `SharedWeights`).
-
-    Returns:
-        A mode other than `AUTO`.
+        servers: number of servers.
 
     Raises:
-        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
-            weights cannot be sharded.
+        UsageError: as `check_memory`.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)

@@ -16,7 +16,6 @@ class StartRecord:
     Attributes:
         step: number of completed steps; 0 for a new run.
         steps: number of steps of the whole run.
-        run_folder: path of the run folder.
     """
 
     EVENT: ClassVar[str] = "start"
@@ -33,7 +32,6 @@ class StepRecord:
         step: number of the step, counted from 1.
         loss: mean cross-entropy in nats per learned token, computed before the update.
         tokens: number of input tokens of the step.
-        learning_rate: learning rate of the step.
         clock: the clock that measures `fleet_s`: `virtual` or `wall`.
         wall_s: duration of the step in wall seconds.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
@@ -104,7 +102,6 @@ class PresenceRecord:
         step: number of the current step, counted from 1.
         state: `present` if devices are connected, `absent` if training waits for a device, `local`
             if the PS computes instead of devices.
-        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "fleet"
@@ -120,7 +117,6 @@ class DiskRecord:
     Attributes:
         step: number of completed steps.
         state: `full` when training starts to wait, `free` when training continues.
-        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "disk"
@@ -135,7 +131,6 @@ class ServersRecord:
 
     Attributes:
         state: `waiting` when the run starts to wait, `running` when the run continues.
-        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "servers"
@@ -147,15 +142,11 @@ class ServersRecord:
 class DoneRecord:
     """Reports the end of a run, with totals over the steps that this process has done.
 
+    `StepRecord` describes the attributes that are not listed here.
+
     Attributes:
         steps: number of completed steps, including the steps of earlier processes.
         first_loss, loss: losses of this process's first and last step; NaN without a step.
-        tokens: number of input tokens.
-        clock: the clock that measures `fleet_s`: `virtual` or `wall`.
-        wall_s, fleet_s: see `StepRecord`.
-        downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
-        tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
-        run_folder: path of the run folder.
         stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
         gemms: number of GEMMs of steps by tiles, on the fleet or on the PS.
@@ -163,10 +154,7 @@ class DoneRecord:
             would have kept.
         kept_saves_s: predicted seconds that the kept GEMMs saved, or would have saved.
         kept_reasons: one sentence for each of the GEMM shapes with the largest savings.
-        local_gemms, journal_bytes, journal_s, journal_saved_s: see `StepRecord`.
         journal_gemms: number of GEMMs whose results were read from the journal.
-        traffic: `downlink_bytes` and `uplink_bytes`, divided by purpose.
-        saved: bytes saved by compression, divided by purpose.
         resumed_after: number of completed steps when this process began; 0 for a new run.
     """
 
@@ -210,12 +198,7 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Reports the progress of an evaluation.
-
-    Attributes:
-        done: number of evaluated windows of a text, or of evaluated questions.
-        total: number of all windows or questions.
-    """
+    """Reports how many windows of a text, or how many questions, have been evaluated."""
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -224,14 +207,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRecord:
-    """Reports a model's loss on a text.
-
-    Attributes:
-        loss: mean cross-entropy, in nats per predicted token.
-        perplexity: e to the power of `loss`.
-        tokens: number of predicted tokens.
-        text: the report as a sentence for the user.
-    """
+    """Reports a model's loss on a text, in nats per predicted token, and e to the power of it."""
 
     EVENT: ClassVar[str] = "predicted"
     loss: float
@@ -247,10 +223,8 @@ class AnsweredRecord:
     Attributes:
         accuracy: fraction of questions that the model answered correctly, from 0 to 1.
         right: number of questions that the model answered correctly.
-        questions: number of questions.
         cut: number of questions whose beginning was cut off, because the prompt is longer than the
             model's context.
-        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "answered"

@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.data.documents import check_source
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import check_compared
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.results.compared import check_compared
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
     from cleave.training.loop.trainer import TrainContext
     from cleave.training.results.uses import Stop, UseRequest
 
-USE: Final = "use"
-"""Key of a request's arguments that asks to use a model, for example to generate text."""
+USE: Final = "use"  # key of a request's arguments that asks to use a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class JobRequest:
         accept_changes: with `resume`, whether to continue with changed data; see `trainer.train`.
     """
 
-    job: Mapping[str, Any]
+    job: dict[str, Any]
     resume: str = ""
     name: str = ""
     restart: bool = False
@@ -55,21 +56,18 @@ class JobRequest:
             UsageError: when an argument is missing or has the wrong type, or when `restart` or
                 `accept_changes` is set without `resume`.
         """
-        job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
-        restart, begin = values.get("restart", False), values.get("begin", False)
-        accept = values.get("accept_changes", False)
-        texts = isinstance(resume, str) and isinstance(name, str)
-        bools = all(isinstance(value, bool) for value in (restart, begin, accept))
-        if not isinstance(job, dict) or not texts or not bools:
+        try:
+            request = msgspec.convert(values, cls)
+        except msgspec.ValidationError:
             raise UsageError(
                 "a submitted job is a map with `job`, `resume` or `name` as text, and `restart`, "
                 "`begin` and `accept_changes` as true or false"
-            )
-        if restart and not resume:
+            ) from None
+        if request.restart and not request.resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
-        if accept and not resume:
+        if request.accept_changes and not request.resume:
             raise UsageError("--accept-changes goes with --resume: which run is to go on?")
-        return cls(job, resume, name, restart, begin, accept)
+        return request
 
     def restarts(self) -> bool:
         """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
@@ -77,37 +75,25 @@ class JobRequest:
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the requested job, with all settings.
-
-        With `resume`, settings that the request omits are read from the run folder.
+        """Return the requested job. With `resume`, read settings it omits from the run folder.
 
         Raises:
             UsageError: when a setting is invalid, or `resume` is not a run folder.
         """
-        if not self.resume:
-            spec = JobSpec.from_dict(self.job)
-        else:
-            saved = RunFolder(_existing(self.resume)).read_config()
-            spec = JobSpec.from_dict({**saved, **self.job})
+        saved: dict[str, Any] = {}
+        if self.resume:
+            folder = RunFolder(Path(self.resume))
+            if not folder.config_path.is_file():
+                raise UsageError(
+                    f"{self.resume!r} is no run folder (it has no config.toml); "
+                    f"give --resume the folder that an earlier run named"
+                )
+            saved = folder.read_config()
+        spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
         if self.job.get("against"):  # do not check a saved `against`: that folder may be gone
             check_compared(spec)
         return spec
-
-
-def _existing(path: str) -> Path:
-    """Return the path of an existing run folder.
-
-    Raises:
-        UsageError: when `path` is not a run folder.
-    """
-    folder = Path(path)
-    if not (folder / "config.toml").is_file():
-        raise UsageError(
-            f"{path!r} is no run folder (it has no config.toml); "
-            f"give --resume the folder that an earlier run named"
-        )
-    return folder
 
 
 def use_model(
@@ -142,11 +128,7 @@ def use_model(
 
 
 def _use(arguments: Mapping[str, Any]) -> UseRequest:
-    """Parse an operator's request to use a model.
-
-    Raises:
-        UsageError: when the request is malformed.
-    """
+    """Parse an operator's request to use a model."""
     from cleave.training.results.uses import UseRequest
 
     return UseRequest.from_dict(arguments[USE])
@@ -202,11 +184,7 @@ class JobRunner:
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a job writes checkpoints, and can therefore continue after a pause.
-
-        Raises:
-            UsageError: when the job writes no checkpoints, or is a request to use a model.
-        """
+        """Raise UsageError if a job writes no checkpoints, and so cannot continue after a pause."""
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -236,9 +214,8 @@ class JobRunner:
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
             return
-        from cleave.training.loop.trainer import (
-            TrainContext,  # imports torch, which an idle server does not need
-        )
+        # This imports torch, which an idle server does not need.
+        from cleave.training.loop.trainer import TrainContext
 
         request = JobRequest.from_dict(arguments)
         done = 0
@@ -263,25 +240,15 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train the requested job in a new run folder, or in the run folder that it resumes.
-
-        Raises:
-            CleaveError: when training fails for a reason that the user can resolve.
-        """
+        """Train the requested job in a new run folder, or in the run folder that it resumes."""
         from cleave.training.loop.trainer import prepare, train
 
         spec = request.spec()
         check_memory(spec, self.servers)
         if request.resume:
-            folder = RunFolder(Path(request.resume))
-            train(
-                spec,
-                folder,
-                context,
-                resume=True,
-                restart=request.restarts(),
-                accept_changes=request.accept_changes,
-            )
+            restart, accept = request.restarts(), request.accept_changes
+            run = RunFolder(Path(request.resume))
+            train(spec, run, context, resume=True, restart=restart, accept_changes=accept)
             return
         # Prepare before the folder is created, so that an invalid job leaves no folder.
         dataset = prepare(spec, context)

@@ -34,12 +34,7 @@ _LARGEST_LOSS: Final = 709.0  # e to the power of a larger number overflows a do
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Result of `perplexity`.
-
-    Attributes:
-        loss: mean cross-entropy in nats per predicted token.
-        tokens: number of predicted tokens.
-    """
+    """Result of `perplexity`: mean loss in nats per predicted token, and number of these tokens."""
 
     loss: float
     tokens: int
@@ -67,7 +62,6 @@ def perplexity(
     text, never count.
 
     Args:
-        trained: the model.
         source: path of a file or folder, or the name of a data set; see `read_documents`.
         seq: predicted tokens per window, at most the model's context length.
         batch: windows per forward pass.
@@ -109,12 +103,7 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Group consecutive windows of equal length for one forward pass per group.
-
-    Args:
-        windows: the windows, at least one.
-        most: maximum number of windows per group.
-    """
+    """Group consecutive windows of equal length, at most `most`, for one forward pass per group."""
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -126,13 +115,7 @@ def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.T
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with four choices.
-
-    Attributes:
-        text: the question without its choices.
-        choices: texts of the choices, in the order of `LETTERS`.
-        answer: index of the right choice in `choices`.
-    """
+    """A question with four choices. `answer` is the index of the right choice."""
 
     text: str
     choices: tuple[str, ...]
@@ -150,13 +133,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Result of `answer`.
-
-    Attributes:
-        right: number of right answers.
-        questions: number of questions.
-        cut: number of prompts whose beginning was removed to fit in the model's context.
-    """
+    """Result of `answer`. The beginning of `cut` prompts did not fit in the model's context."""
 
     right: int
     questions: int
@@ -208,8 +185,6 @@ def answer(
     has the format of Hendrycks et al. (2021, arXiv 2009.03300).
 
     Args:
-        trained: the model.
-        questions: the questions.
         examples: few-shot examples that precede each question in the prompt.
         subject: subject that the prompt's heading names; may be empty.
         progress: called with the number of answered questions and the number of all questions.

@@ -1,16 +1,62 @@
-"""Comparison of a run's losses with the losses of another run, such as a run in plain PyTorch."""
+"""Held-out losses of a run, and comparison of its losses with another run's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from math import inf, isfinite
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from cleave.errors import CleaveError, UsageError
 from cleave.training.loop.job import MAY_CHANGE, JobSpec
 from cleave.training.loop.run_folder import RunFolder
+
+
+def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
+    """Return a map from steps up to `step` to held-out losses; infinity for a loss not finite."""
+    return {
+        record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
+        for record in records
+        if record.get("event") == "eval" and record["step"] <= step
+    }
+
+
+@dataclass(slots=True)
+class HeldOut:
+    """Tracks the held-out losses of a run.
+
+    Attributes:
+        best: the lowest loss so far; infinity before the first finite loss.
+        since: number of losses recorded since the lowest loss.
+        sound_before: step of the first of the latest consecutive losses that are not finite. None
+            if the latest loss is finite.
+    """
+
+    best: float = inf
+    since: int = 0
+    sound_before: int | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
+        """Restore the state after a step from the records of a run."""
+        found = cls()
+        for after, loss in losses_of(records, step).items():
+            found.lowest(loss, after)
+        return found
+
+    def lowest(self, loss: float, step: int) -> bool:
+        """Add the held-out loss after `step` steps, and return True if it is the lowest so far."""
+        if isfinite(loss):
+            self.sound_before = None
+        elif self.sound_before is None:
+            self.sound_before = step
+        if loss < self.best:
+            self.best, self.since = loss, 0
+            return True
+        self.since += 1
+        return False
 
 
 @dataclass(slots=True)
@@ -30,10 +76,9 @@ class ComparedRun:
 
     @classmethod
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
-        """Read the losses of the run in `job.against`.
+        """Read the losses of the run in `job.against`; if that is empty, there are no losses.
 
         Args:
-            job: settings of this run. If `job.against` is empty, the result has no losses.
             say: called with a message if the settings of the two runs differ.
 
         Raises:
@@ -74,22 +119,14 @@ class ComparedRun:
         return other
 
     def found(self, name: str) -> str:
-        """Return a sentence with the largest difference; empty if no step was compared.
-
-        Args:
-            name: name of the other run in the sentence.
-        """
+        """Return a sentence with the largest difference; empty if no step was compared."""
         if not self.steps:
             return ""
         return f"losses of {self.steps} steps are at most {self.most:.1e} off those of {name}"
 
 
 def check_compared(job: JobSpec) -> None:
-    """If `job.against` names a run, check that the run can be read and has losses.
-
-    Raises:
-        UsageError: the run cannot be read or has no steps.
-    """
+    """Raise UsageError if `job.against` names a run that cannot be read or has no losses."""
     try:
         ComparedRun.of(job, lambda text: None)
     except CleaveError as error:
