@@ -85,16 +85,13 @@ class Corpus:
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Check that each split has at least one usable sequence.
+        """Raise UsageError if a split is shorter than one sequence or has no learned token.
+
+        A sequence takes `seq` + 1 tokens, because the last label is the token after the last input.
 
         Args:
-            seq: input tokens per sequence. A sequence takes `seq` + 1 tokens, because the last
-                label is the token after the last input.
             separate: whether attention stays within a document.
             judged: whether the validation split must have a learned token too.
-
-        Raises:
-            UsageError: when a split is shorter than one sequence, or has no learned token.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
@@ -174,11 +171,7 @@ class BatchLoader:
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Continue at the position `state`, which a loader of the same data and arguments returned.
-
-        Raises:
-            UsageError: when the data has no such position.
-        """
+        """Continue at a position that a loader of the same data and arguments returned."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
                 f"Position {state.position} of epoch {state.epoch} does not exist in data of "
@@ -198,11 +191,7 @@ def validation_batches(
     """Return validation batches whose sequences are evenly spaced over `tokens`.
 
     All batches have `batch` sequences. Only if `tokens` hold fewer than `batch` sequences, the
-    single batch holds all sequences.
-
-    Args:
-        limit: maximum number of batches; None for as many full batches as the split has.
-        separate: whether attention stays within a document.
+    single batch holds all sequences. Without a `limit`, return as many as the split has.
 
     Raises:
         UsageError: when `tokens` have no whole sequence with a learned token.
@@ -245,14 +234,12 @@ def build_corpus(
 
     Args:
         source: the training text; see `read_documents`. Tokens of the default source None are
-            cached.
+            cached in `cache_dir`, or if that is None in the user's cache folder.
         held_out: a second source; None for no second source. If given, all documents of `held_out`
             are the validation split, and all documents of `source` are the training split.
         validation_fraction: approximate fraction of the documents in the validation split, between
             0 and 1.
-        min_tokens: minimum number of tokens of each split.
         max_tokens: number of tokens of a source after which reading stops.
-        cache_dir: folder of cached tokens; None for the user's cache folder.
         progress: called with each progress message.
 
     Raises:

@@ -209,7 +209,8 @@ def _read_parquet(path: Path) -> Iterator[Document]:
             fields = [name for f in FIELDS if set(f) <= set(columns) for name in f]
             if not fields:
                 raise UsageError(
-                    f"{str(path)!r} has no column {FIELDS_TEXT} but {_listed(columns)}: rename the "
+                    f"{str(path)!r} has no column {FIELDS_TEXT} but "
+                    f"{', '.join(map(repr, columns)) or 'no fields at all'}: rename the "
                     f"one that holds the text."
                 )
             chosen = fields + [name for name in ("tools",) if name in columns]
@@ -279,10 +280,6 @@ def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Do
         if row is None:
             return
         yield from _documents_of_row(f"Row {number} of the data set {name!r}", row)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "no fields at all"
 
 
 def _first_line(error: Exception) -> str:

@@ -74,11 +74,8 @@ class TextTokenizer:
         """Return the token ids of a conversation or completion.
 
         Tokens outside the assistant's answers or the completion are marked as not learned; see
-        `Tokens`.
-
-        Raises:
-            UsageError: when the tokenizer has no chat template, or the chat template cannot render
-                the conversation.
+        `Tokens`. Raise UsageError if there is no chat template, or if it cannot render the
+        conversation.
         """
         if isinstance(document, Conversation):
             try:
@@ -103,11 +100,7 @@ class TextTokenizer:
         return np.where(learned, ids, ~ids)
 
     def question(self, text: str) -> str:
-        """Render a user's message with the chat template, followed by the generation prompt.
-
-        Raises:
-            UsageError: when the tokenizer has no chat template.
-        """
+        """Render a user's message with the chat template, followed by the generation prompt."""
         return self._chat_template()([{"role": "user", "content": text}], None, True)
 
     def _chat_template(self) -> ChatTemplate:
@@ -138,13 +131,8 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The same Python build always trains the same tokenizer.
-
-    Args:
-        cache_dir: folder in which the trained tokenizer is cached; None for the user's cache
-            folder. If the folder cannot be written, the next run trains the tokenizer again.
-        vocab_size: number of tokens.
-        progress: called with each progress message.
+    The same Python build always trains the same tokenizer. It is cached in `cache_dir`, or if that
+    is None in the user's cache folder.
 
     Raises:
         UsageError: when `vocab_size` is too small for the 256 bytes and the end-of-text token, or

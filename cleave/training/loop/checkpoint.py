@@ -39,17 +39,10 @@ _TEMPORARY = ".tmp-"
 # ".replaced" marks the old checkpoint of a step while a new checkpoint of the same step is written.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class DamagedCheckpointError(CleaveError):
@@ -66,13 +59,7 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """A checkpoint read from disk.
-
-    Attributes:
-        step: number of completed steps.
-        tensors: parameters and optimizer state by name, on the CPU.
-        meta: metadata that the caller of `save_checkpoint` passed.
-    """
+    """A checkpoint of `step` completed steps, read from disk, with tensors on the CPU."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -175,7 +162,16 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         DamagedCheckpointError: when the checkpoint is damaged, or a tensor is not finite.
         CleaveError: when the checkpoint cannot be read, or was written by a newer version.
     """
-    header = _verified_header(path)
+    header = _read_header(path)
+    try:
+        with (path / _TENSORS).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
+    except OSError as error:
+        raise _unreadable(path, _TENSORS, error) from error
+    if sha256 != header.tensors_sha256:
+        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
     tensors = _read_tensors(path, header)
     if name := first_not_finite(tensors):  # earlier versions wrote checkpoints of diverged runs
         raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
@@ -187,9 +183,7 @@ def load_latest(
 ) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint in `folder`, or return None if there is none.
 
-    Args:
-        folder: the parent folder of checkpoints.
-        passed_over: called for each damaged checkpoint that is skipped; None to warn instead.
+    Call `passed_over` for each damaged checkpoint, or warn if it is None.
 
     Raises:
         CleaveError: when a checkpoint cannot be read. It may still be intact.
@@ -228,11 +222,7 @@ def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it is no longer used; return its new path.
-
-    Raises:
-        CleaveError: when the checkpoint cannot be renamed.
-    """
+    """Rename a damaged checkpoint, so that it is no longer used; return its new path."""
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while aside.exists():
         number += 1
@@ -374,20 +364,6 @@ def _remove(path: Path) -> None:
             "remove it by hand to free its space.",
             stacklevel=3,
         )
-
-
-def _verified_header(path: Path) -> _Header:
-    header = _read_header(path)
-    try:
-        with (path / _TENSORS).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
-    except OSError as error:
-        raise _unreadable(path, _TENSORS, error) from error
-    if sha256 != header.tensors_sha256:
-        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
-    return header
 
 
 def _read_header(path: Path) -> _Header:

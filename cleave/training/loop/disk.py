@@ -65,9 +65,6 @@ class Patience:
             when the disk has space again.
         stop: returns True if the run is stopping. A write is then retried for `STOPPING_S` seconds.
         sleep: sleeps for the given number of seconds.
-
-    Attributes:
-        waited_s: total seconds waited for disk space.
     """
 
     def __init__(

@@ -19,10 +19,7 @@ from torch import Tensor, nn
 class Chance:
     """Seeds the random numbers of a model's passes.
 
-    Attributes:
-        seed: the seed of the run.
-        rows: for each sequence of the current pass, a text from which seeds are derived. Empty
-            between passes.
+    `rows` has a text for each sequence of the current pass, from which seeds are derived.
     """
 
     seed: int
@@ -41,12 +38,9 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Seed a forward and backward pass within a block, and torch's random generator too.
+        """Seed a pass of `count` sequences within a block, and torch's random generator too.
 
-        Args:
-            step: index of the step, from 0.
-            first: index of the pass's first sequence among the sequences of the step.
-            count: number of sequences in the pass.
+        `first` is the index of the pass's first sequence among those of the step.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:

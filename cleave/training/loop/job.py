@@ -354,18 +354,17 @@ class JobSpec:
     def _check_adapters(self) -> None:
         if not self.lora:
             return
-        lora = LoraSpec.of(self.lora)
-        if lora.bits and self.journal:
+        if self.quantized and self.journal:
             raise UsageError(
                 f"--lora is {self.lora!r}, and --journal keeps products of tiles, which take no "
                 "quantized weights; leave out --journal, or bits"
             )
-        if lora.bits and self.method == Method.TILES.value:
+        if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
                 f"--lora is {self.lora!r}, and tiles take no quantized weights; give --method "
                 "stages, auto or local, or leave bits out"
             )
-        if lora.dropout and self.method == Method.STAGES.value:
+        if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
                 "--lora has dropout, which stages cannot have: their passes are done twice and "
                 "must be equal; leave it out, or give --method tiles"
@@ -375,6 +374,11 @@ class JobSpec:
     def interval(self) -> Interval:
         """Return the interval between checkpoints, parsed from `checkpoint_every`."""
         return Interval.of(self.checkpoint_every)
+
+    @property
+    def quantized(self) -> bool:
+        """Return True if the job trains adapters of quantized weights (QLoRA)."""
+        return bool(self.lora and LoraSpec.of(self.lora).bits)
 
     def check_model(self, spec: ModelSpec) -> None:
         """Raise UsageError if the job's sequences are longer than a model's context."""

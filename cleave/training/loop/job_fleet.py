@@ -31,7 +31,6 @@ from cleave.training.data.batches import Batch
 from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
-from cleave.training.lora.spec import LoraSpec
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from cleave.training.tiles.offload import restore, send
@@ -94,7 +93,6 @@ class JobFleet:
         self._said = ""
         gemms = tile_gemms(job, spec)
         self._tiles_forecaster = TilesForecaster(gemms, DType(job.dtype), fleet)
-        self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # Steps by stages support neither the journal nor fp16.
         by_tiles |= journal is not None or job.dtype == Precision.FP16.value
@@ -113,7 +111,7 @@ class JobFleet:
             self._tiles = self._selection
             if journal is not None:
                 self._tiles = JournaledFleet(self._selection, journal)
-            if (said := send(model, self._tiles).shortfall) and not self._quantized:
+            if (said := send(model, self._tiles).shortfall) and not self._job.quantized:
                 note(said)
 
     @property
@@ -220,7 +218,7 @@ class JobFleet:
             self.staged = self._new_staged()
             return
         said = f"no stages: {self._fleet.runtime.why_no_stages()}. "
-        if self._quantized:
+        if self._job.quantized:
             said += "The parameter server computes the layers alone."
         else:
             said += self._choice_without_stages().why

@@ -97,18 +97,9 @@ class _Product:
 class Journal:
     """Stores the finished products of one run. Only the training thread may call the methods.
 
-    Args:
-        folder: the journal's folder, which is created if it is missing.
-        base: step of the checkpoint from which the run starts or resumes. Products that were
-            written since that checkpoint are used. Journal files of other checkpoints are removed.
-        say: called with a message for the user, for example when the journal switches itself off.
-        clock: returns the current time in seconds.
-        patience: retries writes while the disk is full.
-        queue_bytes: maximum size of the write queue. While it is full, the training thread waits.
-
-    Attributes:
-        counters: counters since the journal was opened.
-        on: False once the journal has switched itself off. No products are written then.
+    Products written since the checkpoint of step `base` are used. Journal files of other
+    checkpoints are removed. `say` is called with a message for the user, for example when the
+    journal switches itself off. No products are written once `on` is False.
 
     Raises:
         CleaveError: when the journal cannot be opened.
@@ -298,14 +289,11 @@ class Journal:
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
-            self._judge()
-
-    def _judge(self) -> None:
-        """Switch the journal off if it took more time than training itself in the last steps."""
-        step_s = sum(step for step, _ in self._judged) / len(self._judged)
-        cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
-        if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
-            self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
+            step_s, cost_s = (
+                sum(each) / len(self._judged) for each in zip(*self._judged, strict=True)
+            )
+            if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
+                self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
         """Stop writing products, and tell the user the reason."""
@@ -546,7 +534,14 @@ class _Writer:
         """
         end, began_s = self.file.tell(), self._clock()
         try:
-            self._write(product)
+            if product is None:
+                os.fsync(self.file.fileno())
+            else:
+                payload = product.elements.reshape(-1).view(np.uint8).data
+                place, crc = (product.step, product.place), zlib.crc32(payload)
+                header = _HEADER.pack(*place, product.key, product.took_s, payload.nbytes, crc)
+                write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
+                write_all(self.file, payload)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -560,22 +555,6 @@ class _Writer:
         finally:
             self.write_s += self._clock() - began_s
         return True
-
-    def _write(self, product: _Product | None) -> None:
-        if product is None:
-            os.fsync(self.file.fileno())
-            return
-        payload = product.elements.reshape(-1).view(np.uint8).data
-        header = _HEADER.pack(
-            product.step,
-            product.place,
-            product.key,
-            product.took_s,
-            payload.nbytes,
-            zlib.crc32(payload),
-        )
-        write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
-        write_all(self.file, payload)
 
 
 def holds_beginning(folder: Path) -> bool:

@@ -61,13 +61,10 @@ class HeldOut:
 
 @dataclass(slots=True)
 class ComparedRun:
-    """Losses of another run, and the difference of this run's losses from them.
+    """Losses of another run by step, and the difference of this run's losses from them.
 
-    Attributes:
-        losses: maps a step to the other run's loss.
-        steps: number of steps compared so far.
-        most: largest difference of any step, as a fraction of the other run's loss. It is infinity
-            if a loss of this run was not finite.
+    `most` is the largest difference of any step, as a fraction of the other run's loss. It is
+    infinity if a loss of this run was not finite.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -78,8 +75,7 @@ class ComparedRun:
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
         """Read the losses of the run in `job.against`; if that is empty, there are no losses.
 
-        Args:
-            say: called with a message if the settings of the two runs differ.
+        Call `say` if the settings of the two runs differ.
 
         Raises:
             CleaveError: the other run does not exist or has no steps.
@@ -106,11 +102,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare this run's loss of a step with the other run's loss.
-
-        Returns:
-            The other run's loss; None if the other run has no loss for this step.
-        """
+        """Compare this run's loss of a step with the other run's loss, and return that or None."""
         other = self.losses.get(step)
         if other:
             self.steps += 1

@@ -30,7 +30,7 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
     if not job.lora:
         return list(found)
     products = [g for g in found if g.kind is not GemmKind.WEIGHT_GRADIENT]
-    return [g for g in products if g.name == "lm_head" or not LoraSpec.of(job.lora).bits]
+    return [g for g in products if g.name == "lm_head" or not job.quantized]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,7 @@ def choose_without_stages(
     job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
 ) -> MethodChoice:
     """Choose between tiles and the PS alone, for a job without devices that can train layers."""
-    adapters = None
-    if job.lora:
-        adapters = Adapters(LoraSpec.of(job.lora).rank)
+    adapters = Adapters(LoraSpec.of(job.lora).rank) if job.lora else None
     each = tiles.dtype.itemsize
     sizes = StageSizes(spec, job.seq, each, each, adapters)
     forecaster = sizes.forecaster(job.batch * job.accumulate, ps)

@@ -84,13 +84,9 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A learning rate schedule with linear warm-up.
+    """A learning rate schedule with linear warm-up to `peak`.
 
-    Attributes:
-        peak: the maximum learning rate, reached at the end of the warm-up.
-        steps: number of steps of the run.
-        floor: learning rate at the end of the decay, as a fraction of the peak.
-        decay_steps: number of decay steps in the WSD schedule.
+    `floor` is the rate at the end of the decay, as a fraction of the peak.
     """
 
     peak: float
@@ -126,13 +122,9 @@ _STATE = "optimizer."  # prefix of the names of optimizer state tensors in a che
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """The optimizer and its settings.
+    """The optimizer and its settings. Only parameters with at least 2 dimensions get weight decay.
 
-    Attributes:
-        weight_decay: weight decay of parameters with at least 2 dimensions.
-        betas: decay rates of AdamW's moments. The default values are those with which OPT was
-            trained (arXiv 2205.01068, section 2.2).
-        momentum: momentum of SGD and Muon.
+    The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
     """
 
     kind: OptimizerKind = OptimizerKind.ADAMW
@@ -143,7 +135,7 @@ class UpdateRule:
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
         """Return a torch optimizer of one parameter. Set its learning rate before each step.
 
-        `hidden` tells whether the parameter is the weight matrix of a hidden layer.
+        `hidden`: whether the parameter is the weight matrix of a hidden layer.
         """
         decay = self.weight_decay if parameter.ndim > 1 else 0.0
         match self.kind:
@@ -176,14 +168,12 @@ class Optimizer:
     """Updates all trained parameters of a model, with one torch optimizer per parameter.
 
     Args:
-        model: the model, with fp32 parameters.
         clip: maximum global norm of the gradients; 0 for no clipping.
         in_backward: whether to update each parameter during the backward pass, as soon as its
             gradient is complete, and to free the gradient. The result is the same, but only one
             gradient at a time is in memory. With clipping or a loss scale, an additional first
             backward pass computes the global norm and detects overflows.
         files: moves the optimizer state to files; None to keep the state in memory.
-        scale: the loss scale; None for no loss scaling.
         ranks: the servers that train the model together; None for a single server. Several servers
             sum their gradients before the update, so `in_backward` must be False.
         weights: the sharded weights; None if each server holds all weights.
@@ -230,12 +220,10 @@ class Optimizer:
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
-        """Run one optimizer step: compute gradients, update the parameters, and return the loss.
+        """Compute gradients with `backward`, update the parameters, and return the loss.
 
-        Args:
-            backward: computes the gradients of the whole batch and returns the loss. With
-                `in_backward` and with clipping or a loss scale, `backward` is called twice, and
-                must compute the same gradients both times.
+        With `in_backward` and with clipping or a loss scale, `backward` is called twice, and must
+        compute the same gradients both times.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated
@@ -252,14 +240,9 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Run one optimizer step with gradients from the fleet, without a local backward pass.
+        """Update with gradients from the fleet, which `gradients` sets, and return its result.
 
-        Args:
-            gradients: sets the gradients of all parameters and returns the loss. If it returns a
-                value that is not a float, no parameter is updated.
-
-        Returns:
-            The result of `gradients`.
+        If the result is not a loss, but the reason for none, no parameter is updated.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated.
@@ -438,11 +421,7 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load this server's optimizer state from the tensors of a checkpoint.
-
-        Raises:
-            CleaveError: when the checkpoint lacks the optimizer state of a parameter.
-        """
+        """Load this server's optimizer state, or raise CleaveError if the checkpoint lacks it."""
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
             if full.startswith(_STATE):

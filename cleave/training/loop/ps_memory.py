@@ -8,7 +8,6 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.plan import Method
 from cleave.training.loop.job import JobSpec, MemoryMode
-from cleave.training.lora.spec import LoraSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,20 +27,13 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory. If
     no mode fits, it is the mode with the smallest memory requirement. Servers shard the optimizer
     state and, without gradient accumulation, the gradients. With `SHARDED`, they shard the weights.
-
-    Args:
-        model: the model. Its trained parameters must have `requires_grad`.
-        servers: number of servers.
-
-    Raises:
-        UsageError: as `check_memory`.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
     if asked is not MemoryMode.AUTO:
         return asked
     least = MemoryMode.LEAN if servers == 1 else MemoryMode.RECOMPUTE
-    if servers > 1 and job.method in _HERE and not _quantized(job):
+    if servers > 1 and job.method in _HERE and not job.quantized:
         least = MemoryMode.SHARDED
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # unknown memory size: use the mode that needs the least memory
@@ -83,12 +75,8 @@ def check_memory(job: JobSpec, servers: int) -> None:
             "--memory is 'sharded', and by stages every server sends its devices all weights; give "
             "--method tiles, or --memory recompute"
         )
-    if _quantized(job):
+    if job.quantized:
         raise UsageError(
             f"--memory is 'sharded', and --lora is {job.lora!r}, whose quantized weights are not "
             "shared; leave bits out, or give --memory recompute"
         )
-
-
-def _quantized(job: JobSpec) -> bool:
-    return bool(job.lora and LoraSpec.of(job.lora).bits)

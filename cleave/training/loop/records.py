@@ -256,15 +256,10 @@ def to_dict(record: Record) -> dict[str, Any]:
 
     None replaces NaN and infinity, because JSON has neither.
     """
-    values = asdict(record).items()
-    return {
-        "event": record.EVENT,
-        **{k: None if _not_finite(v) else v for k, v in values if (k, v) != _NOT_COMPARED},
-    }
-
-
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-_NOT_COMPARED = ("against_loss", None)
+    values = asdict(record)
+    if values.get("against_loss", 0.0) is None:
+        del values["against_loss"]
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            values[name] = None
+    return {"event": record.EVENT, **values}

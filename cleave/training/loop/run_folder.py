@@ -61,13 +61,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
-        """Create a new run folder.
+        """Create a new run folder in `root`.
 
-        Args:
-            root: the parent folder.
-            name: name of the run folder; None to name it by the local time, with a number appended
-                if that name exists.
-            now: the local time; None for the current time.
+        Without a name, use the local time (`now`), with a number appended if that name exists.
 
         Raises:
             UsageError: when the name is invalid or already exists.
@@ -114,7 +110,7 @@ class RunFolder:
         does not support locks, it yields the reason instead, and the folder is not locked.
 
         Args:
-            wait_s: maximum time to wait for another process to release the lock, in seconds.
+            wait_s: maximum time to wait for another process to release the lock.
             advice: text appended to the error message if another process holds the lock.
 
         Raises:
@@ -180,13 +176,7 @@ class RunFolder:
 
         If writing fails, the file is unchanged. On return, the operating system has the line, so it
         survives a crash of this process. After a crash, call `rewind` before the first `append`.
-
-        Args:
-            record: the record. NaN and infinity are written as null, because JSON has neither.
-                Scalars of numpy and torch are written as numbers.
-
-        Raises:
-            CleaveError: when the file cannot be written.
+        NaN and infinity are written as null. Scalars of numpy and torch are written as numbers.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -215,9 +205,6 @@ class RunFolder:
 
         Removes damaged and incomplete lines and the records of later steps. If there were records
         of later steps, loss.png is removed too.
-
-        Raises:
-            CleaveError: when metrics.jsonl cannot be written, or does not hold metrics.
         """
         lines = list(self._lines())
         kept = [
@@ -244,11 +231,7 @@ class RunFolder:
     def plot(self) -> Path | None:
         """Draw the recorded training, held-out and compared losses over the steps into loss.png.
 
-        Returns:
-            The path of loss.png, or None if no loss has been recorded yet.
-
-        Raises:
-            CleaveError: when metrics.jsonl cannot be read, or loss.png cannot be written.
+        Return its path, or None if no loss has been recorded yet.
         """
         records = list(self.records())
         train = _curve(records, "loss")

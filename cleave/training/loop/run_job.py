@@ -50,12 +50,7 @@ class JobRequest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
-        """Parse the arguments of an operator's `submit` message.
-
-        Raises:
-            UsageError: when an argument is missing or has the wrong type, or when `restart` or
-                `accept_changes` is set without `resume`.
-        """
+        """Parse the arguments of an operator's `submit` message, or raise UsageError."""
         try:
             request = msgspec.convert(values, cls)
         except msgspec.ValidationError:
@@ -104,13 +99,9 @@ def use_model(
     The fleet computes the model's matrix multiplications while devices are connected.
 
     Args:
-        request: the model, and what to do with it.
         fleet: the fleet; None to compute on this machine alone.
         report: called with every record.
         stop: returns True once the user has asked to stop.
-
-    Raises:
-        CleaveError: when the model cannot be loaded or used.
     """
     from cleave.training.tiles.offload import restore, send
 
@@ -135,15 +126,11 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Measures a job's energy consumption, from the creation of the meter."""
+    """Measures a job's energy consumption since the meter was created."""
 
-    def record(self) -> dict[str, Any]:
-        """Return the record of the energy consumed so far."""
-        ...
+    def record(self) -> dict[str, Any]: ...
 
-    def close(self) -> None:
-        """Stop measuring energy."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +194,6 @@ class JobRunner:
             fleet: the fleet; None to compute on this machine alone.
             report: called with every record as a JSON object.
             stop: returns True once the job should stop.
-
-        Raises:
-            CleaveError: when the job fails for a reason that the user can resolve.
         """
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)

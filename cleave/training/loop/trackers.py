@@ -29,13 +29,9 @@ class TrackerKind(Enum):
 class Tracker(Protocol):
     """Logs the metrics of one run."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics, by name, of a step that is counted from 1."""
-        ...
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None:
-        """Flush all logged metrics and end the log."""
-        ...
+    def close(self) -> None: ...
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:

@@ -158,11 +158,7 @@ class TrainContext:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The inputs of a job, checked before the model is built.
-
-    Attributes:
-        fingerprints: digests of the inputs, by which a resumed run detects changes.
-    """
+    """The inputs of a job. `fingerprints` let a resumed run detect changed inputs."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -490,11 +486,7 @@ class Trainer:
     def run(self) -> DoneRecord:
         """Run all remaining steps, with evaluations and checkpoints.
 
-        Returns:
-            The last record of the run, which is also reported.
-
-        Raises:
-            CleaveError: when training fails for a reason that the user can resolve.
+        Return the last record of the run, which is also reported.
         """
         self._share_weights()
         job, note = self.job, self.context.note
@@ -868,10 +860,7 @@ class Trainer:
     ) -> None:
         """Load weights, optimizer state and the position in the data from a checkpoint.
 
-        Args:
-            changed: names of the fingerprints that have changed since the checkpoint. If the
-                training text has changed, training continues at the beginning of the new text.
-            accept_changes: whether frozen weights may have changed.
+        If the training text is among the `changed` inputs, training continues at its beginning.
 
         Raises:
             CleaveError: when the checkpoint belongs to another model, or when frozen weights have

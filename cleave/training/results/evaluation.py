@@ -25,9 +25,7 @@ from cleave.training.data.batches import (
 from cleave.training.data.documents import read_documents
 from cleave.training.results.trained import TrainedModel
 
-LETTERS: Final = "ABCD"
-"""Letters that label the four choices of a question, in order."""
-
+LETTERS: Final = "ABCD"  # labels of the four choices of a question
 _COLUMNS: Final = 2 + len(LETTERS)
 _LARGEST_LOSS: Final = 709.0  # e to the power of a larger number overflows a double
 
@@ -66,10 +64,6 @@ def perplexity(
         seq: predicted tokens per window, at most the model's context length.
         batch: windows per forward pass.
         progress: called with the number of finished windows and the number of all windows.
-
-    Raises:
-        UsageError: the text has no token to predict, a token is not in the model's vocabulary, or
-            `seq` is out of range.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -150,9 +144,6 @@ def read_questions(path: Path) -> list[Question]:
 
     The columns are the question, four choices and the letter of the right choice. The file has no
     header line.
-
-    Raises:
-        UsageError: the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -192,7 +183,8 @@ def answer(
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"
     before = heading + "".join(example.answered() for example in examples)
-    letters = [_last_token(trained, f"Answer: {letter}") for letter in LETTERS]
+    asked = trained.tokenizer.encode_batch([f"Answer: {letter}" for letter in LETTERS])
+    letters = [int(ids[-1]) for ids in asked]
     right = cut = 0
     with torch.no_grad():
         for number, question in enumerate(questions, 1):
@@ -207,8 +199,3 @@ def answer(
             right += int(logits[letters].argmax()) == question.answer
             progress(number, len(questions))
     return Answers(right, len(questions), cut)
-
-
-def _last_token(trained: TrainedModel, text: str) -> int:
-    (ids,) = trained.tokenizer.encode_batch([text])
-    return int(ids[-1])

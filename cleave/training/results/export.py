@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -39,7 +39,7 @@ from cleave.files import (
 from cleave.training.loop.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.loop.disk import cannot_write
 from cleave.training.loop.finite import first_not_finite
-from cleave.training.loop.losses import losses_of
+from cleave.training.loop.losses import ComparedRun, losses_of
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunFolder
 from cleave.training.lora.adapters import (
     ADAPTER_CONFIG,
@@ -60,22 +60,11 @@ if TYPE_CHECKING:
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _DESCRIBING: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "chat_template.jinja",
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "chat_template.jinja",
     "chat_template.json",
-)
+)  # fmt: skip
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
@@ -113,14 +102,8 @@ def keep_description(
 ) -> None:
     """Write a model's configuration and tokenizer to a run folder that does not have them.
 
-    Args:
-        folder: the run folder.
-        source: source of the model for training. If `source.folder` is set, the configuration and
-            tokenizer files are copied from that folder. Otherwise, the files are created.
-        anew: whether to replace existing files.
-
-    Raises:
-        CleaveError: the files cannot be written.
+    Copy the files of `source.folder` if it is set; otherwise create the files. `anew`: whether to
+    replace existing files.
     """
     final = folder / DESCRIPTION
     if final.exists() and not anew:
@@ -343,11 +326,7 @@ def _beside(path: Path) -> Path:
 
 
 def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> LoadedCheckpoint:
-    """Load a checkpoint of a run.
-
-    Args:
-        step: step of the checkpoint; 0 for the newest intact checkpoint.
-        best: whether to ignore `step`, and load the checkpoint with the lowest held-out loss.
+    """Load the checkpoint of `step` (0 for the newest intact one), or the one with the lowest loss.
 
     Raises:
         UsageError: the run has no such checkpoint.
@@ -429,8 +408,7 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
 def description_of(run: RunFolder) -> Path:
     """Return the subfolder of a run folder that has the model's configuration and tokenizer.
 
-    Raises:
-        UsageError: the run has no such subfolder, because an earlier version of Cleave trained it.
+    Raise UsageError if there is none, because an earlier version of Cleave trained the run.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -448,12 +426,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     weights. Then training does not tie the weights, like `from_pretrained`, and the checkpoint has
     both weights. In this case, `tie_word_embeddings` of the returned configuration is False.
 
-    Args:
-        folder: folder with the configuration file.
-        names: names of the parameters and buffers in the checkpoint.
-
-    Raises:
-        CleaveError: the checkpoint and the configuration belong to different models.
+    Raise CleaveError if the `names` of the checkpoint's tensors are those of another model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -550,8 +523,12 @@ def _card(
     if evals:
         loss = _loss(evals[-1], "eval_loss")
         rows.append(("held-out loss", f"{loss} after step {evals[-1]['step']}"))
-    if compared := _compared(steps):
-        rows.append(("compared with another run", compared))
+    compared = ComparedRun({r["step"]: r["against_loss"] for r in steps if r.get("against_loss")})
+    for r in steps:
+        compared.against(r["step"], math.nan if r["loss"] is None else r["loss"])
+    if compared.steps:
+        text = f"losses of {compared.steps} steps are at most {compared.most:.1e} off"
+        rows.append(("compared with another run", text))
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -568,15 +545,3 @@ def _card(
 
 def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
     return "not finite" if record[field] is None else f"{record[field]:.4f}"
-
-
-def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return a phrase with the largest relative difference from `--against`; empty without one."""
-    apart = [
-        math.inf
-        if r["loss"] is None
-        else abs(r["loss"] - r["against_loss"]) / abs(r["against_loss"])
-        for r in steps
-        if r.get("against_loss")
-    ]
-    return f"losses of {len(apart)} steps are at most {max(apart):.1e} off" if apart else ""

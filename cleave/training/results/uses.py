@@ -36,8 +36,8 @@ def go_on(
 ) -> None:
     """Continue a text until the model generates an end token.
 
-    The function uses `generate` of transformers. The model's generation configuration sets the end
-    tokens, penalties and other options.
+    `generate` of transformers uses the model's generation configuration: end tokens, penalties and
+    other options.
 
     Args:
         tokens: maximum number of generated tokens.
@@ -47,7 +47,6 @@ def go_on(
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: minimum total probability of the most likely tokens, from which each token is sampled
             (nucleus sampling).
-        seed: seed of the random number generator for sampling.
 
     Raises:
         UsageError: the text is empty, has a token outside the model's vocabulary, or leaves too
@@ -109,13 +108,7 @@ Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to continue a text with a model; see `go_on`.
-
-    Attributes:
-        prompt: the text to continue, or a user's message to a chat model.
-        chat: whether to render the prompt with the model's chat template.
-        top_p: nucleus sampling threshold, above 0 and at most 1.
-    """
+    """Request to continue a text, or to answer a user's message if `chat` is set; see `go_on`."""
 
     prompt: str
     chat: bool = False
@@ -161,10 +154,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
-    Attributes:
-        data: path of a text, JSONL or Parquet file or of a folder, or the name of a data set.
-        seq: tokens per window; 0 for the smaller of 1024 and the model's context length.
-        batch: windows per forward pass.
+    If `seq` is 0, a window has 1024 tokens, or fewer if the model's context is shorter.
     """
 
     data: str
@@ -178,8 +168,7 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Report the model's loss and perplexity on the text, and the progress.
 
-        Raises:
-            AbandonedError: `stop` returned True before the end.
+        If `stop` returns True, raise AbandonedError.
         """
         window = self.seq or min(_WINDOW, trained.most_tokens)
         told = perplexity(
@@ -195,12 +184,8 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
 class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     """Request to answer multiple-choice questions; see `cleave.training.results.evaluation.answer`.
 
-    Attributes:
-        choices: path of a CSV file with questions in the format of MMLU.
-        examples: path of a CSV file with few-shot examples in the same format; empty to ask the
-            questions without examples.
-        shots: maximum number of few-shot examples.
-        subject: subject of the questions, which the prompt names; may be empty.
+    `choices` and `examples` are CSV files in the format of MMLU. `shots` is the maximum number of
+    examples.
     """
 
     choices: str
@@ -217,8 +202,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Ask the model all questions, and report the progress and the number of right answers.
 
-        Raises:
-            AbandonedError: `stop` returned True before the end.
+        If `stop` returns True, raise AbandonedError.
         """
         asked = read_questions(Path(self.choices))
         shown = read_questions(Path(self.examples))[: self.shots] if self.examples else []
@@ -233,13 +217,10 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to load a model and use it for one of three purposes.
+    """Request to use a model for exactly one of three purposes.
 
-    Exactly one of `generate`, `predict` and `answer` must be set.
-
-    Attributes:
-        model: path of a run folder, or of a folder with a saved model.
-        step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
+    `model` is a run folder, of which `step` is the checkpoint (0 for the newest intact one), or the
+    folder of a saved model.
     """
 
     model: str
@@ -250,11 +231,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse a request from the plain values that `to_dict` returns.
-
-        Raises:
-            UsageError: the values are malformed.
-        """
+        """Parse a request from the plain values that `to_dict` returns, or raise UsageError."""
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
@@ -277,11 +254,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return given[0]
 
     def check(self) -> None:
-        """Check the values of the request without loading the model.
-
-        Raises:
-            UsageError: a value is invalid, or a file or the model's folder does not exist.
-        """
+        """Raise UsageError if a value is invalid, or a file or the model's folder is missing."""
         self.use.check()
         if not Path(self.model).is_dir():
             raise UsageError(
