@@ -36,13 +36,12 @@ from cleave.training.data.conversations import (
 from cleave.training.data.documents import read_documents
 from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import TrainContext, prepare
 from cleave.training.results.evaluation import perplexity
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import load_folder
-from tests.graphs.models import small_model
+from tests.training.test_lora import losses, save_model
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -258,17 +257,8 @@ def test_answers_are_found_whatever_a_template_adds_to_them(
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small Llama, its tokenizer and a chat template."""
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("chat") / "small"
-    tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
-    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size)
-    model.save_pretrained(folder)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.library_tokenizer, eos_token="<|endoftext|>"
-    )
-    wrapped.chat_template = CHATML
-    wrapped.save_pretrained(folder)
+    folder = save_model(tmp_path_factory.mktemp("chat") / "small")
+    (folder / "chat_template.jinja").write_text(CHATML)
     return folder
 
 
@@ -483,15 +473,9 @@ def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: s
         method=method, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=0.0,
         learning_rate=0.1, warmup_steps=0, schedule="constant",
     )  # fmt: skip
-    found: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            found.append(record.loss)
-
     run = RunFolder.create(tmp_path / "runs", "mine")
     with cleave.emulated(3) as fleet:
-        train(job, run, TrainContext(None if method == "local" else fleet, report))
+        found = losses(job, run, None if method == "local" else fleet)
     assert found == pytest.approx(plain_losses(job), rel=1e-5)
 
 

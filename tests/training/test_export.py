@@ -22,6 +22,7 @@ from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
+from tests.training.test_lora import save_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +82,8 @@ def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
     assert found.shape == (1, len(ids) + 4)
     card = (folder / "README.md").read_text()
     assert f"| data | {corpus_file.name} |" in card
-    assert "Trained with Cleave on one machine." in card
-    assert "same loss" not in card
-    check_others_may_have(folder, tmp_path)
-    assert "| steps | 2 of 2 |" in card
     assert "library_name: transformers" in card
+    check_others_may_have(folder, tmp_path)
 
 
 def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: Path) -> None:
@@ -118,12 +116,7 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
 
 def saved(folder: Path, model: Any, **config: Any) -> Path:
     """Save a model with the built-in tokenizer, and change what its config says."""
-    from transformers import PreTrainedTokenizerFast
-
-    held = default_tokenizer(vocab_size=300).library_tokenizer
-    PreTrainedTokenizerFast(tokenizer_object=held, eos_token="<|endoftext|>").save_pretrained(
-        folder
-    )
+    save_tokenizer(folder)
     model.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))

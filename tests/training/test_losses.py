@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -156,13 +155,6 @@ def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None
     assert (tmp_path / "fleet" / "loss.png").is_file()
 
 
-def test_the_largest_difference_is_said(tmp_path: Path) -> None:
-    trained(JOB, tmp_path / "plain")
-    said = trained(replace(JOB, against=str(tmp_path / "plain")), tmp_path / "again")
-    assert f"losses of 3 steps are at most 0.0e+00 off those of {tmp_path / 'plain'}" in notes(said)
-    assert "other settings" not in notes(said)
-
-
 def test_a_loss_that_is_no_number_is_as_far_off_as_can_be() -> None:
     run = ComparedRun({1: 5.0, 2: 4.0})
     assert run.against(1, 5.0) == 5.0
@@ -171,35 +163,24 @@ def test_a_loss_that_is_no_number_is_as_far_off_as_can_be() -> None:
     assert run.found("it") == "losses of 2 steps are at most inf off those of it"
 
 
-def nothing(folder: Path) -> None:
-    folder.mkdir()
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    job = replace(JOB, against=str(tmp_path))
 
+    def refused(said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            JobRequest(job.to_dict()).spec()
 
-def without_a_step(folder: Path) -> None:
-    folder.mkdir()
-    RunFolder(folder).write_config(JOB.to_dict())
-
-
-def damaged(folder: Path) -> None:
-    without_a_step(folder)
-    (folder / "metrics.jsonl").write_text("no JSON\n")
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [(nothing, "not the folder of a run"), (without_a_step, "no step"), (damaged, "damaged")],
-)
-def test_what_is_no_run_is_refused(tmp_path: Path, made: Callable[[Path], None], said: str) -> None:
-    made(tmp_path / "other")
-    job = replace(JOB, against=str(tmp_path / "other"))
-    with pytest.raises(UsageError, match=said):
-        JobRequest(job.to_dict()).spec()
+    refused("not the folder of a run")
+    RunFolder(tmp_path).write_config(JOB.to_dict())
+    refused("no step")
+    (tmp_path / "metrics.jsonl").write_text("no JSON\n")
+    refused("damaged")
 
 
 def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
     trained(JOB, tmp_path / "plain")
     job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)
-    trained(job, tmp_path / "again")
+    assert "losses of 3 steps are at most 0.0e+00 off" in notes(trained(job, tmp_path / "again"))
     shutil.rmtree(tmp_path / "plain")
     goes_on = JobRequest({"steps": 4}, resume=str(tmp_path / "again"))
     said: list[Record] = []

@@ -342,12 +342,9 @@ class _Piece:
     """A document, or a part of a long document's text. `last` is True if it ends the document."""
 
     document: Document
+    chars: int
     validation: bool
-    last: bool
-
-    @property
-    def text(self) -> str:
-        return self.document if isinstance(self.document, str) else self.document.text
+    last: bool = True
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
@@ -429,23 +426,22 @@ def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterat
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
         validation = int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
         if not isinstance(document, str):
-            yield _Piece(document, validation, last=True)
+            yield _Piece(document, len(text), validation)
             continue
         start = 0
-        while len(document) - start > _PIECE_CHARS:
-            end = document.rfind("\n", start + 1, start + _PIECE_CHARS)
+        while len(text) - start > _PIECE_CHARS:
+            end = text.rfind("\n", start + 1, start + _PIECE_CHARS)
             end = end if end > 0 else start + _PIECE_CHARS
-            yield _Piece(document[start:end], validation, last=False)
+            yield _Piece(text[start:end], end - start, validation, last=False)
             start = end
-        yield _Piece(document[start:], validation, last=True)
+        yield _Piece(text[start:], len(text) - start, validation)
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    chars = 0
+    batch, chars = list[_Piece](), 0
     for piece in pieces:
         batch.append(piece)
-        chars += len(piece.text)
+        chars += piece.chars
         if chars >= _BATCH_CHARS:
             yield batch
             batch, chars = [], 0

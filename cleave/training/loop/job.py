@@ -423,23 +423,12 @@ def _flag(name: str) -> str:
 
 
 _PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.09288, section 2.2
-    "opt-125m": 6e-4,
-    "opt-350m": 3e-4,
-    "opt-1.3b": 2e-4,
-    "opt-2.7b": 1.6e-4,
-    "opt-6.7b": 1.2e-4,
-    "opt-13b": 1e-4,
-    "opt-30b": 1e-4,
-    "opt-66b": 0.8e-4,
-    "opt-175b": 1.2e-4,
-    "llama2-7b": 3e-4,
-    "llama2-13b": 3e-4,
-    "llama2-70b": 1.5e-4,
-}
+    "opt-125m": 6e-4, "opt-350m": 3e-4, "opt-1.3b": 2e-4, "opt-2.7b": 1.6e-4, "opt-6.7b": 1.2e-4,
+    "opt-13b": 1e-4, "opt-30b": 1e-4, "opt-66b": 0.8e-4, "opt-175b": 1.2e-4,
+    "llama2-7b": 3e-4, "llama2-13b": 3e-4, "llama2-70b": 1.5e-4,
+}  # fmt: skip
 
 
 def default_learning_rate(spec: ModelSpec) -> float:
     """Return the peak learning rate that was published for a model, or one by its size."""
-    if spec.name in _PUBLISHED_RATES:
-        return _PUBLISHED_RATES[spec.name]
-    return 6e-4 if spec.parameters < 300e6 else 2e-4
+    return _PUBLISHED_RATES.get(spec.name, 6e-4 if spec.parameters < 300e6 else 2e-4)

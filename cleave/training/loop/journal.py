@@ -134,8 +134,6 @@ class Journal:
         self._path, self._file = self._patience.insist(lambda: self._open(base))
         self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
-    # --- the file ---
-
     def _open(self, base: int) -> tuple[Path, FileIO]:
         """Open the journal file of the checkpoint of step `base`, and index its intact records.
 
@@ -256,8 +254,6 @@ class Journal:
         if self._size_bytes <= len(_MAGIC):
             discard(self.folder)
 
-    # --- steps ---
-
     def begin(self, step: int) -> None:
         """Begin to store and to look up the products of the step after `step` completed steps."""
         self._step, self._place = step, 0
@@ -299,8 +295,6 @@ class Journal:
         """Stop writing products, and tell the user the reason."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
-
-    # --- products ---
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
         """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""

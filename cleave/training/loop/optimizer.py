@@ -409,8 +409,6 @@ class Optimizer:
             for handle in handles:
                 handle.remove()
 
-    # --- checkpoints ---
-
     def tensors(self) -> dict[str, Tensor]:
         """Return this server's optimizer state by checkpoint name; empty before the first step."""
         state = {}

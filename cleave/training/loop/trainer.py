@@ -752,8 +752,6 @@ class Trainer:
                 learned += count
         return total, learned
 
-    # --- checkpoints ---
-
     def _checkpoint_due(self, stopped: bool) -> bool:
         interval = self.job.interval
         if not interval or self.saved == self.step:
@@ -904,8 +902,6 @@ class Trainer:
         if self.weights is not None and not self._shares:
             self._shares = True
             self.weights.begin_sharing()
-
-    # --- reports ---
 
     def _counters(self) -> FleetCounters:
         return self.fleet.counters() if self.fleet else FleetCounters()
