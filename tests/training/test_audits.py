@@ -37,15 +37,7 @@ from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model
-from tests.training.test_staged import (
-    KEPT,
-    PS,
-    EvenStages,
-    SlicedLoss,
-    assert_close,
-    batches,
-    rows,
-)
+from tests.training.test_staged import KEPT, PS, EvenStages, SlicedLoss, assert_close, batches, rows
 
 pytestmark = pytest.mark.slow
 

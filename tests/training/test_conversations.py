@@ -231,10 +231,7 @@ def unopened(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
     ("template", "answers"),
     [
         (chatml, ["first<|endoftext|>\n", "<|endoftext|>\n", "first<|endoftext|>\n"]),
-        (
-            thinking,
-            ["first<|end|>\n", "<|end|>\n", "<think>\n\n</think>\n\nfirst<|end|>\n"],
-        ),
+        (thinking, ["first<|end|>\n", "<|end|>\n", "<think>\n\n</think>\n\nfirst<|end|>\n"]),
         (thoughtful, ["first<|end|>", "<|end|>", "first<|end|>"]),
         (unopened, [" first</s>", " </s>", " first</s>"]),
     ],
@@ -349,11 +346,7 @@ def test_an_error_within_a_conversation_says_where_it_is(base: Path, tmp_path: P
 # --- batches ---
 
 
-@given(
-    st.lists(st.booleans(), min_size=12, max_size=60),
-    st.integers(1, 5),
-    st.integers(1, 3),
-)
+@given(st.lists(st.booleans(), min_size=12, max_size=60), st.integers(1, 5), st.integers(1, 3))
 def test_batches_have_every_answer_once_and_nothing_else(
     answers: list[bool], seq: int, batch: int
 ) -> None:
@@ -488,17 +481,11 @@ def test_perplexity_is_that_of_answers(tmp_path: Path, base: Path) -> None:
         seq=500,
         batch=1,
     )
-    parts = [chatml(sum_of(n), None, False) for n in range(3)]
-    ids = [i for part in parts for i in (*tokenizer.encode_batch([part])[0].tolist(), 0)]
-    assert told.tokens == sum(
-        len(tokenizer.encode_batch([f"It is {2 * n}.<|endoftext|>\n"])[0]) for n in range(3)
-    )
+    parts = [[*tokenizer.encode_answers(Conversation(tuple(sum_of(n)))), ~0] for n in range(3)]
+    tokens = torch.tensor(np.concatenate(parts), dtype=torch.int64)  # ~0 is the end of text
+    ids, counted = torch.where(tokens < 0, ~tokens, tokens), tokens[1:] >= 0
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0]
-    each = nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
-    marks = []
-    for n, part in enumerate(parts):
-        answer = len(tokenizer.encode_batch([f"It is {2 * n}.<|endoftext|>\n"])[0])
-        size = len(tokenizer.encode_batch([part])[0])
-        marks += [False] * (size - answer) + [True] * answer + [False]
-    assert told.loss == pytest.approx(float(each[torch.tensor(marks[1:])].mean()), rel=1e-5)
+        logits = model(input_ids=ids[None, :-1]).logits[0]
+    each = nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+    assert told.tokens == int(counted.sum())
+    assert told.loss == pytest.approx(float(each[counted].mean()), rel=1e-5)

@@ -68,9 +68,7 @@ Document: TypeAlias = str | Conversation | Completion
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Return the document that a record of a file or data set holds.
 
-    Args:
-        record: values of the record by field name.
-        where: file and line of the record, such as "Line 3 of 'a.jsonl'".
+    `where` is file and line of the record, such as "Line 3 of 'a.jsonl'".
 
     Raises:
         UsageError: when the record holds no valid document. The message lacks a subject: the caller
@@ -194,10 +192,8 @@ def _kind(value: object) -> str:
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
     """Render a conversation, and locate the assistant's answers in the text.
 
-    An answer begins after the generation prompt, and includes the end-of-turn token.
-
-    Returns:
-        The text, and the first and past-the-end character index of each answer.
+    An answer begins after the generation prompt, and includes the end-of-turn token. Return the
+    text, and the first and past-the-end character index of each answer.
 
     Raises:
         UsageError: when an answer cannot be located in the text.

@@ -28,15 +28,11 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """Encodes text as token ids with a copy of `tokenizer`, and decodes token ids.
-
-    Args:
-        tokenizer: a tokenizer of the `tokenizers` library.
-        eos_id: id of the end-of-text token, which follows every document.
-        template: chat template for conversations; None if conversations are not supported.
+    """Encodes and decodes text with a copy of a tokenizer of the `tokenizers` library.
 
     Attributes:
         vocab_size: the largest token id plus 1: the number of rows of an embedding.
+        eos_id: id of the end-of-text token, which follows every document.
         begin_ids: the ids of the tokens that precede every text, such as `<s>`; often empty.
         fingerprint: SHA-256, in hex, of all settings that determine how text is encoded.
     """

@@ -237,9 +237,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _untie(
-    tensors: Mapping[str, torch.Tensor],
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return tensors without duplicates, and the stored name of each duplicate (a tied tensor)."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -255,9 +253,7 @@ def _untie(
 
 
 def _write_tensors(
-    file: BinaryIO,
-    tensors: Mapping[str, torch.Tensor],
-    fetch: Callable[[str], torch.Tensor] | None,
+    file: BinaryIO, tensors: Mapping[str, torch.Tensor], fetch: Callable[[str], torch.Tensor] | None
 ) -> str:
     """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
 

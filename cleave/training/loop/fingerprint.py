@@ -28,11 +28,8 @@ _NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "t
 class Fingerprints:
     """Digests, in hex, of the inputs that determine a run's results.
 
-    Attributes:
-        text, held_out: digests of the tokens of the training and the validation split.
-        tokenizer: digest of all settings that determine how text is encoded.
-        template: digest of the chat template; empty if the model has none.
-        model: digest of the configuration in the model folder; empty for a registry model.
+    `template` is empty if the model has no chat template. `model` is the digest of the
+    configuration in the model folder, and empty for a registry model.
     """
 
     text: str

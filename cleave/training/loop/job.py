@@ -289,10 +289,7 @@ class JobSpec:
         choices=Method,
     )
     audit: float = _setting(
-        0.05,
-        "Probability that the server repeats a device's part of a stage.",
-        least=0,
-        most=1,
+        0.05, "Probability that the server repeats a device's part of a stage.", least=0, most=1
     )
     offload: str = _setting(
         "all",
@@ -301,9 +298,7 @@ class JobSpec:
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
     fallback: str = _setting(
-        "wait",
-        "Without devices: wait, or local (compute on the server).",
-        choices=FallbackMode,
+        "wait", "Without devices: wait, or local (compute on the server).", choices=FallbackMode
     )
     fallback_after_s: float = _setting(
         30.0, "Seconds without devices before local.", "--fallback-after", least=0

@@ -41,14 +41,10 @@ from cleave.workload.registry import ModelSpec
 class JobFleet:
     """Runs the steps of one job by stages on the fleet, or makes the model's layers use tiles.
 
+    For tiles, the model's linear layers are changed in place, so that they compute on the fleet.
+
     Args:
-        model: the model, as built by transformers. For tiles, the model's linear layers are changed
-            in place, so that they compute on the fleet.
-        journal: stores the results of matrix multiplications; None without `--journal`.
         checkpointing: whether the model uses activation checkpointing.
-        clock: returns the current time in seconds.
-        stop: returns True if training is stopping.
-        note: called with each message for the user.
         presence: called when the last device leaves, when a device is connected again, and when the
             PS starts to compute in place of devices.
         stuck: called with the reason when no device can compute a matrix multiplication.
@@ -171,7 +167,6 @@ class JobFleet:
 
         Raises:
             AbandonedError: when training stops during the step.
-            FleetError: when the fleet cannot compute the step.
         """
         if self._looks:
             self._look()

@@ -58,8 +58,7 @@ class JournalCounters:
 
     Attributes:
         written_bytes: total size of the products queued for writing.
-        spent_s: seconds that the training thread spent on checksums, copies, reads, waiting for the
-            disk, and early checkpoints.
+        spent_s: seconds that the training thread spent on the journal and on early checkpoints.
         write_s: seconds that the writer thread spent on writing.
         taken: number of products read from the journal.
         saved_s: seconds that the fleet had originally needed for the `taken` products.
@@ -413,11 +412,10 @@ class JournaledFleet:
 
 
 class _Writer:
-    """Appends products to a file in its own thread. The size of its queue is bounded.
+    """Appends products to a file, positioned at its end, in its own thread with a bounded queue.
 
     While the disk is full, the thread retries the current write. `check` then raises an error, and
     so does `put` if the queue is full. `failure` is the reason why the thread can no longer write.
-    The file object is positioned at the end of the file.
     """
 
     def __init__(

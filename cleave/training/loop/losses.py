@@ -75,10 +75,7 @@ class ComparedRun:
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
         """Read the losses of the run in `job.against`; if that is empty, there are no losses.
 
-        Call `say` if the settings of the two runs differ.
-
-        Raises:
-            CleaveError: the other run does not exist or has no steps.
+        Call `say` if the settings of the two runs differ. Raise CleaveError if there are no steps.
         """
         if not job.against:
             return cls()

@@ -36,13 +36,10 @@ class LossScale:
     The loss is multiplied by the factor before the backward pass, and gradients are divided by it.
     If the gradients of a step overflow, the step is skipped and the factor is halved. After 2000
     steps without overflow, the factor is doubled. The rule and the constants are those of
-    `torch.amp.GradScaler`, which does not support updates of one parameter at a time.
+    `torch.amp.GradScaler`, which does not support updates of one parameter at a time. The factor is
+    a power of two, so that scaling rounds no values except those that underflow.
 
-    Attributes:
-        factor: the loss scale. It is a power of two, so that scaling rounds no values except those
-            that underflow.
-        since_overflow: number of updates since `factor` last changed.
-        updates: total number of steps that have updated parameters.
+    `updates` is the total number of steps that have updated parameters.
     """
 
     factor: float = 65536.0

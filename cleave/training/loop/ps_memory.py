@@ -51,12 +51,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Check that a job's memory mode is possible with this number of servers.
-
-    Raises:
-        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
-            weights cannot be sharded.
-    """
+    """Raise UsageError if `LEAN` is requested with several servers, or `SHARDED` is impossible."""
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:
         raise UsageError(

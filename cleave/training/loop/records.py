@@ -11,12 +11,7 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """Reports that a run starts or resumes.
-
-    Attributes:
-        step: number of completed steps; 0 for a new run.
-        steps: number of steps of the whole run.
-    """
+    """Reports that a run of `steps` steps starts, or resumes after `step` completed steps."""
 
     EVENT: ClassVar[str] = "start"
     step: int
@@ -112,12 +107,7 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """Reports that training waits because the disk is full, or that the disk has space again.
-
-    Attributes:
-        step: number of completed steps.
-        state: `full` when training starts to wait, `free` when training continues.
-    """
+    """Reports that training waits (`full`), or that the disk has space again (`free`)."""
 
     EVENT: ClassVar[str] = "disk"
     step: int
@@ -127,11 +117,7 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Reports that a run of several servers waits for resources of its cluster, or runs again.
-
-    Attributes:
-        state: `waiting` when the run starts to wait, `running` when the run continues.
-    """
+    """Reports that a run of several servers waits for its cluster (`waiting`), or is `running`."""
 
     EVENT: ClassVar[str] = "servers"
     state: str
@@ -218,13 +204,10 @@ class PredictedRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRecord:
-    """Reports a model's accuracy on multiple-choice questions.
+    """Reports a model's accuracy on multiple-choice questions, from 0 to 1.
 
-    Attributes:
-        accuracy: fraction of questions that the model answered correctly, from 0 to 1.
-        right: number of questions that the model answered correctly.
-        cut: number of questions whose beginning was cut off, because the prompt is longer than the
-            model's context.
+    `cut` is the number of questions whose beginning was cut off, because the prompt is longer than
+    the model's context.
     """
 
     EVENT: ClassVar[str] = "answered"

@@ -36,9 +36,8 @@ class JobRequest:
         job: settings of `JobSpec` by name; with `resume`, only the settings that change.
         resume: path of the run folder to resume; empty for a new run.
         name: name of the new run folder; empty to name it by the local time.
-        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
+        restart, accept_changes: as in `trainer.train`.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
-        accept_changes: with `resume`, whether to continue with changed data; see `trainer.train`.
     """
 
     job: dict[str, Any]
@@ -96,12 +95,8 @@ def use_model(
 ) -> None:
     """Load a model and use it, for example to generate text.
 
-    The fleet computes the model's matrix multiplications while devices are connected.
-
-    Args:
-        fleet: the fleet; None to compute on this machine alone.
-        report: called with every record.
-        stop: returns True once the user has asked to stop.
+    The fleet computes the model's matrix multiplications while devices are connected. Without a
+    fleet, this machine computes alone.
     """
     from cleave.training.tiles.offload import restore, send
 
@@ -150,11 +145,8 @@ class JobRunner:
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Check a requested job; return the name of its model and its number of steps.
 
-        For a request to use a model, the number of steps is 0.
-
-        Raises:
-            UsageError: when the job cannot run, its data does not exist, or its run name already
-                exists.
+        For a request to use a model, the number of steps is 0. Raise UsageError if the job cannot
+        run, its data does not exist, or its run name already exists.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -187,13 +179,9 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train or use a model, as the request asks.
+        """Train or use a model, as the request `arguments` ask; without a fleet on this machine.
 
-        Args:
-            arguments: the operator's request; see `JobRequest`.
-            fleet: the fleet; None to compute on this machine alone.
-            report: called with every record as a JSON object.
-            stop: returns True once the job should stop.
+        `report` is called with every record as a JSON object.
         """
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)

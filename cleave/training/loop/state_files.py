@@ -28,9 +28,6 @@ class StateFiles:
     A file is deleted as soon as it is mapped, so that a killed run leaves no files behind. The
     operating system frees the disk space when the process ends. On Windows, mapped files cannot be
     deleted, so files remain in the folder.
-
-    Raises:
-        CleaveError: when the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:

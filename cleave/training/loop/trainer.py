@@ -59,20 +59,9 @@ from cleave.training.loop.job import (
     default_learning_rate,
 )
 from cleave.training.loop.job_fleet import JobFleet
-from cleave.training.loop.journal import (
-    Journal,
-    JournalCounters,
-    discard,
-    holds_beginning,
-)
+from cleave.training.loop.journal import Journal, JournalCounters, discard, holds_beginning
 from cleave.training.loop.losses import ComparedRun, HeldOut, losses_of
-from cleave.training.loop.optimizer import (
-    LOSS_SCALE,
-    LossScale,
-    Optimizer,
-    Schedule,
-    update_rule,
-)
+from cleave.training.loop.optimizer import LOSS_SCALE, LossScale, Optimizer, Schedule, update_rule
 from cleave.training.loop.ps_memory import memory_mode
 from cleave.training.loop.records import (
     DiskRecord,
@@ -170,11 +159,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     """Find a job's model, load the model's tokenizer, and read and encode the training data.
 
     Writes files only to the user's cache folder and to the job's `state_dir`.
-
-    Raises:
-        CleaveError: when the job cannot be trained for a reason that the user can resolve.
     """
-
     source = resolve_model(job.model)
     job.check_model(source.spec)
     if job.lora:

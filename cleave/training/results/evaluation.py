@@ -173,12 +173,9 @@ def answer(
     """Answer multiple-choice questions with a model, and count the right answers.
 
     The model's answer is the letter whose token has the largest logit after the prompt. The prompt
-    has the format of Hendrycks et al. (2021, arXiv 2009.03300).
-
-    Args:
-        examples: few-shot examples that precede each question in the prompt.
-        subject: subject that the prompt's heading names; may be empty.
-        progress: called with the number of answered questions and the number of all questions.
+    has the format of Hendrycks et al. (2021, arXiv 2009.03300). Its heading names the `subject`,
+    and `examples` with answers precede each question. `progress` is called with the number of
+    answered questions and the number of all questions.
     """
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"

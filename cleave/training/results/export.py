@@ -41,12 +41,7 @@ from cleave.training.loop.disk import cannot_write
 from cleave.training.loop.finite import first_not_finite
 from cleave.training.loop.losses import ComparedRun, losses_of
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunFolder
-from cleave.training.lora.adapters import (
-    ADAPTER_CONFIG,
-    adapted_model,
-    add_adapters,
-    fixed_tensors,
-)
+from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_adapters, fixed_tensors
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
@@ -74,14 +69,9 @@ _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export.
+    """Result of an export. If `whole` is False, the folder has only adapters.
 
-    Attributes:
-        step: optimizer step of the exported checkpoint.
-        parameters: number of exported parameters.
-        dtype: dtype of the exported weights, a key of `DTYPES`.
-        whole: True if the folder has a whole model; False if it has only adapters.
-        remark: message for the user about a better checkpoint that no longer exists; may be empty.
+    `remark` is a message for the user about a better checkpoint that no longer exists, or empty.
     """
 
     folder: Path
@@ -494,11 +484,7 @@ def _write_adapters(
 
 
 def _card(
-    run: RunFolder,
-    job: Mapping[str, Any],
-    step: int,
-    facts: Mapping[str, str],
-    base: Path | None,
+    run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
 ) -> str:
     """Return the text of the model card. `base` is None unless only adapters are exported."""
     records = list(run.records())

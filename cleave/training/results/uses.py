@@ -34,19 +34,16 @@ def go_on(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Continue a text until the model generates an end token.
+    """Continue a text until the model generates an end token, with transformers' `generate`.
 
-    `generate` of transformers uses the model's generation configuration: end tokens, penalties and
-    other options.
+    The model's generation configuration sets the end tokens, penalties and other options.
 
     Args:
         tokens: maximum number of generated tokens.
         say: called with each new piece of generated text; returns False to stop the generation.
-        chat: whether the text was rendered with a chat template. The template already adds begin
-            tokens, so none are added here.
+        chat: whether the text was rendered with a chat template, which adds begin tokens itself.
         temperature: sampling temperature; 0 for greedy decoding.
-        top_p: minimum total probability of the most likely tokens, from which each token is sampled
-            (nucleus sampling).
+        top_p: threshold of nucleus sampling.
 
     Raises:
         UsageError: the text is empty, has a token outside the model's vocabulary, or leaves too
