@@ -275,7 +275,8 @@ def _write_tensors(
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256(head := len(text).to_bytes(8, "little") + text)
+    head = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(head)
     file.write(head)
     for name in order:
         tensor = tensors[name]

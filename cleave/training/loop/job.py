@@ -88,7 +88,7 @@ class MemoryMode(Enum):
 class OffloadMode(Enum):
     """Which GEMMs of steps by tiles the fleet computes.
 
-    ALL: every GEMM. AUTO: all but those that the PS is predicted to finish sooner.
+    ALL: every GEMM. AUTO: every GEMM that the PS is not predicted to finish first.
     """
 
     ALL = "all"

@@ -193,7 +193,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRecord:
-    """Reports a model's loss on a text, in nats per predicted token, and e to the power of it."""
+    """Reports a model's loss on a text, in nats per predicted token, and its perplexity."""
 
     EVENT: ClassVar[str] = "predicted"
     loss: float
