@@ -51,8 +51,7 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.training.data.batches import BatchLoader, build_corpus
 from cleave.training.data.tokenizer import default_tokenizer
 from cleave.training.loop.job import default_learning_rate
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
-from cleave.training.loop.schedule import Schedule
+from cleave.training.loop.optimizer import Optimizer, Schedule, UpdateRule
 from cleave.training.tiles.offload import offload, restore
 from cleave.verify import GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass

@@ -31,22 +31,13 @@ from cleave.machine.graph_run import FetchRun
 from cleave.machine.graph_session import GraphSession
 from cleave.training.stages import audits
 from cleave.training.stages.audits import Auditor, escape_chance
-from cleave.training.stages.honest_error import NEGLIGIBLE
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model
-from tests.training.test_staged import (
-    KEPT,
-    PS,
-    EvenStages,
-    SlicedLoss,
-    assert_close,
-    batches,
-    rows,
-)
+from tests.training.test_staged import KEPT, PS, EvenStages, SlicedLoss, assert_close, batches, rows
 
 pytestmark = pytest.mark.slow
 
@@ -179,16 +170,6 @@ def test_the_chance_of_escape_is_as_stated(cache: GraphCache) -> None:
     expected = 1 - escape_chance(1 / 3, 2)
     spread = 3.5 * (expected * (1 - expected) / trials) ** 0.5
     assert abs(caught / trials - expected) < spread
-
-
-def test_negligible_lies_are_not_seen(cache: GraphCache) -> None:
-    with lying(activation) as fleet:
-        assert isinstance(fleet.runtime, Lying)
-        fleet.runtime.factor = 1 + NEGLIGIBLE / 10
-        auditor = Auditor(1.0, random.Random(1))
-        found = audited(fleet, small_model("opt"), cache, auditor)
-        found.gradients(rows(batches(1)[0]))
-        assert auditor.counters.faults == 0
 
 
 class OtherKernel(GraphSession):

@@ -36,13 +36,12 @@ from cleave.training.data.conversations import (
 from cleave.training.data.documents import read_documents
 from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import TrainContext, prepare
 from cleave.training.results.evaluation import perplexity
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import load_folder
-from tests.graphs.models import small_model
+from tests.training.test_lora import losses, save_model
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -68,18 +67,17 @@ TURNS = [
 ]
 
 
-def parts(*given: Any) -> dict[str, Any]:
-    """Return a message whose content is a list; strings at its beginning are parts of text."""
-    first, *rest = given
-    text = {"type": "text", "text": first} if isinstance(first, str) else first
-    return {"role": "user", "content": [text, *rest]}
-
-
-TOOL = {"name": "add"}
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": "2 2"}]}
+def jsonl(path: Path, *records: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
 
 
 # --- what a record holds ---
+
+
+CHAT = Conversation(tuple(TURNS))
+WITH_TOOL = Conversation(tuple(TURNS), ({"name": "f"},))
+PARTS = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
 
 
 @pytest.mark.parametrize(
@@ -87,21 +85,13 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "ar
     [
         ({"text": "a", "content": "b"}, "a"),
         ({"content": "b", "text": None}, "b"),
-        ({"messages": TURNS}, Conversation(tuple(TURNS))),
-        ({"messages": TURNS, "text": "rendered"}, Conversation(tuple(TURNS))),
+        ({"messages": TURNS, "text": "rendered", "tools": []}, CHAT),
         ({"prompt": "a", "completion": "b", "id": 7}, Completion("a", "b")),
-        ({"prompt": TURNS[:2], "completion": TURNS[2:3]}, Conversation(tuple(TURNS[:3]))),
+        ({"prompt": TURNS[:2], "completion": TURNS[2:]}, CHAT),
+        ({"messages": TURNS, "tools": [{"name": "f"}]}, WITH_TOOL),
+        ({"messages": TURNS, "tools": '[{"name": "f"}]'}, WITH_TOOL),
         (
-            {"messages": TURNS, "tools": [{"name": "f"}]},
-            Conversation(tuple(TURNS), ({"name": "f"},)),
-        ),
-        (
-            {"messages": TURNS, "tools": '[{"name": "f"}]'},
-            Conversation(tuple(TURNS), ({"name": "f"},)),
-        ),
-        ({"messages": TURNS, "tools": []}, Conversation(tuple(TURNS))),
-        (
-            {"messages": [parts("What ", {"type": "text", "text": "now?"}), TURNS[2]]},
+            {"messages": [{"role": "user", "content": PARTS}, TURNS[2]]},
             Conversation((said("user", "What now?"), TURNS[2])),
         ),
     ],
@@ -110,38 +100,34 @@ def test_what_a_record_holds(record: dict[str, Any], document: Any) -> None:
     assert document_of(record) == document
 
 
+def user(*content: Any) -> dict[str, Any]:
+    return {"messages": [*TURNS, {"role": "user", "content": list(content)}]}
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [
         ({"body": "a"}, "has no .* but 'body': rename"),
-        ({}, "no fields at all"),
         ({"text": 1}, 'has int as "text", not a string'),
         ({"prompt": "a", "completion": TURNS}, "not both strings, or both lists"),
-        ({"messages": "hello"}, 'not a list of objects with a "role"'),
         ({"messages": [{"content": "a"}]}, 'not a list of objects with a "role"'),
         ({"messages": [{"role": "assistant"}]}, 'has no "content" in message 1'),
-        (
-            {"messages": [*TURNS, {"role": "user", "content": 7}]},
-            'int as the "content" of mess.* 6',
-        ),
-        ({"messages": None}, 'has null as "messages": give it a value'),
-        ({"text": None}, 'has null as "text": give it a value'),
+        ({"messages": [*TURNS, {"role": "user", "content": 7}]}, "int as .* of mess.* 6"),
         ({"prompt": None, "completion": "a"}, 'has null as "prompt": give it a value'),
         ({"messages": TURNS, "tools": {"name": "f"}}, '"tools" that are not a list of objects'),
         ({"messages": TURNS, "tools": "f("}, '"tools" that are no JSON'),
-        ({"messages": [*TURNS, parts("a", {"type": "image"})]}, "the type 'image' in message 6"),
-        ({"messages": [*TURNS, parts("a", "b")]}, "has str in message 6, and only parts"),
-        ({"messages": [*TURNS, parts({"type": "text"})]}, 'null as the "text" of a part of mes'),
+        (user({"type": "image"}), "the type 'image' in message 6"),
+        (user("b"), "has str in message 6, and only parts"),
+        (user({"type": "text"}), 'null as the "text" of a part of mes'),
         ({"messages": TURNS[:2]}, "nothing is to be learned"),
     ],
 )
 def test_records_that_are_refused_say_where(
     tmp_path: Path, record: dict[str, Any], says: str
 ) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps(record) + "\n")
+    path = jsonl(tmp_path / "data.jsonl", {"text": "fine"}, record)
     with pytest.raises(UsageError, match=f"Line 2 of .*{says}"):
-        list(read_documents(str(path)))
+        list(read_documents(path))
 
 
 def test_halves_of_surrogate_pairs_are_nowhere_in_a_conversation(tmp_path: Path) -> None:
@@ -150,29 +136,27 @@ def test_halves_of_surrogate_pairs_are_nowhere_in_a_conversation(tmp_path: Path)
         "content": None,
         "tool_calls": [{"arguments": {"a\ud83d": "\ude00"}}],
     }
-    records: list[dict[str, Any]] = [
+    path = jsonl(
+        tmp_path / "halves.jsonl",
         {"messages": [said("user", "hi \ud83d"), half], "tools": [{"name": "\ud83d"}]},
         {"prompt": "hi \ud83d", "completion": "\ude00 half"},
-        {"prompt": [said("user", "\ud83d")], "completion": [said("assistant", "\ude00")]},
-    ]
-    path = tmp_path / "halves.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    first, second, third = read_documents(str(path))
+        {"text": "a\ud800b"},
+    )
+    first, second, third = read_documents(path)
     call = {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a?": "?"}}]}
     assert first == Conversation((said("user", "hi ?"), call), ({"name": "?"},))
     assert second == Completion("hi ?", "? half")
-    assert third == Conversation((said("user", "?"), said("assistant", "?")))
-
-
-def calls(**arguments: Any) -> dict[str, Any]:
-    function = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [function]}
+    assert third == "a?b"
 
 
 def test_what_a_table_fills_with_null_is_not_there(tmp_path: Path) -> None:
     """A null content stays where a message calls tools; a column may hold null in some rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    def calls(**arguments: Any) -> dict[str, Any]:
+        function = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [function]}
 
     records: list[dict[str, Any]] = [
         {"messages": TURNS},
@@ -182,43 +166,21 @@ def test_what_a_table_fills_with_null_is_not_there(tmp_path: Path) -> None:
         {"text": "plain"},
         {"prompt": "a", "completion": "b"},
     ]
-    lines, table = tmp_path / "some.jsonl", tmp_path / "some.parquet"
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines, table = jsonl(tmp_path / "some.jsonl", *records), tmp_path / "some.parquet"
     names = {name: None for record in records for name in record}
     pq.write_table(pa.Table.from_pylist([{**names, **record} for record in [*records, {}]]), table)
     assert [repr(each) for each in read_documents(str(table))] == [
         repr(each).replace("Line", "Row").replace("jsonl", "parquet")
-        for each in read_documents(str(lines))
+        for each in read_documents(lines)
     ]
-
-
-def test_maps_of_a_table_are_objects(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     message = [("role", pa.string()), ("content", pa.string())]
     kind = pa.list_(pa.struct([*message, ("extra", pa.map_(pa.string(), pa.string()))]))
     told = [{**said("user", "a"), "extra": [("k", "v")]}, {**said("assistant", "b"), "extra": None}]
-    path = tmp_path / "maps.parquet"
-    pq.write_table(pa.table({"messages": pa.array([told], kind)}), path)
-    (found,) = read_documents(str(path))
+    pq.write_table(pa.table({"messages": pa.array([told], kind)}), table)
+    (found,) = read_documents(str(table))  # maps are objects
     assert found == Conversation(
         ({**said("user", "a"), "extra": {"k": "v"}}, said("assistant", "b"))
     )
-
-
-def test_parquet_and_jsonl_hold_the_same(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for name, records in (
-        ("chat", [{"messages": TURNS}, {"messages": TURNS[1:3]}]),
-        ("completion", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]),
-    ):
-        lines, table = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
-        lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-        pq.write_table(pa.Table.from_pylist(records), table)
-        assert list(read_documents(str(table))) == list(read_documents(str(lines)))
 
 
 # --- where answers are ---
@@ -269,10 +231,7 @@ def unopened(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
     ("template", "answers"),
     [
         (chatml, ["first<|endoftext|>\n", "<|endoftext|>\n", "first<|endoftext|>\n"]),
-        (
-            thinking,
-            ["first<|end|>\n", "<|end|>\n", "<think>\n\n</think>\n\nfirst<|end|>\n"],
-        ),
+        (thinking, ["first<|end|>\n", "<|end|>\n", "<think>\n\n</think>\n\nfirst<|end|>\n"]),
         (thoughtful, ["first<|end|>", "<|end|>", "first<|end|>"]),
         (unopened, [" first</s>", " </s>", " first</s>"]),
     ],
@@ -282,32 +241,21 @@ def test_answers_are_found_whatever_a_template_adds_to_them(
     template: Any, answers: list[str], begins: bool
 ) -> None:
     """Also where one begins the chat, or is empty, or says what another says."""
-    turns = [said("user", "first"), *(said("assistant", a) for a in ("first", ""))]
-    turns[2:2] = [said("user", "why")]
-    turns += [said("user", "more"), said("assistant", "first")]
+    texts = ("first", "first", "why", "", "more", "first")
+    turns = [said(("user", "assistant")[n % 2], text) for n, text in enumerate(texts)]
     messages = tuple(turns[begins:])
     text, found = rendered(Conversation(messages), template)
     assert text == template(messages, None, False)
-    said_by_assistant = [text[first:stop] for first, stop in found]
     if begins and template is unopened:  # its first space cannot be told from what opens a chat
         answers = ["first</s>", *answers[1:]]
-    assert said_by_assistant == answers
+    assert [text[first:stop] for first, stop in found] == answers
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small Llama, its tokenizer and a chat template."""
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("chat") / "small"
-    tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
-    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size)
-    model.save_pretrained(folder)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.library_tokenizer, eos_token="<|endoftext|>"
-    )
-    wrapped.chat_template = CHATML
-    wrapped.save_pretrained(folder)
+    folder = save_model(tmp_path_factory.mktemp("chat") / "small")
+    (folder / "chat_template.jinja").write_text(CHATML)
     return folder
 
 
@@ -326,27 +274,13 @@ def test_tokens_of_answers_are_learned_and_no_others(base: Path) -> None:
     assert learned(tokenizer, tokens) == "It is 4.<|endoftext|>\n6, of course.<|endoftext|>\n"
     tokens = tokenizer.encode_answers(Completion("What is 2 + 2? ", "It is 4."))
     assert learned(tokenizer, tokens) == "It is 4."
-
-
-def test_a_question_ends_where_the_answer_begins(base: Path) -> None:
-    assert folder_tokenizer(base).question("Why?") == "<|user|>Why?<|endoftext|>\n<|assistant|>"
+    assert tokenizer.question("Why?") == "<|user|>Why?<|endoftext|>\n<|assistant|>"
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
     with pytest.raises(UsageError, match="has no chat template"):
         tokenizer.encode_answers(Conversation(tuple(TURNS)))
-
-
-def test_a_template_that_raises_says_why(base: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    folder = tmp_path / "other"
-    wrapped = AutoTokenizer.from_pretrained(base)
-    wrapped.chat_template = "{{ raise_exception('no system prompts here') }}"
-    wrapped.save_pretrained(folder)
-    with pytest.raises(UsageError, match="no system prompts here"):
-        folder_tokenizer(folder).encode_answers(Conversation(tuple(TURNS)))
 
 
 def with_template(base: Path, folder: Path, template: str, text: str = "") -> TextTokenizer:
@@ -365,7 +299,8 @@ def with_template(base: Path, folder: Path, template: str, text: str = "") -> Te
     return folder_tokenizer(folder)
 
 
-def test_answers_that_a_template_marks_are_those(base: Path, tmp_path: Path) -> None:
+def test_templates_that_mark_answers_or_want_parts(base: Path, tmp_path: Path) -> None:
+    """Templates of models that see images take lists of parts."""
     marking = CHATML.replace(
         "{{ m.content }}<|endoftext|>",
         "{% if m.role == 'assistant' %}{%- generation -%}{{ m.content }}!{% endgeneration %}"
@@ -374,11 +309,6 @@ def test_answers_that_a_template_marks_are_those(base: Path, tmp_path: Path) -> 
     tokenizer = with_template(base, tmp_path / "marking", marking)
     tokens = tokenizer.encode_answers(Conversation(tuple(TURNS)))
     assert learned(tokenizer, tokens) == "It is 4.!6, of course.!"
-    assert whole(tokenizer, tokens).startswith("<|system|>Be short.<|endoftext|>\n<|user|>What")
-
-
-def test_a_template_that_wants_parts_gets_them(base: Path, tmp_path: Path) -> None:
-    """As those of models that see images; transformers is given such lists, too."""
     listing = CHATML.replace(
         "{{ m.content }}", "{% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %}"
     )
@@ -416,11 +346,7 @@ def test_an_error_within_a_conversation_says_where_it_is(base: Path, tmp_path: P
 # --- batches ---
 
 
-@given(
-    st.lists(st.booleans(), min_size=12, max_size=60),
-    st.integers(1, 5),
-    st.integers(1, 3),
-)
+@given(st.lists(st.booleans(), min_size=12, max_size=60), st.integers(1, 5), st.integers(1, 3))
 def test_batches_have_every_answer_once_and_nothing_else(
     answers: list[bool], seq: int, batch: int
 ) -> None:
@@ -449,25 +375,7 @@ def sum_of(number: int) -> list[dict[str, str]]:
 
 
 def chats(path: Path, count: int = 40) -> Path:
-    lines = [json.dumps({"messages": sum_of(number)}) + "\n" for number in range(count)]
-    path.write_text("".join(lines))
-    return path
-
-
-def test_ends_of_completions_are_learned_and_those_of_conversations_are_in_them(
-    base: Path, tmp_path: Path
-) -> None:
-    tokenizer = folder_tokenizer(base)
-    path = tmp_path / "completions.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": "1 + ", "completion": "2"}) + "\n" for _ in "abc")
-    )
-    corpus = build_corpus(str(path), tokenizer, held_out=str(path))
-    assert learned(tokenizer, corpus.train) == "2<|endoftext|>" * 3
-    corpus = build_corpus(
-        str(chats(tmp_path / "c.jsonl", 2)), tokenizer, held_out=str(path), min_tokens=2
-    )
-    assert learned(tokenizer, corpus.train) == "It is 0.<|endoftext|>\nIt is 2.<|endoftext|>\n"
+    return Path(jsonl(path, *({"messages": sum_of(number)} for number in range(count))))
 
 
 def test_what_the_tokenizer_puts_before_a_text_is_there_and_not_learned(
@@ -476,11 +384,9 @@ def test_what_the_tokenizer_puts_before_a_text_is_there_and_not_learned(
     """As with transformers, which puts it before texts and prompts, and not before a template."""
     tokenizer = with_template(base, tmp_path / "begins", CHATML, "<|endoftext|>")
     assert tokenizer.fingerprint != folder_tokenizer(base).fingerprint
-    path = tmp_path / "some.jsonl"
     records: list[Any] = [{"text": "1 + 1"}, {"prompt": "2 + ", "completion": "2"}]
-    records.append({"messages": sum_of(3)})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    corpus = build_corpus(str(path), tokenizer, held_out=str(path))
+    path = jsonl(tmp_path / "some.jsonl", *records, {"messages": sum_of(3)})
+    corpus = build_corpus(path, tokenizer, held_out=path)
     tokens = ids_of(torch.from_numpy(corpus.train.astype(np.int64))).numpy()
     assert tokenizer.decode(tokens) == (
         "<|endoftext|>1 + 1<|endoftext|><|endoftext|>2 + 2<|endoftext|>"
@@ -491,28 +397,18 @@ def test_what_the_tokenizer_puts_before_a_text_is_there_and_not_learned(
     assert tokenizer.decode(answers) == ("1 + 1<|endoftext|>2<|endoftext|>It is 6.<|endoftext|>\n")
 
 
-@pytest.mark.parametrize("own", [False, True])
 def test_held_out_text_without_a_whole_answer_is_refused_before_training(
-    base: Path, tmp_path: Path, own: bool
+    base: Path, tmp_path: Path
 ) -> None:
-    """Also where it is a part of the data, and only where held-out losses are asked for."""
-    path, other = tmp_path / "some.jsonl", tmp_path / "other.jsonl"
+    """Only where held-out losses are asked for."""
+    short = ({"prompt": f"{n} is ", "completion": "y"} for n in range(40))
     long = {"prompt": "word list one two three " * 30, "completion": " y"}
-    short = [{"prompt": f"{n} is ", "completion": "y"} for n in range(40)]
-    if own:  # a fiftieth of all tokens, the last ones, is more than a sequence and less than two
-        long["prompt"] *= 6
-    given = [*short, long] if own else short
-    path.write_text("".join(json.dumps(record) + "\n" for record in given))
-    other.write_text(json.dumps(long))
-    job = JobSpec(
-        str(base), str(path), 8, batch=2, seq=48, eval_every=5,
-        eval_data="" if own else str(other),
-    )  # fmt: skip
-    said: list[Record] = []
+    path, other = jsonl(tmp_path / "some.jsonl", *short), jsonl(tmp_path / "other.jsonl", long)
+    job = JobSpec(str(base), path, 8, batch=2, seq=48, eval_every=5, eval_data=other)
+    context = TrainContext(None, lambda record: None)
     with pytest.raises(UsageError, match="validation split: No sequence of 48 tokens has an answ"):
-        prepare(job, TrainContext(None, said.append))
-    assert not any(isinstance(record, StepRecord) for record in said)
-    prepare(replace(job, eval_every=0, eval_data=""), TrainContext(None, said.append))
+        prepare(job, context)
+    prepare(replace(job, eval_every=0, eval_data=""), context)
 
 
 def test_a_token_that_the_model_lacks_is_refused_where_the_text_has_it(
@@ -570,15 +466,9 @@ def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: s
         method=method, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=0.0,
         learning_rate=0.1, warmup_steps=0, schedule="constant",
     )  # fmt: skip
-    found: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            found.append(record.loss)
-
     run = RunFolder.create(tmp_path / "runs", "mine")
     with cleave.emulated(3) as fleet:
-        train(job, run, TrainContext(None if method == "local" else fleet, report))
+        found = losses(job, run, None if method == "local" else fleet)
     assert found == pytest.approx(plain_losses(job), rel=1e-5)
 
 
@@ -591,17 +481,11 @@ def test_perplexity_is_that_of_answers(tmp_path: Path, base: Path) -> None:
         seq=500,
         batch=1,
     )
-    parts = [chatml(sum_of(n), None, False) for n in range(3)]
-    ids = [i for part in parts for i in (*tokenizer.encode_batch([part])[0].tolist(), 0)]
-    assert told.tokens == sum(
-        len(tokenizer.encode_batch([f"It is {2 * n}.<|endoftext|>\n"])[0]) for n in range(3)
-    )
+    parts = [[*tokenizer.encode_answers(Conversation(tuple(sum_of(n)))), ~0] for n in range(3)]
+    tokens = torch.tensor(np.concatenate(parts), dtype=torch.int64)  # ~0 is the end of text
+    ids, counted = torch.where(tokens < 0, ~tokens, tokens), tokens[1:] >= 0
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0]
-    each = nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
-    marks = []
-    for n, part in enumerate(parts):
-        answer = len(tokenizer.encode_batch([f"It is {2 * n}.<|endoftext|>\n"])[0])
-        size = len(tokenizer.encode_batch([part])[0])
-        marks += [False] * (size - answer) + [True] * answer + [False]
-    assert told.loss == pytest.approx(float(each[torch.tensor(marks[1:])].mean()), rel=1e-5)
+        logits = model(input_ids=ids[None, :-1]).logits[0]
+    each = nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+    assert told.tokens == int(counted.sum())
+    assert told.loss == pytest.approx(float(each[counted].mean()), rel=1e-5)

@@ -11,13 +11,13 @@ import torch
 import cleave
 from cleave.errors import UsageError
 from cleave.training.data.batches import BatchLoader
-from cleave.training.data.tokenizer import default_tokenizer
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, prepare, train
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import load_folder
+from tests.training.test_lora import save_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -31,24 +31,18 @@ def folder_of(folder: Path, family: str, *, asked: bool = True) -> Path:
     """Save a small model of a family whose config asks for the auxiliary loss, or does not."""
     import transformers
 
-    config: Any
-    match family:
-        case "mixtral":
-            config = transformers.MixtralConfig(num_local_experts=4, **SIZES)
-        case "qwen2_moe":
-            experts = {"num_experts": 4, "moe_intermediate_size": 16}
-            config = transformers.Qwen2MoeConfig(
-                shared_expert_intermediate_size=16, **experts, **SIZES
-            )
-        case _:
-            config = transformers.OlmoeConfig(num_experts=4, **SIZES)
+    experts: dict[str, Any] = {
+        "mixtral": {"num_local_experts": 4},
+        "qwen2_moe": {
+            "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        },
+        "olmoe": {"num_experts": 4},
+    }[family]  # fmt: skip
+    config: Any = transformers.AutoConfig.for_model(family, **experts, **SIZES)
     config.output_router_logits = asked
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer = default_tokenizer(vocab_size=300).library_tokenizer
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
-    ).save_pretrained(folder)
+    save_tokenizer(folder)
     return folder
 
 
@@ -63,19 +57,12 @@ def job_of(folder: Path, corpus: Path, **more: Any) -> JobSpec:
 
 def trained(job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
     """Train on three emulated devices; return the losses of steps and the held-out ones."""
-    losses: list[float] = []
-    held_out: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            losses.append(record.loss)
-        if isinstance(record, EvalRecord):
-            held_out.append(record.eval_loss)
-
+    seen: list[Record] = []
     run = RunFolder.create(folder, "mine")
     with cleave.emulated(3) as fleet:
-        train(job, run, TrainContext(None if job.method == "local" else fleet, report))
-    return losses, held_out
+        train(job, run, TrainContext(None if job.method == "local" else fleet, seen.append))
+    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+    return losses, [record.eval_loss for record in seen if isinstance(record, EvalRecord)]
 
 
 def plain_losses(job: JobSpec) -> list[float]:
@@ -122,18 +109,12 @@ def test_the_loss_that_spreads_tokens_is_that_of_transformers(
 @pytest.mark.slow
 def test_held_out_losses_are_of_text_alone(tmp_path: Path, corpus_file: Path) -> None:
     """So they are those of `cleave eval`; before the first update both models are the same."""
-    asked = job_of(
-        folder_of(tmp_path / "asked", "mixtral"), corpus_file, eval_every=1, learning_rate=1e-9
-    )
-    plain = job_of(
-        folder_of(tmp_path / "plain", "mixtral", asked=False),
-        corpus_file,
-        eval_every=1,
-        learning_rate=1e-9,
-    )
-    _, one = trained(asked, tmp_path / "one")
-    _, other = trained(plain, tmp_path / "other")
-    assert one == pytest.approx(other, rel=1e-5)
+    found = []
+    for asked in (True, False):
+        folder = folder_of(tmp_path / f"model-{asked}", "mixtral", asked=asked)
+        job = job_of(folder, corpus_file, eval_every=1, learning_rate=1e-9)
+        found.append(trained(job, tmp_path / f"run-{asked}")[1])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_stages_without_that_loss_are_refused(tmp_path: Path, corpus_file: Path) -> None:

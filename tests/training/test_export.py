@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import cleave
 from cleave.errors import UsageError
 from cleave.training.data.tokenizer import default_tokenizer
 from cleave.training.loop.checkpoint import load_latest
@@ -24,6 +22,7 @@ from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
+from tests.training.test_lora import save_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -83,11 +82,8 @@ def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
     assert found.shape == (1, len(ids) + 4)
     card = (folder / "README.md").read_text()
     assert f"| data | {corpus_file.name} |" in card
-    assert "Trained with Cleave on one machine." in card
-    assert "same loss" not in card
-    check_others_may_have(folder, tmp_path)
-    assert "| steps | 2 of 2 |" in card
     assert "library_name: transformers" in card
+    check_others_may_have(folder, tmp_path)
 
 
 def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: Path) -> None:
@@ -120,12 +116,7 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
 
 def saved(folder: Path, model: Any, **config: Any) -> Path:
     """Save a model with the built-in tokenizer, and change what its config says."""
-    from transformers import PreTrainedTokenizerFast
-
-    held = default_tokenizer(vocab_size=300).library_tokenizer
-    PreTrainedTokenizerFast(tokenizer_object=held, eos_token="<|endoftext|>").save_pretrained(
-        folder
-    )
+    save_tokenizer(folder)
     model.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
@@ -133,13 +124,7 @@ def saved(folder: Path, model: Any, **config: Any) -> Path:
 
 
 def all_agree(run: RunFolder, source: Path, into: Path) -> None:
-    """Assert that a run, its export and transformers have the same logits, and others than before.
-
-    Args:
-        run: with a trained model.
-        source: the folder that it was trained from.
-        into: where to export it.
-    """
+    """Assert that a run, its export and transformers have the same logits, not the source's."""
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         before = from_pretrained(source)[0](input_ids=ids).logits
@@ -166,10 +151,8 @@ def test_a_head_that_the_files_have_is_not_tied_whatever_the_config_says(
     assert not torch.equal(head, checkpoint.tensors["model.model.embed_tokens.weight"])
     all_agree(run, source, tmp_path / "out")
     if "tie_word_embeddings" in said:
-        assert (
-            json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
-            is False
-        )
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert config["tie_word_embeddings"] is False
 
 
 def test_a_head_that_the_files_have_twice_is_tied(tmp_path: Path, corpus_file: Path) -> None:
@@ -235,34 +218,12 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
 
 
-def test_a_card_says_of_losses_what_the_run_compared(tmp_path: Path, corpus_file: Path) -> None:
-    with cleave.emulated(2) as fleet:
-        plain = trained(tmp_path / "plain", corpus_file, "opt-nano")
-        job = JobSpec(
-            "opt-nano", str(corpus_file), 2, batch=2, seq=16, method="tiles", checkpoint_every=1,
-            against=str(plain.path),
-        )  # fmt: skip
-        run = RunFolder.create(tmp_path / "runs", "fleet")
-        train(job, run, TrainContext(fleet, lambda record: None))
-    card = (export_run(run, tmp_path / "out").folder / "README.md").read_text()
-    assert "Trained with Cleave on a fleet of devices." in card
-    assert re.search(
-        r"compared with another run . losses of 2 steps are at most \d.\de.\d+ off", card
-    )
-    assert str(tmp_path) not in card
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
+def test_cards_have_no_private_paths() -> None:
+    for given, shown in (
         ("/home/alice/texts/", "texts"),
-        ("~/texts/diary.txt", "diary.txt"),
         ("../alice/texts", "texts"),
         ("C:\\Users\\alice\\diary.txt", "diary.txt"),
         ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-        ("opt-125m", "opt-125m"),
         ("the source of Python's standard library", "the source of Python's standard library"),
-    ],
-)
-def test_cards_have_no_private_paths(given: str, shown: str) -> None:
-    assert export._public(given) == shown
+    ):
+        assert export._public(given) == shown

@@ -21,37 +21,25 @@ from cleave.training.loop.checkpoint import (
     save_checkpoint,
 )
 from cleave.training.loop.finite import DivergedError, first_not_finite, is_finite
-from cleave.training.loop.held_out import HeldOut
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.loss_scale import LossScale
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
-from cleave.training.loop.records import EvalRecord, Record, to_dict
+from cleave.training.loop.losses import HeldOut
+from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
+from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import TrainContext, Trainer, train
 from cleave_cli.main import app
 from emulator.virtual import emulated
 from tests.training.test_optimizer import Small, backward
 
-HUGE = 1e18
-"""A learning rate whose first update leaves weights of that size."""
+HUGE = 1e18  # a learning rate whose first update leaves weights of that size
 
 JOB = JobSpec(
-    "opt-nano",
-    steps=6,
-    batch=2,
-    seq=16,
-    method="local",
-    checkpoint_every=1,
-    save_total_limit=1,
-    learning_rate=HUGE,
-    warmup_steps=0,
-    schedule="constant",
-    clip=0.0,
-)
+    "opt-nano", steps=6, batch=2, seq=16, method="local", checkpoint_every=1, save_total_limit=1,
+    learning_rate=HUGE, warmup_steps=0, schedule="constant", clip=0.0,
+)  # fmt: skip
 
 
 def checkpoints(run: RunFolder) -> dict[str, str]:
-    """Return the checkpoints by name, with what is not finite in each."""
     return {
         f"{path.parent.name}/{path.name}": first_not_finite(load_checkpoint(path).tensors)
         for name in (CHECKPOINTS, BEST)
@@ -64,8 +52,8 @@ def refuse(constant: str) -> Any:
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:
-    text = run.metrics_path.read_text()
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    lines = run.metrics_path.read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
 def diverging(job: JobSpec, run: RunFolder, *, resume: bool = False) -> str:
@@ -82,14 +70,9 @@ def diverging(job: JobSpec, run: RunFolder, *, resume: bool = False) -> str:
 @pytest.mark.parametrize(
     "changed",
     [
-        {},
         {"clip": 1.0},
         {"memory": "lean"},
-        {"memory": "lean", "clip": 1.0},
-        {"accumulate": 2},
-        {"dtype": "bf16"},
-        {"optimizer": "sgd"},
-        {"method": "stages"},
+        {"accumulate": 2, "optimizer": "sgd"},
         {"method": "stages", "dtype": "bf16"},
         {"method": "tiles"},
         {"lora": "r=2"},
@@ -285,9 +268,9 @@ def test_gradients_that_overflow_in_fp16_are_left_out_until_no_scale_helps(
 
 @pytest.mark.slow
 def test_an_export_that_would_overflow_is_refused(tmp_path: Path, corpus_file: Path) -> None:
-    job = replace(JOB, data=str(corpus_file), steps=1)
     run = RunFolder(tmp_path / "run")
-    train(job, RunFolder(tmp_path / "run"), TrainContext(None, lambda record: None))
+    job = replace(JOB, data=str(corpus_file), steps=1)
+    train(job, run, TrainContext(None, lambda record: None))
     command = ["export", str(run.path), str(tmp_path / "out"), "--dtype"]
     done = CliRunner().invoke(app, [*command, "fp16"])
     assert done.exit_code == 1
@@ -295,8 +278,3 @@ def test_an_export_that_would_overflow_is_refused(tmp_path: Path, corpus_file: P
     assert "is not finite in fp16" in str(done.exception)
     assert not (tmp_path / "out").exists()
     assert CliRunner().invoke(app, [*command, "bf16"]).exit_code == 0
-
-
-def test_records_are_json_whatever_they_say() -> None:
-    text = json.dumps(to_dict(EvalRecord(3, math.nan)), allow_nan=False)
-    assert json.loads(text) == {"event": "eval", "step": 3, "eval_loss": None}

@@ -13,14 +13,13 @@ from torch import nn
 
 import cleave
 from cleave.errors import UsageError
-from cleave.fleet.fleet import Fleet
 from cleave.training.loop import trainer
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.loss_scale import LossScale
-from cleave.training.loop.optimizer import Optimizer, UpdateRule
-from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
+from cleave.training.loop.records import NoteRecord, Record
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, train
+from tests.training.test_lora import losses
 
 FACTOR = 2.0**18  # with which some of the first steps overflow
 STEPS = 12
@@ -106,14 +105,7 @@ JOB = JobSpec(
 )  # fmt: skip
 
 
-def losses(
-    job: JobSpec, run: RunFolder, fleet: Fleet | None = None, *, resume: bool = False
-) -> list[float]:
-    records: list[Record] = []
-    train(job, run, TrainContext(fleet, records.append), resume=resume)
-    return [record.loss for record in records if isinstance(record, StepRecord)]
-
-
+@pytest.mark.slow
 def test_by_tiles_and_alone_it_is_plain_training(tmp_path: Path, corpus_file: Path) -> None:
     job = replace(JOB, data=str(corpus_file))
     exact = losses(replace(job, dtype="fp32"), RunFolder.create(tmp_path, "fp32"))
@@ -126,7 +118,7 @@ def test_by_tiles_and_alone_it_is_plain_training(tmp_path: Path, corpus_file: Pa
         assert found == pytest.approx(alone, rel=1e-3), method
 
 
-@pytest.mark.parametrize("factor", [FACTOR, 2.0**60])
+@pytest.mark.parametrize("factor", [FACTOR, pytest.param(2.0**60, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_its_scale(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from cleave.errors import CleaveError, UsageError
 from cleave.training.data.tokenizer import default_tokenizer
-from cleave.training.loop.held_out import losses_of
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import losses_of
 from cleave.training.loop.records import EvalRecord, NoteRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner

@@ -10,8 +10,7 @@ import pytest
 import cleave
 from cleave.errors import UsageError
 from cleave.planner.tiles.planner import TilePlanner
-from cleave.training.loop.interval import Interval
-from cleave.training.loop.job import JobSpec
+from cleave.training.loop.job import Interval, JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import Dataset, TrainContext, prepare, train

@@ -21,8 +21,8 @@ from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.results.evaluation import Question, answer, perplexity, read_questions
 from cleave.training.results.export import export_run
-from cleave.training.results.generation import go_on
 from cleave.training.results.trained import TrainedModel, open_trained
+from cleave.training.results.uses import go_on
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 from tests.training.test_export import trained

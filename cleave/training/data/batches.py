@@ -24,20 +24,18 @@ The first token of each document is stored as `id | START`. A token that is not 
 token of a question, is stored as the bitwise complement of that value, which is negative.
 """
 
-START = 2**30
-"""The bit that marks a document's first token. All vocabularies have fewer tokens than this."""
+START = 2**30  # marks a document's first token; no vocabulary has as many tokens
 
 
 class Batch(NamedTuple):
-    """A batch of packed token sequences.
+    """A batch of packed token sequences. All tensors are int64, shape (batch, seq).
 
     Attributes:
-        ids: token ids, int64, shape (batch, seq).
         labels: for each token, the id of the next token, or IGNORED if the next token is not
-            learned. int64, shape (batch, seq).
+            learned.
         positions: for each token, its position counted from the start of its document, or from the
-            start of the sequence if the document begins earlier. int64, shape (batch, seq). None if
-            attention may cross document boundaries.
+            start of the sequence if the document begins earlier. None if attention may cross
+            document boundaries.
     """
 
     ids: torch.Tensor
@@ -45,8 +43,7 @@ class Batch(NamedTuple):
     positions: torch.Tensor | None = None
 
 
-IGNORED = -100
-"""The label of tokens that the loss ignores, as in torch and transformers."""
+IGNORED = -100  # label of tokens that the loss ignores, as in torch and transformers
 
 # Bounds memory to 1 GiB of int32 tokens, because a streamed data set may be endless.
 MAX_TOKENS = 2**28
@@ -72,13 +69,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens of the training and the validation split.
+    """Packed tokens of the training and the validation split, each 1-D; see `Tokens`.
 
     Each document is followed by an end-of-text token.
-
-    Attributes:
-        train: tokens of the training split, 1-D int32; see `Tokens`.
-        validation: tokens of the validation split, 1-D int32; see `Tokens`.
     """
 
     train: Tokens
@@ -91,16 +84,13 @@ class Corpus:
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Check that each split has at least one usable sequence.
+        """Raise UsageError if a split is shorter than one sequence or has no learned token.
+
+        A sequence takes `seq` + 1 tokens, because the last label is the token after the last input.
 
         Args:
-            seq: input tokens per sequence. A sequence takes `seq` + 1 tokens, because the last
-                label is the token after the last input.
             separate: whether attention stays within a document.
             judged: whether the validation split must have a learned token too.
-
-        Raises:
-            UsageError: when a split is shorter than one sequence, or has no learned token.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
@@ -117,12 +107,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of a BatchLoader in its data.
-
-    Attributes:
-        epoch: index of the current epoch, from 0.
-        position: number of sequences of this epoch that the loader has returned.
-    """
+    """The position of a BatchLoader: epoch, from 0, and number of sequences returned in it."""
 
     epoch: int
     position: int
@@ -138,24 +123,15 @@ class BatchLoader:
 
     With `separate`, attention stays within a document. Batches then have `positions`, and the first
     token of a document is not learned, because no context precedes it.
+
+    Raises:
+        UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
+            sequence with a learned token.
     """
 
     def __init__(
         self, tokens: Tokens, *, batch: int, seq: int, seed: int, separate: bool = False
     ) -> None:
-        """Create a loader that starts at the first batch of the first epoch.
-
-        Args:
-            tokens: packed tokens of one split.
-            batch: sequences per batch, at least 1.
-            seq: input tokens per sequence, at least 1.
-            seed: seed of the order of sequences, at least 0.
-            separate: whether attention stays within a document.
-
-        Raises:
-            UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
-                sequence with a learned token.
-        """
         _check_sizes(batch, seq)
         if seed < 0:
             raise UsageError(f"The seed is {seed}: it must be 0 or more.")
@@ -194,11 +170,7 @@ class BatchLoader:
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Continue at the position `state`, which a loader of the same data and arguments returned.
-
-        Raises:
-            UsageError: when the data has no such position.
-        """
+        """Continue at a position that a loader of the same data and arguments returned."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
                 f"Position {state.position} of epoch {state.epoch} does not exist in data of "
@@ -218,14 +190,7 @@ def validation_batches(
     """Return validation batches whose sequences are evenly spaced over `tokens`.
 
     All batches have `batch` sequences. Only if `tokens` hold fewer than `batch` sequences, the
-    single batch holds all sequences.
-
-    Args:
-        tokens: packed tokens of the validation split.
-        batch: sequences per batch.
-        seq: input tokens per sequence.
-        limit: maximum number of batches; None for as many full batches as the split has.
-        separate: whether attention stays within a document.
+    single batch holds all sequences. Without a `limit`, return as many as the split has.
 
     Raises:
         UsageError: when `tokens` have no whole sequence with a learned token.
@@ -244,10 +209,7 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return a hash of the Python build: 12 hex digits.
-
-    The source of Python's standard library is the same for equal hashes.
-    """
+    """Return 12 hex digits. If they are equal, Python's standard library is the same."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -271,15 +233,12 @@ def build_corpus(
 
     Args:
         source: the training text; see `read_documents`. Tokens of the default source None are
-            cached.
-        tokenizer: encodes the documents.
+            cached in `cache_dir`, or if that is None in the user's cache folder.
         held_out: a second source; None for no second source. If given, all documents of `held_out`
             are the validation split, and all documents of `source` are the training split.
         validation_fraction: approximate fraction of the documents in the validation split, between
             0 and 1.
-        min_tokens: minimum number of tokens of each split.
         max_tokens: number of tokens of a source after which reading stops.
-        cache_dir: folder of cached tokens; None for the user's cache folder.
         progress: called with each progress message.
 
     Raises:
@@ -289,7 +248,7 @@ def build_corpus(
         raise UsageError(
             f"The validation fraction is {validation_fraction}: it must lie between 0 and 1."
         )
-    tell = progress or _silent
+    tell = progress or (lambda text: None)
 
     def encode(source: str | None) -> Corpus:
         documents = read_documents(source)
@@ -308,9 +267,6 @@ def build_corpus(
     return _with_enough(corpus, validation_fraction, min_tokens, source)
 
 
-# --- sequences ---------------------------------------------------------------------------------
-
-
 def _check_sizes(batch: int, seq: int) -> None:
     if batch < 1 or seq < 1:
         raise UsageError(
@@ -318,25 +274,20 @@ def _check_sizes(batch: int, seq: int) -> None:
         )
 
 
-def _sequence_count(tokens: Tokens, seq: int) -> int:
+def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
+    """Return the indices of the sequences that have at least one learned token.
+
+    With `separate`, the first token of a document does not count as learned.
+    """
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
             f"{len(tokens)} tokens hold no sequence of {seq}, which needs {seq + 1}: "
             "give more text, or a shorter sequence length."
         )
-    return count
-
-
-def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the indices of the sequences that have at least one learned token.
-
-    With `separate`, the first token of a document does not count as learned.
-    """
-    count = _sequence_count(tokens, seq)
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
     learned = (labels >= 0) & (labels < START) if separate else labels >= 0
-    rows = np.flatnonzero(learned.any(axis=1)) if len(tokens) else np.empty(0, np.int64)
+    rows = np.flatnonzero(learned.any(axis=1))
     if not len(rows):
         raise UsageError(
             f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
@@ -362,58 +313,37 @@ def learned_tokens(labels: torch.Tensor) -> int:
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the token ids of marked tokens; `Tokens` describes the marks."""
+    """Return the token ids of marked tokens; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the ids of learned tokens, and IGNORED for tokens that are not learned.
-
-    `Tokens` describes the marks.
-    """
+    """Return the ids of learned tokens, and IGNORED for tokens that are not learned."""
     return torch.where(marked < 0, IGNORED, marked & ~START)
 
 
 def starts_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return a boolean mask of the first token of each document; `Tokens` describes the marks."""
+    """Return a boolean mask of the first token of each document."""
     return torch.where(marked < 0, ~marked, marked) >= START
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return each token's position, counted from the start of its document.
+    """Return each token's position, counted from the start of its document or of its row.
 
-    Positions of a document that began before the row are counted from the start of the row.
-
-    Args:
-        begins: boolean mask of the first token of each document, shape (batch, seq).
-
-    Returns:
-        Positions, int64, shape (batch, seq).
+    `begins` is a mask of the first token of each document, shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
-# --- documents ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Piece:
-    """A document, or a part of a long document's text.
-
-    Attributes:
-        document: the document, or the part as a string.
-        validation: True if the document belongs to the validation split.
-        last: True if the piece ends the document.
-    """
+    """A document, or a part of a long document's text. `last` is True if it ends the document."""
 
     document: Document
+    chars: int
     validation: bool
-    last: bool
-
-    @property
-    def text(self) -> str:
-        return self.document if isinstance(self.document, str) else self.document.text
+    last: bool = True
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
@@ -454,8 +384,7 @@ def _encode(
     max_tokens: int,
     tell: Callable[[str], None],
 ) -> Corpus:
-    train: list[Tokens] = []
-    validation: list[Tokens] = []
+    train, validation = list[Tokens](), list[Tokens]()
     total = 0
     begins = True
     tell("reading and encoding the training text")
@@ -496,23 +425,22 @@ def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterat
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
         validation = int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
         if not isinstance(document, str):
-            yield _Piece(document, validation, last=True)
+            yield _Piece(document, len(text), validation)
             continue
         start = 0
-        while len(document) - start > _PIECE_CHARS:
-            end = document.rfind("\n", start + 1, start + _PIECE_CHARS)
+        while len(text) - start > _PIECE_CHARS:
+            end = text.rfind("\n", start + 1, start + _PIECE_CHARS)
             end = end if end > 0 else start + _PIECE_CHARS
-            yield _Piece(document[start:end], validation, last=False)
+            yield _Piece(text[start:end], end - start, validation, last=False)
             start = end
-        yield _Piece(document[start:], validation, last=True)
+        yield _Piece(text[start:], len(text) - start, validation)
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    chars = 0
+    batch, chars = list[_Piece](), 0
     for piece in pieces:
         batch.append(piece)
-        chars += len(piece.text)
+        chars += piece.chars
         if chars >= _BATCH_CHARS:
             yield batch
             batch, chars = [], 0
@@ -553,15 +481,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it.
-
-    Args:
-        folder: the cache folder.
-        stem: beginning of the names of the cached files.
-        vocab_size: vocabulary size. Cached tokens with larger ids count as damaged.
-        encode: returns the corpus.
-        tell: called with a message when the cache cannot be written.
-    """
+    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -587,7 +507,3 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
     if tokens.size and (tokens.min() < 0 or (tokens & ~START).max() >= vocab_size):
         return None
     return tokens
-
-
-def _silent(message: str) -> None:
-    """Ignore a progress message."""

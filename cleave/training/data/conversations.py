@@ -1,4 +1,4 @@
-"""Training examples of which only the answers are learned.
+"""Training examples of which only the answers are learned, and their rendering by chat templates.
 
 An example is a conversation, or a prompt with a completion.
 """
@@ -6,23 +6,20 @@ An example is a conversation, or a prompt with a completion.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cleave.errors import UsageError
 
-ASSISTANT: Final = "assistant"
-"""The chat role whose messages are learned."""
+_ASSISTANT: Final = "assistant"  # the chat role whose messages are learned
 
+# Names of the record fields that hold a document. The first tuple whose fields are all present in a
+# record and not null is used.
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
-"""Names of the record fields that hold a document.
-
-The first tuple whose fields are all present in a record and not null is used.
-"""
-
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
-"""The field names of `FIELDS`, for error messages."""
 
 Message: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
@@ -32,9 +29,6 @@ If the third argument is True, the text ends with the generation prompt, which o
 next message.
 """
 
-Marked: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a rendered conversation, and a mask that is 1 for answer tokens and 0 otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -42,8 +36,7 @@ class Conversation:
 
     Attributes:
         messages: the messages, each with a `role` and a `content`, in the format of chat templates.
-        tools: descriptions of the tools that the assistant may call, in the format of chat
-            templates, or None.
+        tools: descriptions of the tools that the assistant may call, in the same format, or None.
         where: file and line that the conversation was read from, for error messages.
     """
 
@@ -66,7 +59,6 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Return the prompt followed by the completion."""
         return self.prompt + self.completion
 
 
@@ -76,9 +68,7 @@ Document: TypeAlias = str | Conversation | Completion
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Return the document that a record of a file or data set holds.
 
-    Args:
-        record: values of the record by field name.
-        where: file and line of the record, such as "Line 3 of 'a.jsonl'".
+    `where` is file and line of the record, such as "Line 3 of 'a.jsonl'".
 
     Raises:
         UsageError: when the record holds no valid document. The message lacks a subject: the caller
@@ -131,32 +121,23 @@ def clean(value: Any) -> Any:
 
 
 def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
-    if not isinstance(messages, list) or not all(map(_has_role, messages)):
+    if not isinstance(messages, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages
+    ):
         raise UsageError(
             'has "messages" that are not a list of objects with a "role" and a "content", both '
             'strings: write them as [{"role": "user", "content": ...}, ...].'
         )
-    if not any(message["role"] == ASSISTANT for message in messages):
-        raise UsageError(f'has no message of the role "{ASSISTANT}", so nothing is to be learned.')
-    held = tuple(_message(message, number) for number, message in enumerate(messages, start=1))
-    return Conversation(held, _tools(tools), where)
-
-
-def _has_role(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str)
+    if not any(message["role"] == _ASSISTANT for message in messages):
+        raise UsageError(f'has no message of the role "{_ASSISTANT}", so nothing is to be learned.')
+    held = (_message(message, number) for number, message in enumerate(messages, start=1))
+    return Conversation(tuple(held), _tools(tools), where)
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Return a cleaned copy of a message with its content as one string.
+    """Return a cleaned copy of message `number` with its content as one string.
 
     The content may be None only in a message that calls tools.
-
-    Args:
-        message: a message. Its content is a string, a list of text parts, or None.
-        number: number of the message in its conversation, from 1, for error messages.
-
-    Raises:
-        UsageError: when the content has another type.
     """
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
@@ -188,11 +169,7 @@ def _text_of_part(part: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
-    """Return a record's tool descriptions as a tuple, or None if there are no tools.
-
-    Args:
-        tools: the record's field "tools": a list of objects, the same list as JSON text, or None.
-    """
+    """Return a record's field "tools" (a list, JSON text or None) as a tuple, or None if empty."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -215,14 +192,8 @@ def _kind(value: object) -> str:
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
     """Render a conversation, and locate the assistant's answers in the text.
 
-    An answer begins after the generation prompt, and includes the end-of-turn token.
-
-    Args:
-        conversation: the conversation.
-        template: the chat template.
-
-    Returns:
-        The text, and the first and past-the-end character index of each answer.
+    An answer begins after the generation prompt, and includes the end-of-turn token. Return the
+    text, and the first and past-the-end character index of each answer.
 
     Raises:
         UsageError: when an answer cannot be located in the text.
@@ -231,7 +202,7 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     text = template(messages, tools, False)
     answers = []
     for number, message in enumerate(messages):
-        if message["role"] == ASSISTANT:
+        if message["role"] == _ASSISTANT:
             before = template(messages[:number], tools, True) if number else ""
             after = template(messages[: number + 1], tools, False)
             if number and after.startswith(before) and text.startswith(after):
@@ -252,15 +223,6 @@ def _located(
     `rendered` uses this for an answer that begins the chat, and for an answer that the template
     renders differently as the last message. Templates of reasoning models, for example, render the
     thoughts of only the last answer.
-
-    Args:
-        conversation: the whole conversation.
-        number: index of the assistant's message, from 0.
-        text: the rendered conversation.
-        template: the chat template.
-
-    Raises:
-        UsageError: when the answer cannot be located.
     """
     messages, tools = conversation.messages, conversation.tools
     earlier, later = messages[:number], messages[number + 1 :]
@@ -297,3 +259,86 @@ def _not_found(number: int) -> UsageError:
         f"is the last, so its answer cannot be found; give conversations with one answer, at their "
         f"end, or a template that marks answers by {{% generation %}}"
     )
+
+
+# The tag with which chat templates mark the assistant's messages for training; see "Assistant
+# masking" in the transformers docs.
+_MARKS_ANSWERS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE: Final = "PROBE-7f3a9c"
+
+
+class ChatTemplate:
+    """Renders conversations with the chat template of a model folder, as a `Template`.
+
+    The tokenizer of the folder is loaded on first use. All methods raise UsageError when the
+    template cannot render the conversation.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loaded: Any = None
+        self._in_parts = False
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool
+    ) -> str:
+        """Return the text of a conversation, with the generation prompt if `prompt` is True."""
+        return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=prompt))
+
+    def marked(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return a conversation's token ids, and a mask that is 1 for tokens of answers, else 0.
+
+        Return None if the chat template does not mark answers with `{% generation %}`.
+        """
+        if not _MARKS_ANSWERS.search(str(self._tokenizer.get_chat_template(tools=tools))):
+            return None
+        found = self._apply(
+            messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return found["input_ids"], found["assistant_masks"]
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self._loaded is None:
+            from transformers import AutoTokenizer
+
+            local = {"local_files_only": True, "trust_remote_code": False}
+            self._loaded = AutoTokenizer.from_pretrained(self._folder, **local)
+            self._in_parts = self._wants_parts()
+        return self._loaded
+
+    def _wants_parts(self) -> bool:
+        """Return True if the chat template accepts message contents only as lists of typed parts.
+
+        This is the case for many vision models.
+        """
+
+        def shows(content: Any) -> bool:
+            asked = [{"role": "user", "content": content}]
+            try:
+                return _PROBE in self._loaded.apply_chat_template(asked, tokenize=False)
+            except Exception:  # noqa: BLE001  templates raise errors of any kind
+                return False
+
+        return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Any] | None, **how: Any) -> Any:
+        try:
+            tokenizer = self._tokenizer
+            given = [_in_parts(each) if self._in_parts else each for each in messages]
+            listed = None if tools is None else list(tools)
+            return tokenizer.apply_chat_template(given, tools=listed, **how)
+        except Exception as error:  # templates raise errors of any kind
+            raise UsageError(
+                f"The chat template in {str(self._folder)!r} cannot render a conversation "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
+                "check the roles of its messages and their order."
+            ) from error
+
+
+def _in_parts(message: Message) -> Message:
+    if not isinstance(text := message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": text}]}

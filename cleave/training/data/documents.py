@@ -59,24 +59,16 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
 
 def check_source(source: str) -> None:
-    """Check that a file or folder exists, without reading it.
+    """Raise UsageError if a source is neither an existing path nor a possible data set.
 
-    The name of a data set is accepted without looking it up, if the package `datasets` is
-    installed.
-
-    Raises:
-        UsageError: when the source is neither an existing path nor a possible data set.
+    Nothing is read. A data set's name is not looked up, but needs the package `datasets`.
     """
     if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
         raise _no_data_sets(source)
 
 
 def _path_of(source: str) -> Path | None:
-    """Return the path of a source, or None if the source may be the name of a data set.
-
-    Raises:
-        UsageError: when the source is neither an existing path nor a valid data set name.
-    """
+    """Return the path of a source, or None if the source may be the name of a data set."""
     path = Path(source).expanduser()
     try:
         if path.exists():
@@ -123,12 +115,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the paths of all files below `root`, sorted.
-
-    Args:
-        root: the folder.
-        wanted: returns False for the name of a file or folder that is skipped.
-    """
+    """Return the sorted paths of all files below `root`, without unwanted names."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -168,8 +155,16 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
-                if not line.isspace():
-                    yield _document_of_line(path, number, line)
+                if line.isspace():
+                    continue
+                where = f"Line {number} of {str(path)!r}"
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(
+                        f"{where} is not JSON ({error}): every line must be one object."
+                    ) from None
+                yield _document_of(where, record)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
     except OSError as error:
@@ -193,22 +188,9 @@ def _read_json(path: Path) -> Iterator[Document]:
         yield _document_of(f"Item {number} of {str(path)!r}", record)
 
 
-def _document_of_line(path: Path, number: int, line: str) -> Document:
-    where = f"Line {number} of {str(path)!r}"
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}): every line must be one object.") from None
-    return _document_of(where, record)
-
-
 def _document_of(where: str, record: Any) -> Document:
     if not isinstance(record, dict):
         raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
-    return _document_at(where, record)
-
-
-def _document_at(where: str, record: dict[str, Any]) -> Document:
     try:
         return document_of(record, where)
     except UsageError as error:
@@ -227,7 +209,8 @@ def _read_parquet(path: Path) -> Iterator[Document]:
             fields = [name for f in FIELDS if set(f) <= set(columns) for name in f]
             if not fields:
                 raise UsageError(
-                    f"{str(path)!r} has no column {FIELDS_TEXT} but {_listed(columns)}: rename the "
+                    f"{str(path)!r} has no column {FIELDS_TEXT} but "
+                    f"{', '.join(map(repr, columns)) or 'no fields at all'}: rename the "
                     f"one that holds the text."
                 )
             chosen = fields + [name for name in ("tools",) if name in columns]
@@ -270,14 +253,13 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
-        yield _document_at(where, {name: _without_nulls(value) for name, value in row.items()})
+        yield _document_of(where, {name: _without_nulls(value) for name, value in row.items()})
 
 
 def _without_nulls(value: Any) -> Any:
     """Return a table value without the null fields of objects at any depth.
 
-    The null content of a message is retained, because chat templates expect it in a message that
-    only calls tools.
+    The null content of a message stays, because a message that only calls tools needs it.
     """
     match value:
         case dict():
@@ -298,10 +280,6 @@ def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Do
         if row is None:
             return
         yield from _documents_of_row(f"Row {number} of the data set {name!r}", row)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "no fields at all"
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from cleave.errors import UsageError
 from cleave.files import cache_folder, write_atomically
 from cleave.training.data.batches import Tokens, python_fingerprint
-from cleave.training.data.chat_template import ChatTemplate
-from cleave.training.data.conversations import Completion, Conversation, rendered
+from cleave.training.data.conversations import ChatTemplate, Completion, Conversation, rendered
 from cleave.training.data.documents import read_documents
 
 _END_OF_TEXT = "<|endoftext|>"
@@ -28,57 +27,38 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """Encodes text as token ids, and decodes token ids."""
+    """Encodes and decodes text with a copy of a tokenizer of the `tokenizers` library.
+
+    Attributes:
+        vocab_size: the largest token id plus 1: the number of rows of an embedding.
+        eos_id: id of the end-of-text token, which follows every document.
+        begin_ids: the ids of the tokens that precede every text, such as `<s>`; often empty.
+        fingerprint: SHA-256, in hex, of all settings that determine how text is encoded.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, eos_id: int, template: ChatTemplate | None = None
     ) -> None:
-        """Wrap a copy of `tokenizer`.
-
-        Args:
-            tokenizer: a tokenizer of the `tokenizers` library.
-            eos_id: id of the end-of-text token, which follows every document.
-            template: chat template for conversations; None if conversations are not supported.
-        """
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # The tokenizer settings of a model folder may enable truncation and padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._eos_id = eos_id
-        self._vocab_size = 1 + max(self._tokenizer.get_vocab().values())
+        self.eos_id = eos_id
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values())
         self._library = self._tokenizer.to_str()
-        self._begin = _begin_of(self._tokenizer)
-        begun = f" {self._begin}" if self._begin else ""
-        recipe = f"{eos_id}{begun}\n{self._library}"
-        self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
+        begin = _begin_of(self._tokenizer)
+        self.begin_ids: Tokens = np.array(begin, np.int32)
+        recipe = f"{eos_id}{f' {begin}' if begin else ''}\n{self._library}"
+        self.fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
         # Texts are encoded without special tokens. The post-processor would then only trim spaces
         # from token offsets.
         self._tokenizer.post_processor = None
 
     @property
-    def vocab_size(self) -> int:
-        """Return the largest token id plus 1: the number of rows of an embedding."""
-        return self._vocab_size
-
-    @property
-    def eos_id(self) -> int:
-        return self._eos_id
-
-    @property
-    def begin_ids(self) -> Tokens:
-        """Return the ids of the tokens that precede every text, such as `<s>`; often empty."""
-        return np.array(self._begin, np.int32)
-
-    @property
     def library_tokenizer(self) -> Tokenizer:
         """Return a copy of the tokenizer as a `Tokenizer` of the `tokenizers` library."""
         return Tokenizer.from_str(self._library)
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of all settings that determine how text is encoded."""
-        return self._fingerprint
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         """Return the token ids of each text, 1-D int32, without begin and end tokens."""
@@ -89,34 +69,23 @@ class TextTokenizer:
         """Return the token ids of a conversation or completion.
 
         Tokens outside the assistant's answers or the completion are marked as not learned; see
-        `Tokens`.
-
-        Raises:
-            UsageError: when the tokenizer has no chat template, or the chat template cannot render
-                the conversation.
+        `Tokens`. Raise UsageError if there is no chat template, or if it cannot render the
+        conversation.
         """
         if isinstance(document, Conversation):
             try:
-                return self._conversation(document)
+                template = self._chat_template()
+                if marked := template.marked(document.messages, document.tools):
+                    ids, learned = (np.array(each, np.int32) for each in marked)
+                    return np.where(learned, ids, ~ids)
+                return self._learned(*rendered(document, template))
             except UsageError as error:
                 place = f"{document.where}: " if document.where else ""
                 raise UsageError(f"{place}{error}") from error
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
-    def _conversation(self, document: Conversation) -> Tokens:
-        template = self._chat_template()
-        if marked := template.marked(document.messages, document.tools):
-            ids, learned = (np.array(each, np.int32) for each in marked)
-            return np.where(learned, ids, ~ids)
-        return self._learned(*rendered(document, template))
-
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return a text's token ids. Tokens outside all answers are marked as not learned.
-
-        Args:
-            text: the text.
-            answers: first and past-the-end character index of each answer.
-        """
+        """Return a text's token ids. Tokens outside the character ranges are not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -126,14 +95,7 @@ class TextTokenizer:
         return np.where(learned, ids, ~ids)
 
     def question(self, text: str) -> str:
-        """Render a user's message with the chat template, followed by the generation prompt.
-
-        Args:
-            text: content of the message.
-
-        Raises:
-            UsageError: when the tokenizer has no chat template.
-        """
+        """Render a user's message with the chat template, followed by the generation prompt."""
         return self._chat_template()([{"role": "user", "content": text}], None, True)
 
     def _chat_template(self) -> ChatTemplate:
@@ -153,12 +115,7 @@ class TextTokenizer:
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Decode token ids, and return their text.
-
-        Args:
-            ids: token ids: ints, or a 1-D array or tensor.
-            special: whether the text includes special tokens.
-        """
+        """Return the text of token ids: ints, or a 1-D array or tensor."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
 
@@ -169,13 +126,8 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The same Python build always trains the same tokenizer.
-
-    Args:
-        cache_dir: folder in which the trained tokenizer is cached; None for the user's cache
-            folder. If the folder cannot be written, the next run trains the tokenizer again.
-        vocab_size: number of tokens.
-        progress: called with each progress message.
+    The same Python build always trains the same tokenizer. It is cached in `cache_dir`, or if that
+    is None in the user's cache folder.
 
     Raises:
         UsageError: when `vocab_size` is too small for the 256 bytes and the end-of-text token, or
@@ -189,7 +141,7 @@ def default_tokenizer(
     path = (cache_dir or cache_folder()) / f"tokenizer-{vocab_size}-{python_fingerprint()}.json"
     if (kept := _load(path, vocab_size)) is not None:
         return kept
-    tell = progress or (lambda message: None)
+    tell = progress or (lambda text: None)
     tell("training a tokenizer on Python's standard library (only this once)")
     trained = _train(vocab_size)
     if trained.get_vocab_size() != vocab_size:
@@ -216,7 +168,17 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
     path = folder / "tokenizer.json"
-    tokenizer, eos_id = _from_file(path) if path.exists() else _from_transformers(folder)
+    eos_id: int | None = None
+    if path.exists():
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower class
+            raise UsageError(
+                f"{str(path)!r} cannot be read as a tokenizer ({error}): "
+                "copy it anew from its source."
+            ) from error
+    else:
+        tokenizer, eos_id = _from_transformers(folder)
     if eos_id is None:
         eos_id = _end_of_text(folder, tokenizer)
     if eos_id is None:
@@ -224,15 +186,9 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
             f"The tokenizer in {str(folder)!r} names no end-of-text token: "
             'add "eos_token" to its tokenizer_config.json.'
         )
-    return TextTokenizer(tokenizer, eos_id, _template_of(folder))
-
-
-def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return the chat template of a model folder, or None if the folder has none."""
-    stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
-    if not stated and not (folder / "chat_template.jinja").is_file():
-        return None
-    return ChatTemplate(folder)
+    stated = json_object(folder / "tokenizer_config.json").get("chat_template")
+    talks = stated or (folder / "chat_template.jinja").is_file()
+    return TextTokenizer(tokenizer, eos_id, ChatTemplate(folder) if talks else None)
 
 
 def _begin_of(tokenizer: Tokenizer) -> list[int]:
@@ -277,20 +233,9 @@ def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # noqa: BLE001  the library raises no narrower class
         return None
-    if tokenizer.token_to_id(_END_OF_TEXT) != _END_OF_TEXT_ID:
-        return None
-    if tokenizer.get_vocab_size() != vocab_size:
-        return None
-    return TextTokenizer(tokenizer, _END_OF_TEXT_ID)
-
-
-def _from_file(path: Path) -> tuple[Tokenizer, int | None]:
-    try:
-        return Tokenizer.from_file(str(path)), None
-    except Exception as error:  # the library raises no narrower class
-        raise UsageError(
-            f"{str(path)!r} cannot be read as a tokenizer ({error}): copy it anew from its source."
-        ) from error
+    ends = tokenizer.token_to_id(_END_OF_TEXT) == _END_OF_TEXT_ID
+    whole = ends and tokenizer.get_vocab_size() == vocab_size
+    return TextTokenizer(tokenizer, _END_OF_TEXT_ID) if whole else None
 
 
 def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
@@ -311,8 +256,8 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
         raise UsageError(f"{missing}: {advice}.") from error
     # If tokenizer files are missing, transformers silently creates an empty tokenizer.
     declared: dict[str, str] = wrapped.vocab_files_names
-    absent = [name for name in declared.values() if not (folder / name).exists()]
-    absent = [name for name in absent if name != "tokenizer.json"]
+    names = (name for name in declared.values() if name != "tokenizer.json")
+    absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise UsageError(
             f"The folder {str(folder)!r} has no tokenizer.json and not all of the files it could "
@@ -327,11 +272,10 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Return the id of the end-of-text token, or None if it is unknown.
 
-    The id is read from the configuration files of the model folder. If they do not name the token,
-    its common names are looked up in the vocabulary.
+    The model folder's configuration files name it, or else the vocabulary has a common name.
     """
     names: list[Any] = [
-        _json_object(folder / file).get("eos_token")
+        json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")
     ]
     for name in names:
@@ -339,7 +283,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
         if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
             return found
     for file in ("generation_config.json", "config.json"):
-        ids = _json_object(folder / file).get("eos_token_id")
+        ids = json_object(folder / file).get("eos_token_id")
         first = ids[0] if isinstance(ids, list) and ids else ids
         if isinstance(first, int) and tokenizer.id_to_token(first) is not None:
             return first
@@ -347,7 +291,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     return next((found for found in known if found is not None), None)
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty object if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text("utf-8"))

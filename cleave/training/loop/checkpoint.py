@@ -3,12 +3,11 @@
     folder/step-000123/tensors.safetensors    parameters, optimizer state
     folder/step-000123/meta.json              format version, checksum, metadata of the caller
 
-A checkpoint is written to a folder with a temporary name. The folder is renamed once all data is on
-disk, so a folder with the final name is complete. One process at a time may write checkpoints to a
-folder.
+A checkpoint is written to a folder with a temporary name, which is renamed once all data is on
+disk. A folder with the final name is therefore complete. One process at a time may write.
 
-A complete checkpoint can still be damaged by the disk. Loading skips a damaged checkpoint but never
-deletes it, because it may be the only checkpoint left. If a checkpoint cannot be read, loading
+The disk can still damage a complete checkpoint. Loading skips a damaged checkpoint but never
+deletes it, because it may be the only one left. If a checkpoint cannot be read, loading
 raises an error and does not fall back to an older checkpoint.
 """
 
@@ -19,10 +18,9 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedWriter
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,32 +34,19 @@ from cleave.training.loop.finite import first_not_finite
 _FORMAT = 1
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
-WEIGHTS = "model."
-"""Prefix of the names of model parameters among a checkpoint's tensors."""
+WEIGHTS = "model."  # prefix of the names of model parameters among a checkpoint's tensors
 _TEMPORARY = ".tmp-"
 # ".replaced" marks the old checkpoint of a step while a new checkpoint of the same step is written.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class DamagedCheckpointError(CleaveError):
-    """The contents of a checkpoint are incomplete, do not match its checksum, or are not finite.
-
-    Attributes:
-        path: folder of the checkpoint.
-        reason: description of the damage.
-    """
+    """The contents of a checkpoint are incomplete, do not match its checksum, or are not finite."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -74,13 +59,7 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """A checkpoint read from disk.
-
-    Attributes:
-        step: number of completed steps.
-        tensors: parameters and optimizer state by name, on the CPU.
-        meta: metadata that the caller of `save_checkpoint` passed.
-    """
+    """A checkpoint of `step` completed steps, read from disk, with tensors on the CPU."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -89,15 +68,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """The contents of meta.json.
-
-    Attributes:
-        step: number of completed steps.
-        tensors_sha256: SHA-256 of tensors.safetensors, in hex.
-        aliases: for each tied tensor that is not stored, maps its name to the name under which its
-            values are stored.
-        meta: metadata that the caller of `save_checkpoint` passed.
-    """
+    """The contents of meta.json. `aliases` maps each tied tensor to the tensor with its values."""
 
     step: int
     tensors_sha256: str
@@ -132,8 +103,8 @@ def save_checkpoint(
             several times for the same name, because the caller may retry a failed write.
 
     Raises:
-        DiskFullError: when the disk is full. Earlier checkpoints are unchanged.
-        CleaveError: when the checkpoint cannot be written. Earlier checkpoints are unchanged.
+        CleaveError: when the checkpoint cannot be written; DiskFullError when the disk is full.
+            Earlier checkpoints are unchanged.
         TypeError: when a tensor's dtype or `meta` cannot be stored. Nothing is written.
         ValueError: when `step` or `keep` is too small. Nothing is written.
     """
@@ -191,31 +162,20 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         DamagedCheckpointError: when the checkpoint is damaged, or a tensor is not finite.
         CleaveError: when the checkpoint cannot be read, or was written by a newer version.
     """
-    header = _verified_header(path)
+    header = _read_header(path)
+    try:
+        with (path / _TENSORS).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
+    except OSError as error:
+        raise _unreadable(path, _TENSORS, error) from error
+    if sha256 != header.tensors_sha256:
+        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
     tensors = _read_tensors(path, header)
     if name := first_not_finite(tensors):  # earlier versions wrote checkpoints of diverged runs
         raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
     return LoadedCheckpoint(header.step, tensors, header.meta)
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the path of the newest intact checkpoint in `folder`, or None if there is none.
-
-    Verifies the checkpoint's checksum. Warns about each damaged checkpoint (`warnings.warn`) and
-    skips it. Skips incomplete checkpoints without a warning. To load the checkpoint too, use
-    `load_latest`.
-
-    Raises:
-        CleaveError: when a checkpoint cannot be read. It may still be intact.
-    """
-    for path in _newest_first(folder):
-        try:
-            _verified_header(path)
-        except DamagedCheckpointError as error:
-            warnings.warn(str(error), stacklevel=2)
-        else:
-            return path
-    return None
 
 
 def load_latest(
@@ -223,9 +183,7 @@ def load_latest(
 ) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint in `folder`, or return None if there is none.
 
-    Args:
-        folder: the parent folder of checkpoints.
-        passed_over: called for each damaged checkpoint that is skipped; None to warn instead.
+    Call `passed_over` for each damaged checkpoint, or warn if it is None.
 
     Raises:
         CleaveError: when a checkpoint cannot be read. It may still be intact.
@@ -257,26 +215,14 @@ def held_steps(folder: Path) -> list[int]:
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove checkpoints from a folder. Warn about a checkpoint that cannot be removed.
-
-    Args:
-        folder: the parent folder of checkpoints.
-        unwanted: returns True for each step whose checkpoint is removed.
-    """
+    """Remove checkpoints of `unwanted` steps. Warn about one that cannot be removed."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it is no longer loaded, replaced or removed.
-
-    Returns:
-        The new path of the checkpoint.
-
-    Raises:
-        CleaveError: when the checkpoint cannot be renamed.
-    """
+    """Rename a damaged checkpoint, so that it is no longer used; return its new path."""
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while aside.exists():
         number += 1
@@ -291,13 +237,8 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _untie(
-    tensors: Mapping[str, torch.Tensor],
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors to store, without duplicates of tied tensors.
-
-    The second result maps the name of each duplicate to the name under which the tensor is stored.
-    """
+def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return tensors without duplicates, and the stored name of each duplicate (a tied tensor)."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -312,9 +253,7 @@ def _untie(
 
 
 def _write_tensors(
-    file: BinaryIO,
-    tensors: Mapping[str, torch.Tensor],
-    fetch: Callable[[str], torch.Tensor] | None,
+    file: BinaryIO, tensors: Mapping[str, torch.Tensor], fetch: Callable[[str], torch.Tensor] | None
 ) -> str:
     """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
 
@@ -336,16 +275,12 @@ def _write_tensors(
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-
-    def values(name: str) -> torch.Tensor:
+    head = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(head)
+    file.write(head)
+    for name in order:
         tensor = tensors[name]
-        return fetch(name) if tensor.is_meta and fetch is not None else tensor
-
-    parts: Iterator[bytes | memoryview] = chain(
-        (len(text).to_bytes(8, "little"), text), (bytes_of(values(name)) for name in order)
-    )
-    for part in parts:
+        part = bytes_of(fetch(name) if tensor.is_meta and fetch is not None else tensor)
         digest.update(part)
         file.write(part)
     return digest.hexdigest()
@@ -365,8 +300,7 @@ def _sync(file: BinaryIO) -> None:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a checkpoint's folder from `temporary` to `final`.
 
-    If `final` exists, it is first renamed, and removed at the end. A complete checkpoint of the
-    step therefore exists at any time.
+    An existing `final` is renamed first, so a complete checkpoint of the step always exists.
     """
     if not final.exists():
         temporary.rename(final)
@@ -427,20 +361,6 @@ def _remove(path: Path) -> None:
             "remove it by hand to free its space.",
             stacklevel=3,
         )
-
-
-def _verified_header(path: Path) -> _Header:
-    header = _read_header(path)
-    try:
-        with (path / _TENSORS).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
-    except OSError as error:
-        raise _unreadable(path, _TENSORS, error) from error
-    if sha256 != header.tensors_sha256:
-        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
-    return header
 
 
 def _read_header(path: Path) -> _Header:

@@ -13,18 +13,10 @@ from typing import Final, TypeVar
 
 from cleave.errors import CleaveError
 
-FIRST_RETRY_S: Final = 1.0
-"""Seconds until the first retry of a write. The delay doubles with each further retry."""
-
+FIRST_RETRY_S: Final = 1.0  # delay of the first retry; each retry doubles it
+# Retries are rare: each may write gigabytes of a checkpoint before the disk is full again.
 MOST_RETRY_S: Final = 60.0
-"""Maximum delay between retries, in seconds.
-
-Retries are rare because each one may write gigabytes of a checkpoint before the disk is full again.
-"""
-
-STOPPING_S: Final = 60.0
-"""Seconds for which a run that is stopping retries a write."""
-
+STOPPING_S: Final = 60.0  # how long a run that is stopping retries a write
 _SLICE_S: Final = 0.5
 # EFBIG means that the system or an administrator limits the size of files.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -42,12 +34,7 @@ def is_full(error: OSError) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> CleaveError:
-    """Return the error to raise for a failed write. Its message tells the user what to do.
-
-    Args:
-        path: the file or folder that cannot be written.
-        error: the cause.
-    """
+    """Return the error to raise for a failed write. Its message tells the user what to do."""
     kind = DiskFullError if is_full(error) else CleaveError
     return kind(
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
@@ -78,9 +65,6 @@ class Patience:
             when the disk has space again.
         stop: returns True if the run is stopping. A write is then retried for `STOPPING_S` seconds.
         sleep: sleeps for the given number of seconds.
-
-    Attributes:
-        waited_s: total seconds waited for disk space.
     """
 
     def __init__(
@@ -120,8 +104,7 @@ class Patience:
     def _pause(self, pause_s: float) -> float:
         """Wait for `pause_s` seconds, or at most `FIRST_RETRY_S` more once the run is stopping.
 
-        Returns:
-            The number of seconds waited while the run was stopping.
+        Return the number of seconds waited while the run was stopping.
         """
         stopping_s = 0.0
         while pause_s > 0:

@@ -19,10 +19,7 @@ from torch import Tensor, nn
 class Chance:
     """Seeds the random numbers of a model's passes.
 
-    Attributes:
-        seed: the seed of the run.
-        rows: for each sequence of the current pass, a text from which seeds are derived. Empty
-            between passes.
+    `rows` has a text for each sequence of the current pass, from which seeds are derived.
     """
 
     seed: int
@@ -30,12 +27,7 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds.
-
-        Args:
-            model: the model, which is changed in place.
-            seed: the seed of the run.
-        """
+        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds."""
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -46,14 +38,9 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Return a context manager that seeds a forward and backward pass.
+        """Seed a pass of `count` sequences within a block, and torch's random generator too.
 
-        Within the block, torch's random generator is seeded too; afterwards its state is restored.
-
-        Args:
-            step: index of the step, from 0.
-            first: index of the pass's first sequence among the sequences of the step.
-            count: number of sequences in the pass.
+        `first` is the index of the pass's first sequence among those of the step.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -67,10 +54,7 @@ class Chance:
 class SeededDropout(nn.Dropout):
     """Dropout that uses a separately seeded random generator for each sequence.
 
-    Args:
-        p: the probability that a value is dropped.
-        chance: seeds of the sequences of the current pass.
-        name: name of the module. Modules with different names drop different values.
+    `chance` has the seeds of the pass. Modules with different names drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:

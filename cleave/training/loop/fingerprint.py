@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from cleave.training.data.batches import Corpus
-from cleave.training.data.tokenizer import TextTokenizer
+from cleave.training.data.tokenizer import TextTokenizer, json_object
 
-FINGERPRINTS: Final = "fingerprints"
-"""Key of the fingerprints in a checkpoint's metadata."""
-
+FINGERPRINTS: Final = "fingerprints"  # key of the fingerprints in a checkpoint's metadata
 _WORDS: Final = {
     "text": "training text",
     "held_out": "held-out text",
@@ -30,12 +28,8 @@ _NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "t
 class Fingerprints:
     """Digests, in hex, of the inputs that determine a run's results.
 
-    Attributes:
-        text: digest of the tokens of the training split.
-        held_out: digest of the tokens of the validation split.
-        tokenizer: digest of all settings that determine how text is encoded.
-        template: digest of the chat template; empty if the model has none.
-        model: digest of the configuration in the model folder; empty for a registry model.
+    `template` is empty if the model has no chat template. `model` is the digest of the
+    configuration in the model folder, and empty for a registry model.
     """
 
     text: str
@@ -46,13 +40,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return the fingerprints of a run's inputs.
-
-        Args:
-            corpus: the tokens of both splits.
-            tokenizer: the tokenizer that encoded the text.
-            folder: the model folder; None for a registry model.
-        """
+        """Return the fingerprints of a run's inputs; `folder` is None for a registry model."""
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
             held_out=hashlib.sha256(corpus.validation.data).hexdigest(),
@@ -62,26 +50,18 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fingerprints that differ from saved fingerprints.
-
-        Args:
-            saved: saved fingerprints by name. A name that is missing counts as unchanged.
-        """
+        """Return the names of the fingerprints that differ from `saved`, if `saved` has them."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Return a phrase about changed fingerprints, such as "another training text and ...".
-
-    Args:
-        names: names of the changed fingerprints.
-    """
+    """Return a phrase about changed fingerprints, such as "another training text and ..."."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 
 def _of_template(folder: Path) -> str:
-    stated = _json_of(folder / "tokenizer_config.json").get("chat_template")
+    stated = json_object(folder / "tokenizer_config.json").get("chat_template")
     files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*"))]
     found = [stated, *(path.read_text(encoding="utf-8") for path in files if path.is_file())]
     if not any(found):
@@ -90,17 +70,5 @@ def _of_template(folder: Path) -> str:
 
 
 def _of_config(path: Path) -> str:
-    kept = {key: value for key, value in _json_of(path).items() if key not in _NOT_OF_THE_MODEL}
+    kept = {key: value for key, value in json_object(path).items() if key not in _NOT_OF_THE_MODEL}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty object if the file cannot be read.
-
-    Loading the model raises the error about an unreadable configuration.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

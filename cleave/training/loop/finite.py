@@ -16,24 +16,13 @@ class DivergedError(CleaveError):
 
 
 def check_loss(loss: float) -> None:
-    """Check that a loss is finite.
-
-    Raises:
-        DivergedError: when the loss is NaN or infinite.
-    """
+    """Raise DivergedError if a loss is NaN or infinite."""
     if not math.isfinite(loss):
         raise DivergedError(f"its loss is {loss}")
 
 
 def check_norm(norm: float) -> None:
-    """Check that all gradients are finite, given their norm.
-
-    Args:
-        norm: norm of the gradients. It is finite only if all gradients are finite.
-
-    Raises:
-        DivergedError: when the norm is NaN or infinite.
-    """
+    """Raise DivergedError if the norm of the gradients, and so a gradient, is NaN or infinite."""
     if not math.isfinite(norm):
         raise DivergedError(f"the norm of its gradients is {norm}")
 
@@ -49,8 +38,5 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Return the name of the first tensor with a NaN or infinite element.
-
-    Return an empty string if all tensors are finite.
-    """
+    """Return the name of the first tensor with a NaN or infinite element, or an empty string."""
     return next((name for name, tensor in tensors.items() if not is_finite(tensor)), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
@@ -10,10 +11,52 @@ from typing import Any, Final, Self
 
 from cleave.errors import UsageError
 from cleave.planner.plan import Method
-from cleave.training.loop.interval import DEFAULT, Interval
-from cleave.training.loop.schedule import Decay
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
+
+_SETTING: Final = "setting"
+_UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
+_MOST_DIGITS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
+
+    A checkpoint follows the first step that ends at least `seconds` after the last checkpoint.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, text: int | str) -> Interval:
+        """Parse an interval such as `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
+
+        Raises:
+            UsageError: when `text` is neither a number of steps nor a time.
+        """
+        said = str(text).strip()
+        if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS:
+            return cls(steps=int(said))
+        found = _TIME.fullmatch(said)
+        seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+        if not seconds:
+            raise UsageError(
+                f"--checkpoint-every is {text!r}; give a number of steps, a time like 90s, 10min "
+                f"or 2h, or 0 for no checkpoints"
+            )
+        return cls(seconds=seconds)
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.seconds)
+
+    def due(self, step: int, since_s: float) -> bool:
+        """Return True if a checkpoint is due after `step` steps, `since_s` after the last one."""
+        if self.steps:
+            return step % self.steps == 0
+        return bool(self.seconds) and since_s >= self.seconds
 
 
 class Precision(Enum):
@@ -43,10 +86,9 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which matrix multiplications the fleet computes in steps by tiles.
+    """Which GEMMs of steps by tiles the fleet computes.
 
-    With ALL, the fleet computes every matrix multiplication. With AUTO, the PS computes each matrix
-    multiplication that the PS is predicted to finish sooner than the fleet.
+    ALL: every GEMM. AUTO: every GEMM that the PS is not predicted to finish first.
     """
 
     ALL = "all"
@@ -54,10 +96,7 @@ class OffloadMode(Enum):
 
 
 class FallbackMode(Enum):
-    """What training does while no device is connected.
-
-    WAIT pauses training until a device connects. LOCAL computes on the PS until a device connects.
-    """
+    """Whether training waits for a device or computes on the PS while no device is connected."""
 
     WAIT = "wait"
     LOCAL = "local"
@@ -76,42 +115,48 @@ class Packing(Enum):
 
 
 class OptimizerKind(Enum):
-    """The optimizer. Values are the names in `--optimizer`."""
+    """The optimizer. Values are the names in `--optimizer`.
 
-    ADAMW = "adamw"
-    SGD = "sgd"
-    """SGD with momentum."""
-
-    ADAFACTOR = "adafactor"
-    """Adafactor: factors a matrix's second moments into rows and columns (arXiv 1804.04235)."""
-
-    MUON = "muon"
-    """torch's `Muon` for the weight matrices of hidden layers, AdamW for all other parameters.
-
+    ADAFACTOR factors a matrix's second moments into rows and columns (arXiv 1804.04235). MUON is
+    torch's `Muon` for the weight matrices of hidden layers, and AdamW for all other parameters.
     Both use the same learning rate: Muon's updates are scaled to those of AdamW.
     """
 
+    ADAMW = "adamw"
+    SGD = "sgd"
+    ADAFACTOR = "adafactor"
+    MUON = "muon"
 
-MAY_CHANGE: Final = (
+
+class Decay(Enum):
+    """The shape of the learning rate after the warm-up. Values are the names in `--schedule`.
+
+    COSINE and LINEAR fall until the last step. CONSTANT stays at the peak. WSD (warm-up, stable,
+    decay) falls linearly during the last `decay_steps` steps only.
+    """
+
+    COSINE = "cosine"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+    WSD = "wsd"
+
+
+MAY_CHANGE: Final = (  # names of the settings that may change when a run is resumed
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
     "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
-"""Names of the settings that may change when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The help text and the limits of a field of `JobSpec`.
-
-    The options of `cleave train` are generated from the settings.
+    """The help text and the limits of a field of `JobSpec`, from which its CLI option is generated.
 
     Attributes:
         help: description of the field for `--help`.
         common: whether `cleave train --help` lists the option. `--help-all` lists all options.
         names: names of the option; empty to derive the name from the field's name.
-        least: minimum value, inclusive; None for no limits.
-        most: maximum value, inclusive; None for no maximum.
+        least, most: minimum and maximum value; None for no limits.
         below: upper limit, exclusive; None for no such limit.
         choices: an enum whose values are the allowed values; None for a field without choices.
     """
@@ -125,11 +170,7 @@ class Setting:
     choices: type[Enum] | None = None
 
     def check(self, option: str, value: Any) -> None:
-        """Check that a value is allowed.
-
-        Args:
-            option: name of the option, for the error message.
-            value: the value.
+        """Check a value of `option`, which is the name in the error message.
 
         Raises:
             UsageError: when the value is too small, too large, or not among the choices.
@@ -156,18 +197,9 @@ class Setting:
 
 
 def _setting(default: Any, help: str, *names: str, common: bool = False, **limits: Any) -> Any:
-    """Return a dataclass field of `JobSpec` that holds its `Setting`.
-
-    Args:
-        default: default value of the field; `...` for a required field.
-        help, names, common: see `Setting`.
-        limits: `least`, `most`, `below` and `choices` of `Setting`.
-    """
+    """Return a dataclass field of `JobSpec` with its `Setting`; required if `default` is `...`."""
     known = {_SETTING: Setting(help, common, names, **limits)}
     return field(metadata=known) if default is ... else field(default=default, metadata=known)
-
-
-_SETTING: Final = "setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +263,7 @@ class JobSpec:
     )
     eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
     checkpoint_every: int | str = _setting(
-        DEFAULT,
+        "10min",  # a crash loses at most about this much training time
         "Interval between checkpoints: steps, as 500, or a time, as 10min; 0 for none.",
         common=True,
     )
@@ -257,10 +289,7 @@ class JobSpec:
         choices=Method,
     )
     audit: float = _setting(
-        0.05,
-        "Probability that the server repeats a device's part of a stage.",
-        least=0,
-        most=1,
+        0.05, "Probability that the server repeats a device's part of a stage.", least=0, most=1
     )
     offload: str = _setting(
         "all",
@@ -269,9 +298,7 @@ class JobSpec:
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
     fallback: str = _setting(
-        "wait",
-        "Without devices: wait, or local (compute on the server).",
-        choices=FallbackMode,
+        "wait", "Without devices: wait, or local (compute on the server).", choices=FallbackMode
     )
     fallback_after_s: float = _setting(
         30.0, "Seconds without devices before local.", "--fallback-after", least=0
@@ -282,7 +309,6 @@ class JobSpec:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """Return the `Setting` of each field, by field name."""
         return {each.name: each.metadata[_SETTING] for each in fields(cls)}
 
     def __post_init__(self) -> None:
@@ -321,17 +347,19 @@ class JobSpec:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
 
     def _check_adapters(self) -> None:
-        if self.lora and LoraSpec.of(self.lora).bits and self.journal:
+        if not self.lora:
+            return
+        if self.quantized and self.journal:
             raise UsageError(
                 f"--lora is {self.lora!r}, and --journal keeps products of tiles, which take no "
                 "quantized weights; leave out --journal, or bits"
             )
-        if self.lora and LoraSpec.of(self.lora).bits and self.method == Method.TILES.value:
+        if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
                 f"--lora is {self.lora!r}, and tiles take no quantized weights; give --method "
                 "stages, auto or local, or leave bits out"
             )
-        if self.lora and LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
+        if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
                 "--lora has dropout, which stages cannot have: their passes are done twice and "
                 "must be equal; leave it out, or give --method tiles"
@@ -342,12 +370,13 @@ class JobSpec:
         """Return the interval between checkpoints, parsed from `checkpoint_every`."""
         return Interval.of(self.checkpoint_every)
 
-    def check_model(self, spec: ModelSpec) -> None:
-        """Check that the job's sequences are not longer than a model's context.
+    @property
+    def quantized(self) -> bool:
+        """Return True if the job trains adapters of quantized weights (QLoRA)."""
+        return bool(self.lora and LoraSpec.of(self.lora).bits)
 
-        Raises:
-            UsageError: when sequences have more tokens than the model has positions.
-        """
+    def check_model(self, spec: ModelSpec) -> None:
+        """Raise UsageError if the job's sequences are longer than a model's context."""
         if self.seq > spec.max_positions:
             raise UsageError(
                 f"--seq {self.seq} is longer than the {spec.max_positions} positions of "
@@ -360,10 +389,7 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the job with the given settings; the inverse of `to_dict`.
-
-        Args:
-            values: settings by name. Missing settings get their defaults; `model` is required.
+        """Return the job with the given settings. Missing settings get their defaults.
 
         Raises:
             UsageError: when a name is unknown, or a value is missing, invalid or of a wrong type.
@@ -392,26 +418,12 @@ def _flag(name: str) -> str:
 
 
 _PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.09288, section 2.2
-    "opt-125m": 6e-4,
-    "opt-350m": 3e-4,
-    "opt-1.3b": 2e-4,
-    "opt-2.7b": 1.6e-4,
-    "opt-6.7b": 1.2e-4,
-    "opt-13b": 1e-4,
-    "opt-30b": 1e-4,
-    "opt-66b": 0.8e-4,
-    "opt-175b": 1.2e-4,
-    "llama2-7b": 3e-4,
-    "llama2-13b": 3e-4,
-    "llama2-70b": 1.5e-4,
-}
+    "opt-125m": 6e-4, "opt-350m": 3e-4, "opt-1.3b": 2e-4, "opt-2.7b": 1.6e-4, "opt-6.7b": 1.2e-4,
+    "opt-13b": 1e-4, "opt-30b": 1e-4, "opt-66b": 0.8e-4, "opt-175b": 1.2e-4,
+    "llama2-7b": 3e-4, "llama2-13b": 3e-4, "llama2-70b": 1.5e-4,
+}  # fmt: skip
 
 
 def default_learning_rate(spec: ModelSpec) -> float:
-    """Return the peak learning rate that was published for a model.
-
-    If no rate was published, return a rate that depends on the model's number of parameters.
-    """
-    if spec.name in _PUBLISHED_RATES:
-        return _PUBLISHED_RATES[spec.name]
-    return 6e-4 if spec.parameters < 300e6 else 2e-4
+    """Return the peak learning rate that was published for a model, or one by its size."""
+    return _PUBLISHED_RATES.get(spec.name, 6e-4 if spec.parameters < 300e6 else 2e-4)

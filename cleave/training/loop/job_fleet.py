@@ -2,8 +2,7 @@
 
 By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
-fastest on the connected devices. The layer graphs for stages are built once a device connects that
-can run layer graphs.
+fastest on the connected devices. The layer graphs are built once a device can run them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -32,7 +31,6 @@ from cleave.training.data.batches import Batch
 from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
-from cleave.training.lora.spec import LoraSpec
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from cleave.training.tiles.offload import restore, send
@@ -40,38 +38,17 @@ from cleave.workload.models.build import disable_checkpointing, enable_checkpoin
 from cleave.workload.registry import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class FleetReports:
-    """Callbacks of `JobFleet`.
+class JobFleet:
+    """Runs the steps of one job by stages on the fleet, or makes the model's layers use tiles.
 
-    Attributes:
-        note: called with each message for the user.
+    For tiles, the model's linear layers are changed in place, so that they compute on the fleet.
+
+    Args:
+        checkpointing: whether the model uses activation checkpointing.
         presence: called when the last device leaves, when a device is connected again, and when the
             PS starts to compute in place of devices.
         stuck: called with the reason when no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-    """
-
-    note: Callable[[str], None]
-    presence: Callable[[FleetPresence], None]
-    stuck: Callable[[str], None]
-    applied: Callable[[], bool]
-
-
-class JobFleet:
-    """Runs the steps of one job by stages on the fleet, or makes the model's layers use tiles.
-
-    Args:
-        job: the job.
-        spec: specification of the job's model.
-        model: the model, as built by transformers. For tiles, the model's linear layers are changed
-            in place, so that they compute on the fleet.
-        fleet: the connected devices.
-        journal: stores the results of matrix multiplications; None without `--journal`.
-        checkpointing: whether the model uses activation checkpointing.
-        clock: returns the current time in seconds.
-        stop: returns True if training is stopping.
-        reports: the callbacks.
         packed: how attention is kept within a document; None with `--packing joined`.
         by_tiles: whether steps by stages are ruled out.
 
@@ -94,12 +71,15 @@ class JobFleet:
         checkpointing: bool,
         clock: Callable[[], float],
         stop: Callable[[], bool],
-        reports: FleetReports,
+        note: Callable[[str], None],
+        presence: Callable[[FleetPresence], None],
+        stuck: Callable[[str], None],
+        applied: Callable[[], bool],
         packed: PackedBy | None = None,
         by_tiles: bool = False,
     ) -> None:
         self._job, self._spec, self._model = job, spec, model
-        self._fleet, self._stop, self._reports = fleet, stop, reports
+        self._fleet, self._stop, self._note, self._presence = fleet, stop, note, presence
         self._checkpointing, self._packed = checkpointing, packed
         self._selector = Selector(fleet.planner, TorchBackend())
         self._fallback: FallbackFleet | None = None
@@ -109,7 +89,6 @@ class JobFleet:
         self._said = ""
         gemms = tile_gemms(job, spec)
         self._tiles_forecaster = TilesForecaster(gemms, DType(job.dtype), fleet)
-        self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # Steps by stages support neither the journal nor fp16.
         by_tiles |= journal is not None or job.dtype == Precision.FP16.value
@@ -119,17 +98,17 @@ class JobFleet:
         # Layers that devices cannot run as a graph may use tiles in a step by stages.
         mixed = self.staged is not None and bool(self.staged.passes.runs)
         if mixed or method in (Method.TILES, Method.AUTO):
-            leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
-            self._fallback = FallbackFleet(
-                fleet, reports.presence, _fallback(job), leaving, reports.stuck
-            )
+            leaving = Leaving(stop, applied, TorchBackend(), clock)
+            local = job.fallback == FallbackMode.LOCAL.value
+            fallback = Fallback(TorchBackend(), job.fallback_after_s) if local else None
+            self._fallback = FallbackFleet(fleet, presence, fallback, leaving, stuck)
             keep = job.offload == OffloadMode.AUTO.value or method is not Method.TILES
             self._selection = SelectiveFleet(self._fallback, fleet, self._selector, keep=keep)
             self._tiles = self._selection
             if journal is not None:
                 self._tiles = JournaledFleet(self._selection, journal)
-            if (said := send(model, self._tiles).shortfall) and not self._quantized:
-                reports.note(said)
+            if (said := send(model, self._tiles).shortfall) and not self._job.quantized:
+                note(said)
 
     @property
     def clock(self) -> str:
@@ -156,11 +135,7 @@ class JobFleet:
         return PsCompute(speed.flops_per_s, 0.0)
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
-        """Return the predicted duration of a step, in seconds.
-
-        Args:
-            batches: the step's micro-batches.
-        """
+        """Return the predicted duration of a step with these micro-batches, in seconds."""
         if self._looks:
             self._look()
         if self.staged is not None:
@@ -192,7 +167,6 @@ class JobFleet:
 
         Raises:
             AbandonedError: when training stops during the step.
-            FleetError: when the fleet cannot compute the step.
         """
         if self._looks:
             self._look()
@@ -204,13 +178,10 @@ class JobFleet:
         return loss
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
-        """Return a context manager for matrix multiplications of the PS in a step by stages.
+        """Return a context manager for the PS's GEMMs in a step in which `training` devices train.
 
         Devices that train layers lack the memory for tiles. If no other device is connected, the PS
         computes these matrix multiplications alone.
-
-        Args:
-            training: IDs of the devices that train layers in this step.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -236,22 +207,19 @@ class JobFleet:
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a connected device can run layer graphs.
-
-        If no connected device can, report the reason once.
-        """
+        """Build the layer graphs if a connected device can run them, or report the reason once."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()
             return
         said = f"no stages: {self._fleet.runtime.why_no_stages()}. "
-        if self._quantized:
+        if self._job.quantized:
             said += "The parameter server computes the layers alone."
         else:
             said += self._choice_without_stages().why
         if said != self._said:
             self._said = said
-            self._reports.note(said)
+            self._note(said)
 
     def _new_staged(self) -> StagedModel | None:
         """Return a `StagedModel` built from the model's original layers, or None if impossible."""
@@ -266,8 +234,8 @@ class JobFleet:
                 self._ps,
                 self._tiles_forecaster,
                 stop=self._stop,
-                note=self._reports.note,
-                presence=self._reports.presence,
+                note=self._note,
+                presence=self._presence,
                 own_products=self._own_products,
             )
         finally:
@@ -285,13 +253,3 @@ def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
     assert ids is not None
     assert labels is not None
     return Rows(ids, labels, mask_for(packed, positions), positions)
-
-
-def _fallback(job: JobSpec) -> Fallback | None:
-    """Return the fallback that computes on the PS while no device is connected.
-
-    Return None if the job waits for devices instead.
-    """
-    if job.fallback != FallbackMode.LOCAL.value:
-        return None
-    return Fallback(TorchBackend(), job.fallback_after_s)

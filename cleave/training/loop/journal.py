@@ -1,9 +1,7 @@
 """The journal: GEMM results on disk, so that a killed run resumes within a step.
 
-Training is deterministic: a run resumed from a checkpoint computes the same GEMMs with the same
-operands in the same order. With a journal, the results that were finished since that checkpoint are
-read from disk instead of computed by the fleet. In this module, a product is the result of a GEMM.
-The journal is a file in a subfolder of the run folder:
+Training is deterministic: a run resumed from a checkpoint computes the same GEMMs in the same
+order. Their results, called products here, are read from a file in a subfolder of the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
@@ -12,8 +10,7 @@ shapes, dtypes and bytes of both operands). If the checksum differs, the product
 A stale journal therefore never yields a wrong product. Reading the file stops at an incomplete
 record, which a crash has left. A damaged product is computed again.
 
-After the next checkpoint, the journal's products are no longer needed. One step can add far more
-bytes to the journal than a checkpoint needs. `outgrown` therefore requests an early checkpoint once
+A checkpoint makes the products before it obsolete. `outgrown` requests an early checkpoint once
 the journal is larger than a checkpoint. This bounds the disk space and the time to resume. Early
 checkpoints write no more bytes than the journal itself.
 """
@@ -49,52 +46,34 @@ _CRC: Final = struct.Struct("<I")  # CRC-32 of the preceding header
 _RECORD_BYTES: Final = _HEADER.size + _CRC.size
 _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
-QUEUE_BYTES: Final = 256 * 2**20
-"""Maximum size of the write queue in bytes. While the queue is full, the training thread waits."""
-
-LEAST_BYTES: Final = 64 * 2**20
-"""Minimum size, in bytes, of a journal that requests an early checkpoint."""
-
+QUEUE_BYTES: Final = 256 * 2**20  # default size limit of the write queue
+LEAST_BYTES: Final = 64 * 2**20  # a smaller journal requests no early checkpoint
 _RETRY_S: Final = 1.0  # delay before a write is retried because the disk is full
-
 _JUDGED_STEPS: Final = 4
 
 
 @dataclass(slots=True)
 class JournalCounters:
-    """Counters of a journal. A product is the result of a GEMM.
+    """Counters of a journal.
 
     Attributes:
-        written: number of products that were queued for writing.
-        written_bytes: total size of the `written` products.
-        spent_s: seconds that the training thread spent on checksums, copies, reads, waiting for the
-            disk, and early checkpoints.
+        written_bytes: total size of the products queued for writing.
+        spent_s: seconds that the training thread spent on the journal and on early checkpoints.
         write_s: seconds that the writer thread spent on writing.
-        taken: number of products that were read from the journal.
-        taken_bytes: total size of the `taken` products.
+        taken: number of products read from the journal.
         saved_s: seconds that the fleet had originally needed for the `taken` products.
     """
 
-    written: int = 0
     written_bytes: int = 0
     spent_s: float = 0.0
     write_s: float = 0.0
     taken: int = 0
-    taken_bytes: int = 0
     saved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Index entry of a product in the journal's file.
-
-    Attributes:
-        offset: position of the product's bytes in the file.
-        nbytes: size of the product.
-        crc: CRC-32 of the product's bytes.
-        key: checksum of the product's inputs.
-        took_s: seconds that the fleet needed for the product.
-    """
+    """Index entry of a product in the journal's file. `key` is the checksum of its inputs."""
 
     offset: int
     nbytes: int
@@ -105,15 +84,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product that is queued for writing.
-
-    Attributes:
-        step: number of steps that were completed before the product's step.
-        place: index of the product within its step.
-        key: checksum of the product's inputs.
-        took_s: seconds that the fleet needed for the product.
-        elements: the elements of the product.
-    """
+    """A product that is queued for writing. `step` is the number of steps completed before it."""
 
     step: int
     place: int
@@ -123,23 +94,11 @@ class _Product:
 
 
 class Journal:
-    """Stores the finished products (GEMM results) of one run.
+    """Stores the finished products of one run. Only the training thread may call the methods.
 
-    Not thread-safe: only the training thread may call the methods.
-
-    Args:
-        folder: the journal's folder, which is created if it is missing.
-        base: step of the checkpoint from which the run starts or resumes. Products that were
-            written since that checkpoint are used. Journal files of other checkpoints are removed.
-        say: called with a message for the user, for example when the journal switches itself off.
-        clock: returns the current time in seconds.
-        patience: retries writes while the disk is full.
-        queue_bytes: maximum size of the write queue in bytes.
-
-    Attributes:
-        folder: the journal's folder.
-        counters: counters since the journal was opened.
-        on: False once the journal has switched itself off. No products are written then.
+    Products written since the checkpoint of step `base` are used. Journal files of other
+    checkpoints are removed. `say` is called with a message for the user, for example when the
+    journal switches itself off. No products are written once `on` is False.
 
     Raises:
         CleaveError: when the journal cannot be opened.
@@ -174,15 +133,10 @@ class Journal:
         self._path, self._file = self._patience.insist(lambda: self._open(base))
         self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
-    # --- the file ---
-
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open the journal file that belongs to a checkpoint, and index its intact records.
+        """Open the journal file of the checkpoint of step `base`, and index its intact records.
 
         Truncate the file after the last intact record, and remove the other journal files.
-
-        Args:
-            base: step of the checkpoint.
         """
         path = _file_of(self.folder, base)
         try:
@@ -219,10 +173,9 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Index the records of a journal file.
+        """Index the records of a journal file, and return the position after the last intact one.
 
-        Returns:
-            The position after the last intact record; 0 if the file is not a journal.
+        Return 0 if the file is not a journal.
         """
         self._entries.clear()
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -253,26 +206,16 @@ class Journal:
         """Return True if the journal is larger than a checkpoint, so an early checkpoint is due.
 
         Always False while products of an earlier process have not been used yet.
-
-        Args:
-            checkpoint_bytes: size of a checkpoint in bytes.
         """
         if self._entries:  # a checkpoint would discard products that are not used yet
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
-    def charge(self, spent_s: float) -> None:
-        """Add to the journal's cost the seconds that an early checkpoint took."""
-        self.counters.spent_s += spent_s
-
     def covered(self, base: int) -> None:
-        """Begin a new journal file after a checkpoint has been written.
+        """Begin a new journal file after a checkpoint of step `base` has been written.
 
         If the step after the checkpoint was begun and abandoned, its finished products are copied
         to the new file.
-
-        Args:
-            base: step of the checkpoint.
         """
         if not self.on:
             discard(self.folder)
@@ -290,12 +233,7 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy products from the previous file to the current file, until the disk is full.
-
-        Args:
-            before: the previous file.
-            base: products of steps before this one are not copied.
-        """
+        """Copy products of steps from `base` on from the previous file, until the disk is full."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
@@ -315,19 +253,12 @@ class Journal:
         if self._size_bytes <= len(_MAGIC):
             discard(self.folder)
 
-    # --- steps ---
-
     def begin(self, step: int) -> None:
-        """Begin to store and to look up the products of a step.
-
-        Args:
-            step: number of steps that are completed before the step.
-        """
+        """Begin to store and to look up the products of the step after `step` completed steps."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
             del self._entries[place]  # products of earlier steps that were not requested
-        counters = self.counters
-        self._at_begin = (counters.spent_s, counters.taken)
+        self._at_begin = (self.counters.spent_s, self.counters.taken)
         self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
@@ -353,30 +284,19 @@ class Journal:
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
-            self._judge()
-
-    def _judge(self) -> None:
-        """Switch the journal off if it took more time than training itself in the last steps."""
-        step_s = sum(step for step, _ in self._judged) / len(self._judged)
-        cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
-        if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
-            self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
+            step_s, cost_s = (
+                sum(each) / len(self._judged) for each in zip(*self._judged, strict=True)
+            )
+            if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
+                self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
         """Stop writing products, and tell the user the reason."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
 
-    # --- products ---
-
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal.
-
-        Args:
-            fleet: computes the product if the journal does not have it.
-            a, b: the operands.
-            out: receives the product.
-        """
+        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""
         place = (self._step, self._place)
         self._place += 1
         entry = self._entries.pop(place, None)
@@ -399,13 +319,9 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue a finished product for writing.
+        """Queue a finished product, submitted at the time `began_s`, for writing.
 
-        Args:
-            place: the product's step and its index within the step.
-            key: checksum of the product's inputs.
-            began_s: time at which the product was submitted.
-            out: the product.
+        `place` is its step and its index within the step, `key` the checksum of its inputs.
         """
         now_s = self._clock()
         # When several products are in flight, count the time since the previous product finished.
@@ -421,18 +337,24 @@ class Journal:
             self._switch_off(str(error))
             return
         self._size_bytes += _RECORD_BYTES + product.elements.nbytes
-        self.counters.written += 1
         self.counters.written_bytes += product.elements.nbytes
         self.counters.spent_s += self._clock() - now_s
 
     def _take(self, entry: _Entry, out: Buffer) -> bool:
         """Read a product from the file into `out`. Return False if the product is damaged."""
-        data = _read_at(self._path, entry.offset, entry.nbytes)
+        try:
+            with self._path.open("rb") as file:  # do not move the position of the writer's file
+                file.seek(entry.offset)
+                data = file.read(entry.nbytes)
+        except OSError as error:
+            raise CleaveError(
+                f"the journal {str(self._path)!r} cannot be read ({error.strerror}): "
+                f"check the disk, or go on with --no-journal"
+            ) from error
         if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
             return False
         out.array[...] = unpack(data, *out.shape, out.dtype).array
         self.counters.taken += 1
-        self.counters.taken_bytes += entry.nbytes
         self.counters.saved_s += entry.took_s
         return True
 
@@ -467,11 +389,9 @@ class _Journaled:
 
     @property
     def done(self) -> bool:
-        """Return True if the fleet has finished the product."""
         return self.future.done
 
     def result(self) -> Buffer:
-        """Wait for the product, queue it for writing to the journal, and return it."""
         out = self.future.result()
         self.journal.finished(self.place, self.key, self.began_s, out)
         return out
@@ -479,35 +399,23 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A `Multiplier` that journals the GEMM results of a fleet, and reads results from the journal.
-
-    Attributes:
-        fleet: computes the results that the journal does not have.
-        journal: the journal.
-    """
+    """A fleet as a `Multiplier` that writes its results to a journal, and reads them from there."""
 
     fleet: Multiplier
     journal: Journal
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Return the fleet's operand for a buffer."""
         return self.fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""
         return self.journal.multiply(self.fleet, a, b, out)
 
 
 class _Writer:
-    """Appends products to a file in its own thread. The size of its queue is bounded.
+    """Appends products to a file, positioned at its end, in its own thread with a bounded queue.
 
     While the disk is full, the thread retries the current write. `check` then raises an error, and
-    so does `put` if the queue is full.
-
-    Attributes:
-        path, file: the file to append to. The file object is positioned at the end of the file.
-        write_s: seconds that the thread spent on writing.
-        failure: reason why the thread can no longer write; empty while it can.
+    so does `put` if the queue is full. `failure` is the reason why the thread can no longer write.
     """
 
     def __init__(
@@ -532,8 +440,7 @@ class _Writer:
     def put(self, product: _Product) -> None:
         """Queue a product for writing. Wait while the queue is full.
 
-        Raises:
-            DiskFullError: when queue and disk are both full. The product is not queued.
+        If queue and disk are both full, raise DiskFullError and do not queue the product.
         """
         nbytes = product.elements.nbytes
 
@@ -549,11 +456,7 @@ class _Writer:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Check that the current write is not waiting for disk space.
-
-        Raises:
-            DiskFullError: when the disk is full.
-        """
+        """Raise DiskFullError if the current write is waiting for disk space."""
         with self._change:
             if self._full and not self.failure:
                 raise cannot_write(self.path, self._full)
@@ -623,7 +526,14 @@ class _Writer:
         """
         end, began_s = self.file.tell(), self._clock()
         try:
-            self._write(product)
+            if product is None:
+                os.fsync(self.file.fileno())
+            else:
+                payload = product.elements.reshape(-1).view(np.uint8).data
+                place, crc = (product.step, product.place), zlib.crc32(payload)
+                header = _HEADER.pack(*place, product.key, product.took_s, payload.nbytes, crc)
+                write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
+                write_all(self.file, payload)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -637,40 +547,6 @@ class _Writer:
         finally:
             self.write_s += self._clock() - began_s
         return True
-
-    def _write(self, product: _Product | None) -> None:
-        """Write a product, or sync the file for None."""
-        if product is None:
-            os.fsync(self.file.fileno())
-            return
-        payload = product.elements.reshape(-1).view(np.uint8).data
-        header = _HEADER.pack(
-            product.step,
-            product.place,
-            product.key,
-            product.took_s,
-            payload.nbytes,
-            zlib.crc32(payload),
-        )
-        write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
-        write_all(self.file, payload)
-
-
-def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
-    """Read `nbytes` bytes of a file from the position `offset`.
-
-    Raises:
-        CleaveError: when the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:  # do not move the position of the writer's file object
-            file.seek(offset)
-            return file.read(nbytes)
-    except OSError as error:
-        raise CleaveError(
-            f"the journal {str(path)!r} cannot be read ({error.strerror}): "
-            f"check the disk, or go on with --no-journal"
-        ) from error
 
 
 def holds_beginning(folder: Path) -> bool:

@@ -30,31 +30,19 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
     if not job.lora:
         return list(found)
     products = [g for g in found if g.kind is not GemmKind.WEIGHT_GRADIENT]
-    return [g for g in products if g.name == "lm_head" or not LoraSpec.of(job.lora).bits]
+    return [g for g in products if g.name == "lm_head" or not job.quantized]
 
 
 @dataclass(frozen=True, slots=True)
 class TilesForecaster:
-    """Forecasts a step by tiles on the connected devices.
-
-    Attributes:
-        gemms: the GEMMs of a step.
-        dtype: the dtype of the GEMMs.
-        fleet: the fleet that computes the GEMMs.
-    """
+    """Forecasts a step with these GEMMs by tiles on the connected devices."""
 
     gemms: Sequence[StepGemm]
     dtype: DType
     fleet: Fleet
 
     def forecast(self, forecaster: StepForecaster) -> Forecast:
-        """Return the forecast of a step by tiles.
-
-        If no device can compute the step, the forecast holds the reason instead of a duration.
-
-        Args:
-            forecaster: computes forecasts for the same model and batch.
-        """
+        """Return the forecast of a step by tiles, or a refusal if no device can compute it."""
         _, devices = self.fleet.runtime.fleet_rates()
         able = [device for device in devices if self.dtype.value in device.dtypes]
         if not able:
@@ -72,17 +60,8 @@ class TilesForecaster:
 def choose_without_stages(
     job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
 ) -> MethodChoice:
-    """Choose between tiles and the PS alone, for a job without devices that can train layers.
-
-    Args:
-        job: the job.
-        spec: specification of the job's model.
-        tiles: forecasts the job's steps by tiles.
-        ps: compute speed of the PS.
-    """
-    adapters = None
-    if job.lora:
-        adapters = Adapters(LoraSpec.of(job.lora).rank)
+    """Choose between tiles and the PS alone, for a job without devices that can train layers."""
+    adapters = Adapters(LoraSpec.of(job.lora).rank) if job.lora else None
     each = tiles.dtype.itemsize
     sizes = StageSizes(spec, job.seq, each, each, adapters)
     forecaster = sizes.forecaster(job.batch * job.accumulate, ps)

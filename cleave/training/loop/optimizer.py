@@ -1,28 +1,115 @@
-"""Optimizer updates with gradient clipping, after or during the backward pass.
+"""Optimizer updates with gradient clipping, loss scaling and a learning rate schedule.
 
-With several servers, each server updates the parameters that it owns.
+Updates happen after or during the backward pass. With several servers, each server updates the
+parameters that it owns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.training.loop.finite import DivergedError, check_loss, check_norm, is_finite
-from cleave.training.loop.job import JobSpec, OptimizerKind
-from cleave.training.loop.loss_scale import LossScale
+from cleave.training.loop.job import Decay, JobSpec, OptimizerKind
 from cleave.training.loop.state_files import StateFiles
 from cleave.training.lora.adapters import is_linear
 from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import Alone, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
+
+LOSS_SCALE: Final = "loss_scale"  # key of the loss scale's state in a checkpoint's metadata
+_GROWS_AFTER: Final = 2000  # steps without overflow
+_LEAST: Final = 2.0**-14  # a smaller loss scale cannot be the cause of an overflow
+
+
+@dataclass(slots=True)
+class LossScale:
+    """The factor that keeps small fp16 gradients from underflowing (arXiv 1710.03740, section 3.2).
+
+    The loss is multiplied by the factor before the backward pass, and gradients are divided by it.
+    If the gradients of a step overflow, the step is skipped and the factor is halved. After 2000
+    steps without overflow, the factor is doubled. The rule and the constants are those of
+    `torch.amp.GradScaler`, which does not support updates of one parameter at a time. The factor is
+    a power of two, so that scaling rounds no values except those that underflow.
+
+    `updates` is the total number of steps that have updated parameters.
+    """
+
+    factor: float = 65536.0
+    since_overflow: int = 0
+    updates: int = 0
+
+    def overflowed(self) -> None:
+        """Halve the loss scale after a step whose gradients are not finite.
+
+        Raises:
+            DivergedError: when the loss scale is too small to be the cause of the overflow.
+        """
+        self.factor /= 2
+        self.since_overflow = 0
+        if self.factor < _LEAST:
+            raise DivergedError(
+                f"its gradients overflow in fp16 with a loss scale of {self.factor:g}"
+            )
+
+    def updated(self) -> None:
+        """Count a step that has updated parameters. Double the loss scale after 2000 such steps."""
+        self.updates += 1
+        self.since_overflow += 1
+        if self.since_overflow == _GROWS_AFTER:
+            self.factor *= 2
+            self.since_overflow = 0
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Load the state that a checkpoint's metadata holds.
+
+        Raises:
+            CleaveError: when `state` is None, because the checkpoint has none.
+        """
+        if state is None:
+            raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A learning rate schedule with linear warm-up to `peak`.
+
+    `floor` is the rate at the end of the decay, as a fraction of the peak.
+    """
+
+    peak: float
+    warmup_steps: int
+    steps: int
+    decay: Decay = Decay.COSINE
+    floor: float = 0.1
+    decay_steps: int = 0
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        first = self.warmup_steps
+        if self.decay is Decay.WSD:
+            first = max(first, self.steps - self.decay_steps)
+        share = min(1.0, max(0.0, (step - first) / max(1, self.steps - first)))
+        match self.decay:
+            case Decay.CONSTANT:
+                left = 1.0
+            case Decay.COSINE:
+                left = 0.5 * (1 + math.cos(math.pi * share))
+            case _:
+                left = 1 - share
+        return self.peak * (self.floor + (1 - self.floor) * left)
+
 
 _EPS = 1e-8
 _MATRIX = 2  # number of dimensions of a matrix
@@ -32,14 +119,9 @@ _STATE = "optimizer."  # prefix of the names of optimizer state tensors in a che
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """The optimizer and its settings.
+    """The optimizer and its settings. Only parameters with at least 2 dimensions get weight decay.
 
-    Attributes:
-        kind: the optimizer.
-        weight_decay: weight decay of parameters with at least 2 dimensions.
-        betas: decay rates of AdamW's moments. The default values are those with which OPT was
-            trained (arXiv 2205.01068, section 2.2).
-        momentum: momentum of SGD and Muon.
+    The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
     """
 
     kind: OptimizerKind = OptimizerKind.ADAMW
@@ -48,13 +130,9 @@ class UpdateRule:
     momentum: float = 0.9
 
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
-        """Return a torch optimizer of one parameter.
+        """Return a torch optimizer of one parameter. Set its learning rate before each step.
 
-        The caller must set the learning rate before each step.
-
-        Args:
-            parameter: the parameter.
-            hidden: whether the parameter is the weight matrix of a hidden layer.
+        `hidden`: whether the parameter is the weight matrix of a hidden layer.
         """
         decay = self.weight_decay if parameter.ndim > 1 else 0.0
         match self.kind:
@@ -87,17 +165,14 @@ class Optimizer:
     """Updates all trained parameters of a model, with one torch optimizer per parameter.
 
     Args:
-        model: the model, with fp32 parameters.
-        rule: the optimizer and its settings.
         clip: maximum global norm of the gradients; 0 for no clipping.
-        scale: the loss scale; None for no loss scaling.
-        ranks: the servers that train the model together; None for a single server. Several servers
-            sum their gradients before the update, so `in_backward` must be False.
         in_backward: whether to update each parameter during the backward pass, as soon as its
             gradient is complete, and to free the gradient. The result is the same, but only one
             gradient at a time is in memory. With clipping or a loss scale, an additional first
             backward pass computes the global norm and detects overflows.
         files: moves the optimizer state to files; None to keep the state in memory.
+        ranks: the servers that train the model together; None for a single server. Several servers
+            sum their gradients before the update, so `in_backward` must be False.
         weights: the sharded weights; None if each server holds all weights.
 
     Attributes:
@@ -142,16 +217,10 @@ class Optimizer:
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
-        """Run one optimizer step: compute gradients and update the parameters.
+        """Compute gradients with `backward`, update the parameters, and return the loss.
 
-        Args:
-            rate: the learning rate.
-            backward: computes the gradients of the whole batch and returns the loss. With
-                `in_backward` and with clipping or a loss scale, `backward` is called twice, and
-                must compute the same gradients both times.
-
-        Returns:
-            The loss.
+        With `in_backward` and with clipping or a loss scale, `backward` is called twice, and must
+        compute the same gradients both times.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated
@@ -168,15 +237,9 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Run one optimizer step with gradients from the fleet, without a local backward pass.
+        """Update with gradients from the fleet, which `gradients` sets, and return its result.
 
-        Args:
-            rate: the learning rate.
-            gradients: sets the gradients of all parameters and returns the loss. If it returns a
-                value that is not a float, no parameter is updated.
-
-        Returns:
-            The result of `gradients`.
+        If the result is not a loss, but the reason for none, no parameter is updated.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated.
@@ -196,11 +259,7 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin the passes of a step with sharded weights.
-
-        Args:
-            passes: maximum over all servers of the number of passes that a server computes.
-        """
+        """Begin a step with sharded weights; no server computes more than `passes` passes."""
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}
@@ -208,17 +267,19 @@ class Optimizer:
 
     @contextmanager
     def last_pass(self) -> Iterator[None]:
-        """Return a context manager for the last backward pass of a step.
+        """Send each gradient to its owner as soon as a step's last backward pass completes it.
 
-        Within the block, each gradient is sent to the server that owns its parameter as soon as the
-        gradient is complete. With one server, or with sharded weights, the block has no effect.
+        With one server, or with sharded weights, do nothing.
         """
         sums = self._sums
         if sums is None:
             yield
             return
-        hooks = {name: partial(_completed, sums, name) for name in self.parameters}
-        with self._hooked(hooks):
+
+        def sending(name: str) -> Callable[[Tensor], None]:
+            return lambda _: sums.complete(name)
+
+        with self._hooked({name: sending(name) for name in self.parameters}):
             yield
 
     @property
@@ -228,10 +289,9 @@ class Optimizer:
         return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
-        """Sum the gradients over all servers.
+        """Sum the gradients over all servers. Each server then holds the sums that it owns.
 
-        Afterwards, each server holds the gradient sums of the parameters that it owns. Every server
-        must call this once per step, even if its own part of the step has failed.
+        Every server must call this once per step, even if its own part of the step has failed.
         """
         exchanging = self._weights or self._sums
         assert exchanging is not None
@@ -258,11 +318,7 @@ class Optimizer:
         )
 
     def _clip(self) -> None:
-        """Clip the global norm of the gradients, as `torch.nn.utils.clip_grad_norm_` does.
-
-        Raises:
-            DivergedError: when the norm is not finite. This is checked even without clipping.
-        """
+        """Clip the global norm of the gradients. Raise DivergedError if the norm is not finite."""
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
         if self._ranks.count > 1:
@@ -273,11 +329,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide all gradients by the loss scale, and update the loss scale.
-
-        Returns:
-            True if the gradients of all servers are finite. If False, the step must be skipped.
-        """
+        """Divide the gradients by the loss scale. Return False if any server's overflow."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -285,7 +337,7 @@ class Optimizer:
         if all(self._ranks.agree(finite)):
             scale.updated()
             return True
-        _overflowed(scale)
+        scale.overflowed()
         return False
 
     def _update(self, name: str) -> None:
@@ -311,9 +363,10 @@ class Optimizer:
                 squares.append(torch.linalg.vector_norm(parameter.grad.mul_(unscaled)))
                 parameter.grad = None
 
-            loss = self._with_hooks(dict.fromkeys(self.parameters, note_norm), backward)
+            with self._hooked(dict.fromkeys(self.parameters, note_norm)):
+                loss = backward()
             if self.scale is not None and overflowed:
-                _overflowed(self.scale)
+                self.scale.overflowed()
                 return loss
             norm = torch.linalg.vector_norm(torch.stack(squares)).item()
             check_norm(norm)
@@ -334,24 +387,15 @@ class Optimizer:
 
             return step
 
-        loss = self._with_hooks({name: stepping(name) for name in self.parameters}, backward)
+        with self._hooked({name: stepping(name) for name in self.parameters}):
+            loss = backward()
         if self.scale is not None:
             self.scale.updated()
         return loss
 
-    def _with_hooks(
-        self, hooks: Mapping[str, Callable[[Tensor], None]], backward: Callable[[], float]
-    ) -> float:
-        with self._hooked(hooks):
-            return backward()
-
     @contextmanager
     def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Return a context manager that calls a hook when a parameter's gradient is complete.
-
-        Args:
-            hooks: functions by parameter name. A function is called with its parameter.
-        """
+        """Call the hook of a parameter name with the parameter once its gradient is complete."""
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
@@ -362,13 +406,8 @@ class Optimizer:
             for handle in handles:
                 handle.remove()
 
-    # --- checkpoints ---
-
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of this server's optimizer state, keyed by name in a checkpoint.
-
-        The result is empty before the first step.
-        """
+        """Return this server's optimizer state by checkpoint name; empty before the first step."""
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -377,14 +416,7 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load this server's optimizer state from a checkpoint.
-
-        Args:
-            tensors: all tensors of the checkpoint by name.
-
-        Raises:
-            CleaveError: when the checkpoint lacks the optimizer state of a parameter.
-        """
+        """Load this server's optimizer state, or raise CleaveError if the checkpoint lacks it."""
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
             if full.startswith(_STATE):
@@ -403,27 +435,10 @@ class Optimizer:
             optimizer.state[self.parameters[name]] = state
 
 
-def _overflowed(scale: LossScale) -> None:
-    """Halve the loss scale after a step whose gradients overflow in fp16.
-
-    Raises:
-        DivergedError: when the loss scale is too small to be the cause of the overflow.
-    """
-    scale.overflowed()
-    if scale.exhausted:
-        raise DivergedError(f"its gradients overflow in fp16 with a loss scale of {scale.factor:g}")
-
-
-def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
-    """Tell `sums` that a parameter's gradient is complete; registered as the parameter's hook."""
-    sums.complete(name)
-
-
 def _hidden_matrices(model: Any) -> set[int]:
     """Return the `id` of each weight matrix of a hidden linear layer.
 
-    The weights of the LM head and of the input embedding are excluded. So are 2-D parameters
-    outside linear layers, such as those of state space models.
+    LM head and input embedding are excluded, and 2-D parameters outside linear layers.
     """
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):

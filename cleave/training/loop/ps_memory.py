@@ -8,7 +8,6 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.plan import Method
 from cleave.training.loop.job import JobSpec, MemoryMode
-from cleave.training.lora.spec import LoraSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,39 +17,23 @@ _WEIGHT_BYTES: Final = 4
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # two moments of AdamW
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
+# Maximum fraction of memory for weights, gradients and optimizer state. Activations need the rest.
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
-"""For each mode, the maximum fraction of memory for weights, gradients and optimizer state.
-
-The remaining memory is for activations.
-"""
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return the memory mode in which a job is trained.
+    """Return the memory mode in which a job is trained, which is never `AUTO`.
 
     For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory. If
-    no mode fits, it is the mode with the smallest memory requirement.
-
-    Args:
-        job: the job.
-        model: the model. Its trained parameters must have `requires_grad`.
-        servers: number of servers. Servers shard the optimizer state and, without gradient
-            accumulation, the gradients (see `GradientSums`). With `SHARDED`, they also shard the
-            weights (see `SharedWeights`).
-
-    Returns:
-        A mode other than `AUTO`.
-
-    Raises:
-        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
-            weights cannot be sharded.
+    no mode fits, it is the mode with the smallest memory requirement. Servers shard the optimizer
+    state and, without gradient accumulation, the gradients. With `SHARDED`, they shard the weights.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
     if asked is not MemoryMode.AUTO:
         return asked
     least = MemoryMode.LEAN if servers == 1 else MemoryMode.RECOMPUTE
-    if servers > 1 and job.method in _HERE and not _quantized(job):
+    if servers > 1 and job.method in _HERE and not job.quantized:
         least = MemoryMode.SHARDED
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # unknown memory size: use the mode that needs the least memory
@@ -68,12 +51,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Check that a job's memory mode is possible with this number of servers.
-
-    Raises:
-        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
-            weights cannot be sharded.
-    """
+    """Raise UsageError if `LEAN` is requested with several servers, or `SHARDED` is impossible."""
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:
         raise UsageError(
@@ -92,12 +70,8 @@ def check_memory(job: JobSpec, servers: int) -> None:
             "--memory is 'sharded', and by stages every server sends its devices all weights; give "
             "--method tiles, or --memory recompute"
         )
-    if _quantized(job):
+    if job.quantized:
         raise UsageError(
             f"--memory is 'sharded', and --lora is {job.lora!r}, whose quantized weights are not "
             "shared; leave bits out, or give --memory recompute"
         )
-
-
-def _quantized(job: JobSpec) -> bool:
-    return bool(job.lora and LoraSpec.of(job.lora).bits)

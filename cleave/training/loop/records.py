@@ -11,13 +11,7 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """Reports that a run starts or resumes.
-
-    Attributes:
-        step: number of completed steps; 0 for a new run.
-        steps: number of steps of the whole run.
-        run_folder: path of the run folder.
-    """
+    """Reports that a run of `steps` steps starts, or resumes after `step` completed steps."""
 
     EVENT: ClassVar[str] = "start"
     step: int
@@ -33,7 +27,6 @@ class StepRecord:
         step: number of the step, counted from 1.
         loss: mean cross-entropy in nats per learned token, computed before the update.
         tokens: number of input tokens of the step.
-        learning_rate: learning rate of the step.
         clock: the clock that measures `fleet_s`: `virtual` or `wall`.
         wall_s: duration of the step in wall seconds.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
@@ -104,7 +97,6 @@ class PresenceRecord:
         step: number of the current step, counted from 1.
         state: `present` if devices are connected, `absent` if training waits for a device, `local`
             if the PS computes instead of devices.
-        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "fleet"
@@ -115,13 +107,7 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """Reports that training waits because the disk is full, or that the disk has space again.
-
-    Attributes:
-        step: number of completed steps.
-        state: `full` when training starts to wait, `free` when training continues.
-        text: the report as a sentence for the user.
-    """
+    """Reports that training waits (`full`), or that the disk has space again (`free`)."""
 
     EVENT: ClassVar[str] = "disk"
     step: int
@@ -131,12 +117,7 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Reports that a run of several servers waits for resources of its cluster, or runs again.
-
-    Attributes:
-        state: `waiting` when the run starts to wait, `running` when the run continues.
-        text: the report as a sentence for the user.
-    """
+    """Reports that a run of several servers waits for its cluster (`waiting`), or is `running`."""
 
     EVENT: ClassVar[str] = "servers"
     state: str
@@ -147,15 +128,11 @@ class ServersRecord:
 class DoneRecord:
     """Reports the end of a run, with totals over the steps that this process has done.
 
+    `StepRecord` describes the attributes that are not listed here.
+
     Attributes:
         steps: number of completed steps, including the steps of earlier processes.
         first_loss, loss: losses of this process's first and last step; NaN without a step.
-        tokens: number of input tokens.
-        clock: the clock that measures `fleet_s`: `virtual` or `wall`.
-        wall_s, fleet_s: see `StepRecord`.
-        downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
-        tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
-        run_folder: path of the run folder.
         stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
         gemms: number of GEMMs of steps by tiles, on the fleet or on the PS.
@@ -163,10 +140,7 @@ class DoneRecord:
             would have kept.
         kept_saves_s: predicted seconds that the kept GEMMs saved, or would have saved.
         kept_reasons: one sentence for each of the GEMM shapes with the largest savings.
-        local_gemms, journal_bytes, journal_s, journal_saved_s: see `StepRecord`.
         journal_gemms: number of GEMMs whose results were read from the journal.
-        traffic: `downlink_bytes` and `uplink_bytes`, divided by purpose.
-        saved: bytes saved by compression, divided by purpose.
         resumed_after: number of completed steps when this process began; 0 for a new run.
     """
 
@@ -210,12 +184,7 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Reports the progress of an evaluation.
-
-    Attributes:
-        done: number of evaluated windows of a text, or of evaluated questions.
-        total: number of all windows or questions.
-    """
+    """Reports how many windows of a text, or how many questions, have been evaluated."""
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -224,14 +193,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRecord:
-    """Reports a model's loss on a text.
-
-    Attributes:
-        loss: mean cross-entropy, in nats per predicted token.
-        perplexity: e to the power of `loss`.
-        tokens: number of predicted tokens.
-        text: the report as a sentence for the user.
-    """
+    """Reports a model's loss on a text, in nats per predicted token, and its perplexity."""
 
     EVENT: ClassVar[str] = "predicted"
     loss: float
@@ -242,15 +204,10 @@ class PredictedRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRecord:
-    """Reports a model's accuracy on multiple-choice questions.
+    """Reports a model's accuracy on multiple-choice questions, from 0 to 1.
 
-    Attributes:
-        accuracy: fraction of questions that the model answered correctly, from 0 to 1.
-        right: number of questions that the model answered correctly.
-        questions: number of questions.
-        cut: number of questions whose beginning was cut off, because the prompt is longer than the
-            model's context.
-        text: the report as a sentence for the user.
+    `cut` is the number of questions whose beginning was cut off, because the prompt is longer than
+    the model's context.
     """
 
     EVENT: ClassVar[str] = "answered"
@@ -282,15 +239,10 @@ def to_dict(record: Record) -> dict[str, Any]:
 
     None replaces NaN and infinity, because JSON has neither.
     """
-    values = asdict(record).items()
-    return {
-        "event": record.EVENT,
-        **{k: None if _not_finite(v) else v for k, v in values if (k, v) != _NOT_COMPARED},
-    }
-
-
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-_NOT_COMPARED = ("against_loss", None)
+    values = asdict(record)
+    if values.get("against_loss", 0.0) is None:
+        del values["against_loss"]
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            values[name] = None
+    return {"event": record.EVENT, **values}

@@ -5,6 +5,7 @@ fleet.toml       the devices that `cleave train` emulated
 model/           the model's configuration and tokenizer, for exporting the trained model
 checkpoints/     the latest checkpoints; see `cleave.training.loop.checkpoint`
 best/            with `--keep-best`, the checkpoint with the lowest held-out loss
+journal/         with `--journal`, results since the latest checkpoint
 metrics.jsonl    one JSON object per line, appended during the run
 loss.png         the loss curve, drawn from metrics.jsonl
 lock             lock file, held while a process uses the folder; names that process
@@ -38,20 +39,13 @@ from cleave.files import (
 )
 from cleave.training.loop.disk import cannot_write
 
+# Names of subfolders.
 CHECKPOINTS = "checkpoints"
-"""Name of the subfolder with the run's latest checkpoints."""
-
 BEST = "best"
-"""Name of the subfolder with the checkpoint of the lowest held-out loss."""
-
 JOURNAL = "journal"
-"""Name of the journal's subfolder; see `cleave.training.loop.journal`."""
-
 DESCRIPTION = "model"
-"""Name of the subfolder with the model's configuration and tokenizer."""
-
-OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
-"""Names of the subfolders that a run writes to. A run refuses a symbolic link of such a name."""
+# A run writes to these subfolders, and refuses a symbolic link of such a name.
+_OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
 
 _NO_LOCKS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # the folder is read-only
@@ -61,23 +55,15 @@ _NO_LOCKS = (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. One process at a time may write; any number of processes may read.
-
-    Attributes:
-        path: path of the folder.
-    """
+    """The folder of one run. One process at a time may write; any number of processes may read."""
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
-        """Create a new run folder.
+        """Create a new run folder in `root`.
 
-        Args:
-            root: the parent folder.
-            name: name of the run folder; None to name it by the local time, with a number appended
-                if that name exists.
-            now: the local time; None for the current time.
+        Without a name, use the local time (`now`), with a number appended if that name exists.
 
         Raises:
             UsageError: when the name is invalid or already exists.
@@ -102,11 +88,7 @@ class RunFolder:
 
     @staticmethod
     def check_name(root: Path, name: str) -> None:
-        """Check that a run folder of this name can be created in `root`.
-
-        Raises:
-            UsageError: when the name is invalid or already exists.
-        """
+        """Raise UsageError if no run folder of this name can be created in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
                 f"{name!r} is not a name for a run: use one of visible characters without slashes."
@@ -122,13 +104,13 @@ class RunFolder:
 
     @contextmanager
     def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
-        """Return a context manager that locks the folder against other processes.
+        """Lock the folder against other processes within a block.
 
         The context manager yields an empty string. If the folder is read-only or its file system
         does not support locks, it yields the reason instead, and the folder is not locked.
 
         Args:
-            wait_s: maximum time to wait for another process to release the lock, in seconds.
+            wait_s: maximum time to wait for another process to release the lock.
             advice: text appended to the error message if another process holds the lock.
 
         Raises:
@@ -137,7 +119,7 @@ class RunFolder:
                 Cleave.
         """
         try:
-            for name in OWN_FOLDERS:
+            for name in _OWN_FOLDERS:
                 refuse_link(self.path / name)
             make_folder(self.path)
             lock = Lock(self.path / LOCK, wait_s)
@@ -150,9 +132,9 @@ class RunFolder:
             if error.errno not in _NO_LOCKS:
                 raise cannot_write(Path(error.filename or self.path), error) from error
             yield error.strerror or str(error)
-            return
-        with lock:
-            yield ""
+        else:
+            with lock:
+                yield ""
 
     @property
     def config_path(self) -> Path:
@@ -167,11 +149,7 @@ class RunFolder:
         return self.path / "loss.png"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write `config` to config.toml. None values are omitted, because TOML has no null.
-
-        Raises:
-            CleaveError: when the file cannot be written.
-        """
+        """Write `config` to config.toml. None values are omitted, because TOML has no null."""
         import tomli_w
 
         try:
@@ -180,11 +158,7 @@ class RunFolder:
             raise cannot_write(self.config_path, error) from error
 
     def read_config(self) -> dict[str, Any]:
-        """Return the contents of config.toml.
-
-        Raises:
-            UsageError: when the file is missing or damaged.
-        """
+        """Return the contents of config.toml; raise UsageError if it is missing or damaged."""
         try:
             return tomllib.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
@@ -202,13 +176,7 @@ class RunFolder:
 
         If writing fails, the file is unchanged. On return, the operating system has the line, so it
         survives a crash of this process. After a crash, call `rewind` before the first `append`.
-
-        Args:
-            record: the record. NaN and infinity are written as null, because JSON has neither.
-                Scalars of numpy and torch are written as numbers.
-
-        Raises:
-            CleaveError: when the file cannot be written.
+        NaN and infinity are written as null. Scalars of numpy and torch are written as numbers.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -237,9 +205,6 @@ class RunFolder:
 
         Removes damaged and incomplete lines and the records of later steps. If there were records
         of later steps, loss.png is removed too.
-
-        Raises:
-            CleaveError: when metrics.jsonl cannot be written, or does not hold metrics.
         """
         lines = list(self._lines())
         kept = [
@@ -266,11 +231,7 @@ class RunFolder:
     def plot(self) -> Path | None:
         """Draw the recorded training, held-out and compared losses over the steps into loss.png.
 
-        Returns:
-            The path of loss.png, or None if no loss has been recorded yet.
-
-        Raises:
-            CleaveError: when metrics.jsonl cannot be read, or loss.png cannot be written.
+        Return its path, or None if no loss has been recorded yet.
         """
         records = list(self.records())
         train = _curve(records, "loss")
@@ -304,10 +265,7 @@ class RunFolder:
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Yield each line of metrics.jsonl with its line ending, and the record that it holds.
-
-        The record is None for a line that is not a JSON object.
-        """
+        """Yield each line of metrics.jsonl, and its record, or None if it is not a JSON object."""
         try:
             with self.metrics_path.open("rb") as file:
                 for line in file:

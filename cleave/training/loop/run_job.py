@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.data.documents import check_source
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import check_compared
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.results.compared import check_compared
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
     from cleave.training.loop.trainer import TrainContext
     from cleave.training.results.uses import Stop, UseRequest
 
-USE: Final = "use"
-"""Key of a request's arguments that asks to use a model, for example to generate text."""
+USE: Final = "use"  # key of a request's arguments that asks to use a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,11 @@ class JobRequest:
         job: settings of `JobSpec` by name; with `resume`, only the settings that change.
         resume: path of the run folder to resume; empty for a new run.
         name: name of the new run folder; empty to name it by the local time.
-        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
+        restart, accept_changes: as in `trainer.train`.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
-        accept_changes: with `resume`, whether to continue with changed data; see `trainer.train`.
     """
 
-    job: Mapping[str, Any]
+    job: dict[str, Any]
     resume: str = ""
     name: str = ""
     restart: bool = False
@@ -49,27 +49,19 @@ class JobRequest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
-        """Parse the arguments of an operator's `submit` message.
-
-        Raises:
-            UsageError: when an argument is missing or has the wrong type, or when `restart` or
-                `accept_changes` is set without `resume`.
-        """
-        job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
-        restart, begin = values.get("restart", False), values.get("begin", False)
-        accept = values.get("accept_changes", False)
-        texts = isinstance(resume, str) and isinstance(name, str)
-        bools = all(isinstance(value, bool) for value in (restart, begin, accept))
-        if not isinstance(job, dict) or not texts or not bools:
+        """Parse the arguments of an operator's `submit` message, or raise UsageError."""
+        try:
+            request = msgspec.convert(values, cls)
+        except msgspec.ValidationError:
             raise UsageError(
                 "a submitted job is a map with `job`, `resume` or `name` as text, and `restart`, "
                 "`begin` and `accept_changes` as true or false"
-            )
-        if restart and not resume:
+            ) from None
+        if request.restart and not request.resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
-        if accept and not resume:
+        if request.accept_changes and not request.resume:
             raise UsageError("--accept-changes goes with --resume: which run is to go on?")
-        return cls(job, resume, name, restart, begin, accept)
+        return request
 
     def restarts(self) -> bool:
         """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
@@ -77,37 +69,25 @@ class JobRequest:
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the requested job, with all settings.
-
-        With `resume`, settings that the request omits are read from the run folder.
+        """Return the requested job. With `resume`, read settings it omits from the run folder.
 
         Raises:
             UsageError: when a setting is invalid, or `resume` is not a run folder.
         """
-        if not self.resume:
-            spec = JobSpec.from_dict(self.job)
-        else:
-            saved = RunFolder(_existing(self.resume)).read_config()
-            spec = JobSpec.from_dict({**saved, **self.job})
+        saved: dict[str, Any] = {}
+        if self.resume:
+            folder = RunFolder(Path(self.resume))
+            if not folder.config_path.is_file():
+                raise UsageError(
+                    f"{self.resume!r} is no run folder (it has no config.toml); "
+                    f"give --resume the folder that an earlier run named"
+                )
+            saved = folder.read_config()
+        spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
         if self.job.get("against"):  # do not check a saved `against`: that folder may be gone
             check_compared(spec)
         return spec
-
-
-def _existing(path: str) -> Path:
-    """Return the path of an existing run folder.
-
-    Raises:
-        UsageError: when `path` is not a run folder.
-    """
-    folder = Path(path)
-    if not (folder / "config.toml").is_file():
-        raise UsageError(
-            f"{path!r} is no run folder (it has no config.toml); "
-            f"give --resume the folder that an earlier run named"
-        )
-    return folder
 
 
 def use_model(
@@ -115,16 +95,8 @@ def use_model(
 ) -> None:
     """Load a model and use it, for example to generate text.
 
-    The fleet computes the model's matrix multiplications while devices are connected.
-
-    Args:
-        request: the model, and what to do with it.
-        fleet: the fleet; None to compute on this machine alone.
-        report: called with every record.
-        stop: returns True once the user has asked to stop.
-
-    Raises:
-        CleaveError: when the model cannot be loaded or used.
+    The fleet computes the model's matrix multiplications while devices are connected. Without a
+    fleet, this machine computes alone.
     """
     from cleave.training.tiles.offload import restore, send
 
@@ -142,26 +114,18 @@ def use_model(
 
 
 def _use(arguments: Mapping[str, Any]) -> UseRequest:
-    """Parse an operator's request to use a model.
-
-    Raises:
-        UsageError: when the request is malformed.
-    """
+    """Parse an operator's request to use a model."""
     from cleave.training.results.uses import UseRequest
 
     return UseRequest.from_dict(arguments[USE])
 
 
 class Meter(Protocol):
-    """Measures a job's energy consumption, from the creation of the meter."""
+    """Measures a job's energy consumption since the meter was created."""
 
-    def record(self) -> dict[str, Any]:
-        """Return the record of the energy consumed so far."""
-        ...
+    def record(self) -> dict[str, Any]: ...
 
-    def close(self) -> None:
-        """Stop measuring energy."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +145,8 @@ class JobRunner:
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Check a requested job; return the name of its model and its number of steps.
 
-        For a request to use a model, the number of steps is 0.
-
-        Raises:
-            UsageError: when the job cannot run, its data does not exist, or its run name already
-                exists.
+        For a request to use a model, the number of steps is 0. Raise UsageError if the job cannot
+        run, its data does not exist, or its run name already exists.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -202,11 +163,7 @@ class JobRunner:
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a job writes checkpoints, and can therefore continue after a pause.
-
-        Raises:
-            UsageError: when the job writes no checkpoints, or is a request to use a model.
-        """
+        """Raise UsageError if a job writes no checkpoints, and so cannot continue after a pause."""
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -222,23 +179,15 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train or use a model, as the request asks.
+        """Train or use a model, as the request `arguments` ask; without a fleet on this machine.
 
-        Args:
-            arguments: the operator's request; see `JobRequest`.
-            fleet: the fleet; None to compute on this machine alone.
-            report: called with every record as a JSON object.
-            stop: returns True once the job should stop.
-
-        Raises:
-            CleaveError: when the job fails for a reason that the user can resolve.
+        `report` is called with every record as a JSON object.
         """
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
             return
-        from cleave.training.loop.trainer import (
-            TrainContext,  # imports torch, which an idle server does not need
-        )
+        # This imports torch, which an idle server does not need.
+        from cleave.training.loop.trainer import TrainContext
 
         request = JobRequest.from_dict(arguments)
         done = 0
@@ -263,25 +212,15 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train the requested job in a new run folder, or in the run folder that it resumes.
-
-        Raises:
-            CleaveError: when training fails for a reason that the user can resolve.
-        """
+        """Train the requested job in a new run folder, or in the run folder that it resumes."""
         from cleave.training.loop.trainer import prepare, train
 
         spec = request.spec()
         check_memory(spec, self.servers)
         if request.resume:
-            folder = RunFolder(Path(request.resume))
-            train(
-                spec,
-                folder,
-                context,
-                resume=True,
-                restart=request.restarts(),
-                accept_changes=request.accept_changes,
-            )
+            restart, accept = request.restarts(), request.accept_changes
+            run = RunFolder(Path(request.resume))
+            train(spec, run, context, resume=True, restart=restart, accept_changes=accept)
             return
         # Prepare before the folder is created, so that an invalid job leaves no folder.
         dataset = prepare(spec, context)

@@ -19,23 +19,15 @@ from cleave.files import writable_folder, write_all
 from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write
 
-LEAST_BYTES: Final = 2**20
-"""Minimum size, in bytes, of a tensor that is moved to a file. Smaller tensors stay in memory."""
+LEAST_BYTES: Final = 2**20  # smaller tensors stay in memory
 
 
 class StateFiles:
-    """Moves tensors to memory-mapped files in a folder.
+    """Moves tensors to memory-mapped files in a folder, which is created if it is missing.
 
     A file is deleted as soon as it is mapped, so that a killed run leaves no files behind. The
     operating system frees the disk space when the process ends. On Windows, mapped files cannot be
     deleted, so files remain in the folder.
-
-    Args:
-        folder: the folder, which is created if it is missing.
-        patience: retries writes while the disk is full.
-
-    Raises:
-        CleaveError: when the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:
@@ -45,9 +37,6 @@ class StateFiles:
 
     def move(self, state: dict[str, Any]) -> None:
         """Replace the large tensors in a parameter's optimizer state with memory-mapped copies.
-
-        Args:
-            state: one parameter's optimizer state, which is modified in place.
 
         Raises:
             CleaveError: when a file cannot be written. The tensor then stays in memory.
@@ -77,16 +66,11 @@ class StateFiles:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Return True if a tensor's storage is mapped to a file."""
     return tensor.untyped_storage().filename is not None
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder if it is missing, and check that files can be written to it.
-
-    Raises:
-        CleaveError: when the folder cannot be created or written.
-    """
+    """Create a folder if it is missing. Raise CleaveError if files cannot be written to it."""
     try:
         writable_folder(folder)
     except OSError as error:

@@ -15,11 +15,8 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 
+# File in the run folder with the wandb run ID, by which a resumed run continues the same wandb run.
 _WANDB_ID: Final = "wandb-run-id"
-"""Name of the file in a run folder that holds the wandb run ID.
-
-A resumed run reads the ID and continues the same wandb run.
-"""
 
 
 class TrackerKind(Enum):
@@ -32,24 +29,13 @@ class TrackerKind(Enum):
 class Tracker(Protocol):
     """Logs the metrics of one run."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics of one step.
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
-        Args:
-            step: number of the step, counted from 1.
-            values: metrics by name.
-        """
-        ...
-
-    def close(self) -> None:
-        """Flush all logged metrics and end the log."""
-        ...
+    def close(self) -> None: ...
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse an argument of `--report-to`, such as `tensorboard+wandb`.
-
-    An empty text selects no tracker.
+    """Parse an argument of `--report-to`, such as `tensorboard+wandb`; empty for no tracker.
 
     Raises:
         UsageError: when a tracker is unknown or its package is not installed.
@@ -70,11 +56,7 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
 class Trackers:
     """Logs a run's metrics to several trackers.
 
-    A tracker that raises an error is no longer used, and training continues.
-
-    Args:
-        trackers: the trackers by name.
-        note: called with a message for the user when a tracker fails.
+    A tracker that raises an error is reported with `note` and no longer used. Training continues.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:
@@ -83,14 +65,7 @@ class Trackers:
 
     @classmethod
     def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
-        """Open the trackers that a job selects, for a new or a resumed run.
-
-        Args:
-            job: the job.
-            run: the run folder, in which trackers store their files.
-            step: number of completed steps. Metrics of later steps will be logged again.
-            note: called with a message for the user when a tracker fails.
-        """
+        """Open the trackers that a job selects, for a new run or one resumed after `step` steps."""
         opened: dict[str, Tracker] = {}
         for kind in tracker_kinds(job.report_to):
             try:
@@ -103,7 +78,14 @@ class Trackers:
         """Log the metrics of a `StepRecord` or an `EvalRecord`. Ignore other records."""
         match record:
             case StepRecord():
-                values = step_values(record)
+                values = {
+                    "train/loss": record.loss,
+                    "train/learning_rate": record.learning_rate,
+                    "train/tokens_per_s": record.tokens / max(record.wall_s, 1e-9),
+                    "fleet/downlink_bytes": float(record.downlink_bytes),
+                    "fleet/uplink_bytes": float(record.uplink_bytes),
+                    f"fleet/{record.clock}_s": record.fleet_s,
+                }
             case EvalRecord():
                 values = {"eval/loss": record.eval_loss}
             case _:
@@ -127,18 +109,6 @@ class Trackers:
 def _failed(name: str, error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"no more curves go to {name} ({type(error).__name__}: {first}); training goes on"
-
-
-def step_values(record: StepRecord) -> dict[str, float]:
-    """Return the metrics of a step by name. Tokens per second are measured on the wall clock."""
-    return {
-        "train/loss": record.loss,
-        "train/learning_rate": record.learning_rate,
-        "train/tokens_per_s": record.tokens / max(record.wall_s, 1e-9),
-        "fleet/downlink_bytes": float(record.downlink_bytes),
-        "fleet/uplink_bytes": float(record.uplink_bytes),
-        f"fleet/{record.clock}_s": record.fleet_s,
-    }
 
 
 class _TensorBoard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -18,10 +18,7 @@ from torch import Tensor, nn
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import (
-    AbandonedError,
-    FleetPresence,
-)
+from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.plan import Method
@@ -51,9 +48,9 @@ from cleave.training.loop.disk import Patience
 from cleave.training.loop.dropout import Chance
 from cleave.training.loop.fingerprint import FINGERPRINTS, Fingerprints, in_words
 from cleave.training.loop.finite import DivergedError, check_loss, first_not_finite
-from cleave.training.loop.held_out import HeldOut, losses_of
 from cleave.training.loop.job import (
     MAY_CHANGE,
+    Decay,
     FallbackMode,
     JobSpec,
     MemoryMode,
@@ -61,15 +58,10 @@ from cleave.training.loop.job import (
     Precision,
     default_learning_rate,
 )
-from cleave.training.loop.job_fleet import FleetReports, JobFleet
-from cleave.training.loop.journal import (
-    Journal,
-    JournalCounters,
-    discard,
-    holds_beginning,
-)
-from cleave.training.loop.loss_scale import LOSS_SCALE, LossScale
-from cleave.training.loop.optimizer import Optimizer, update_rule
+from cleave.training.loop.job_fleet import JobFleet
+from cleave.training.loop.journal import Journal, JournalCounters, discard, holds_beginning
+from cleave.training.loop.losses import ComparedRun, HeldOut, losses_of
+from cleave.training.loop.optimizer import LOSS_SCALE, LossScale, Optimizer, Schedule, update_rule
 from cleave.training.loop.ps_memory import memory_mode
 from cleave.training.loop.records import (
     DiskRecord,
@@ -83,7 +75,6 @@ from cleave.training.loop.records import (
     to_dict,
 )
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
-from cleave.training.loop.schedule import Decay, Schedule
 from cleave.training.loop.state_files import StateFiles, check_folder
 from cleave.training.loop.trackers import Trackers, tracker_kinds
 from cleave.training.lora.adapters import (
@@ -97,7 +88,6 @@ from cleave.training.lora.adapters import (
 )
 from cleave.training.lora.quantized import QuantizedLinear
 from cleave.training.lora.spec import LEARNING_RATE, LoraSpec
-from cleave.training.results.compared import ComparedRun
 from cleave.training.results.export import keep_description
 from cleave.training.servers.ranks import Alone, Ranks
 from cleave.training.servers.shared_steps import SharedSteps
@@ -123,17 +113,15 @@ _BY_CONTENT: Final = ("model", "data", "eval_data")
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """What a run uses besides its job: fleet, callbacks, clock and other servers.
+    """What a run uses besides its job.
 
     Attributes:
         fleet: the fleet that computes; None to train with plain PyTorch on this machine.
         report: called with every record.
-        stop: called between steps and while the run waits for devices. If it returns True, the run
-            ends early. If the job writes checkpoints, the run then writes a checkpoint of the last
-            completed step.
-        clock: returns the current time in seconds, for checkpoint intervals and for the journal's
-            cost.
-        sleep: sleeps for the given number of seconds; called while the disk is full.
+        stop: returns True if the run should end early. It is called between steps and while the run
+            waits for devices. A job with checkpoints then writes one of the last completed step.
+        clock: returns seconds, for checkpoint intervals and for the journal's cost.
+        sleep: sleeps for a number of seconds; called while the disk is full.
         ranks: the servers that train the model together. Rank 0 writes the run folder.
     """
 
@@ -144,12 +132,12 @@ class TrainContext:
     sleep: Callable[[float], None] = time.sleep
     ranks: Ranks = field(default_factory=Alone)
 
-    def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk as a `DiskRecord`.
+    def note(self, text: str) -> None:
+        """Report a message for the user."""
+        self.report(NoteRecord(text))
 
-        Args:
-            step: returns the number of completed steps.
-        """
+    def patience(self, step: Callable[[], int]) -> Patience:
+        """Return a `Patience` that reports a full disk; `step` returns the completed steps."""
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))
@@ -159,14 +147,7 @@ class TrainContext:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The inputs of a job, checked before the model is built.
-
-    Attributes:
-        source: the model's specification and, if any, its folder.
-        tokenizer: the model's tokenizer.
-        corpus: the tokens of the training and the validation split.
-        fingerprints: digests of the inputs, by which a resumed run detects changes.
-    """
+    """The inputs of a job. `fingerprints` let a resumed run detect changed inputs."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -178,14 +159,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     """Find a job's model, load the model's tokenizer, and read and encode the training data.
 
     Writes files only to the user's cache folder and to the job's `state_dir`.
-
-    Raises:
-        CleaveError: when the job cannot be trained for a reason that the user can resolve.
     """
-
-    def note(text: str) -> None:
-        context.report(NoteRecord(text))
-
     source = resolve_model(job.model)
     job.check_model(source.spec)
     if job.lora:
@@ -199,13 +173,13 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
         tokenizer = folder_tokenizer(source.folder)
     else:
         size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
-        tokenizer = default_tokenizer(vocab_size=size, progress=note)
+        tokenizer = default_tokenizer(vocab_size=size, progress=context.note)
     corpus = build_corpus(
         job.data or None,
         tokenizer,
         held_out=job.eval_data or None,
         min_tokens=job.seq + 1,
-        progress=note,
+        progress=context.note,
     )
     separate = job.packing == Packing.SEPARATE.value
     corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
@@ -214,8 +188,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
             f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
             f"has only {source.spec.vocabulary}; the folder's files do not belong together"
         )
-    fingerprints = Fingerprints.of(corpus, tokenizer, source.folder)
-    return Dataset(source, tokenizer, corpus, fingerprints)
+    return Dataset(source, tokenizer, corpus, Fingerprints.of(corpus, tokenizer, source.folder))
 
 
 def train(
@@ -254,13 +227,9 @@ def train(
 
 @contextmanager
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Return a context manager that locks a run folder against other processes.
+    """Lock a run folder on rank 0. If that fails, raise the CleaveError on every server.
 
-    With several servers, rank 0 locks the folder for all servers. Rank 0 waits up to `_LEAVES_S`
-    seconds for the processes of an earlier start to release the lock.
-
-    Raises:
-        CleaveError: on every server, when another process holds the lock.
+    With several servers, wait for the processes of an earlier start to release the lock.
     """
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
@@ -273,7 +242,7 @@ def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
                 refused = str(error)
             else:
                 if why:
-                    context.report(NoteRecord(f"{run.path} is not locked ({why}); use it once"))
+                    context.note(f"{run.path} is not locked ({why}); use it once")
         if refused := ranks.agree(refused)[0]:
             raise CleaveError(refused)
         yield
@@ -298,38 +267,39 @@ def _train(
         _check_start(job, run, damaged)
     for fault in damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
-        context.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
+        context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
-    size = f"{spec.parameters / 1e6:.1f}M parameters"
-    context.report(NoteRecord(f"building {spec.name} ({size})"))
+    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters)")
     if job.lora:
         adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
         model = adapted.get_base_model()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        context.report(NoteRecord(f"training {trained:,} parameters of adapters"))
+        context.note(f"training {trained:,} parameters of adapters")
         coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
         if coded:
             elements = sum(m.in_features * m.out_features for m in coded)
             frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) + elements
             width = f"in {int(coded[0].bits)} bits"
-            context.report(NoteRecord(f"{elements:,} of {frozen:,} frozen weights are {width}"))
+            context.note(f"{elements:,} of {frozen:,} frozen weights are {width}")
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
-    _spread_weights(model, context.ranks)
+    # Initial weights could differ between servers with different PyTorch versions.
+    weights = [parameter.detach() for parameter in model.parameters()]
+    context.ranks.spread(weights, [0] * len(weights))
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, changed, accept_changes=accept_changes)
-            context.report(NoteRecord(f"resuming after step {checkpoint.step}"))
+            context.note(f"resuming after step {checkpoint.step}")
         elif resume:
-            context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
+            context.note("no checkpoint is there: starting from the beginning")
         if resume:
             trainer.wind_back(comparable=_comparable(checkpoint, job, changed))
         trainer.write(lambda: run.write_config(job.to_dict()))
-        described = model, dataset.source, dataset.tokenizer
         anew = bool(changed) or (resume and not base)
-        trainer.write(lambda: keep_description(run.path, *described, anew=anew))
+        described = run.path, model, dataset.source, dataset.tokenizer
+        trainer.write(lambda: keep_description(*described, anew=anew))
         return trainer.run()
     finally:
         trainer.close()
@@ -346,13 +316,9 @@ def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequ
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Check that a run without an intact checkpoint may start over at step 1.
+    """Raise CleaveError unless a run without an intact checkpoint may start over at step 1.
 
-    The run may start over only if its folder has no damaged checkpoint either, and if its journal
-    holds results of its first steps.
-
-    Raises:
-        CleaveError: when the run has nothing to resume from.
+    It may only if no checkpoint is damaged and the journal holds results of the first steps.
     """
     where = str(run.path)
     if damaged:
@@ -369,19 +335,11 @@ def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoi
 
 
 def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
-    """Check that all servers have the same data, tokenizer, model configuration and checkpoint.
-
-    Raises:
-        CleaveError: when the inputs of a server differ from those of rank 0.
-    """
+    """Raise CleaveError unless all servers have the same inputs and the same checkpoint."""
     if ranks.count == 1:
         return
-    everyone = ranks.agree(
-        {
-            **asdict(dataset.fingerprints),
-            "checkpoint": checkpoint.step if checkpoint is not None else None,
-        }
-    )
+    step = checkpoint.step if checkpoint is not None else None
+    everyone = ranks.agree({**asdict(dataset.fingerprints), "checkpoint": step})
     for rank, each in enumerate(everyone):
         for name, value in each.items():
             if value != everyone[0][name]:
@@ -390,15 +348,6 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
                     f"model, data and run folder must be the same on all, as in a folder that all "
                     f"of them see"
                 )
-
-
-def _spread_weights(model: nn.Module, ranks: Ranks) -> None:
-    """Copy rank 0's weights to all servers.
-
-    Initial weights could differ between servers with different PyTorch versions.
-    """
-    weights = [parameter.detach() for parameter in model.parameters()]
-    ranks.spread(weights, [0] * len(weights))
 
 
 class Trainer:
@@ -435,7 +384,7 @@ class Trainer:
         in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
         here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
         if in_backward and job.clip and here:
-            self._note(
+            self.context.note(
                 f"to save memory every backward pass is done twice, as --clip {job.clip:g} needs "
                 f"the norm of all gradients first; --clip 0 spares that, or --memory recompute "
                 f"where there is room for them (--state-dir makes some)"
@@ -457,18 +406,21 @@ class Trainer:
                 checkpointing=again,
                 clock=context.clock,
                 stop=lambda: context.stop() or self.shared.deserted(),
-                reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
+                note=context.note,
+                presence=self._presence,
+                stuck=self._stuck,
+                applied=lambda: self.optimizer.applied,
                 packed=self._packed,
                 by_tiles=self.weights is not None or self._auxiliary > 0,
             )
-        self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
+        self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self.context.note)
         self.job = job
         self.model = model.train()
         self._frozen = frozen_digest(model)
         self.corpus = dataset.corpus
         self.fingerprints = dataset.fingerprints
         self.folder = run
-        self.trackers = Trackers({}, self._note)
+        self.trackers = Trackers({}, self.context.note)
         self.saved: int | None = None  # step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
@@ -486,7 +438,7 @@ class Trainer:
             update_rule(job),
             clip=job.clip,
             in_backward=in_backward,
-            files=StateFiles(self._state_folder(), self.patience) if job.state_dir else None,
+            files=self._state_files(),
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
             ranks=self.ranks,
             weights=self.weights,
@@ -497,15 +449,14 @@ class Trainer:
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
-    def _state_folder(self) -> Path:
-        folder = Path(self.job.state_dir)
-        return folder / f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else folder
+    def _state_files(self) -> StateFiles | None:
+        if not self.job.state_dir:
+            return None
+        own = f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else ""
+        return StateFiles(Path(self.job.state_dir) / own, self.patience)
 
     def write(self, write: Callable[[], object]) -> None:
-        """Call `write`, which writes to the run folder, on rank 0 only.
-
-        While the disk is full, the call is repeated.
-        """
+        """Call `write`, which writes to the run folder, on rank 0. Retry while the disk is full."""
         if not self.ranks.rank:
             self.patience.insist(write)
 
@@ -520,27 +471,22 @@ class Trainer:
     def run(self) -> DoneRecord:
         """Run all remaining steps, with evaluations and checkpoints.
 
-        Returns:
-            The last record of the run, which is also reported.
-
-        Raises:
-            CleaveError: when training fails for a reason that the user can resolve.
+        Return the last record of the run, which is also reported.
         """
         self._share_weights()
-        job, report = self.job, self._report
+        job, note = self.job, self.context.note
         where = str(self.folder.path)
         if not self.ranks.rank:
             self.context.report(StartRecord(self.step, job.steps, where))
-            self.trackers = Trackers.open(job, self.folder, self.step, self._note)
+            self.trackers = Trackers.open(job, self.folder, self.step, note)
             try:
-                self.compared = ComparedRun.of(job, self._note)
-            # When a run resumes, the folder of the compared run may no longer exist.
-            except CleaveError as error:
-                self._note(f"not compared: {error}")
+                self.compared = ComparedRun.of(job, note)
+            except CleaveError as error:  # the folder of the compared run may be gone by now
+                note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
-            self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
+            note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
-            self._note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
+            note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
         began_s, first, resumed_after = time.perf_counter(), self._counters(), self.step
         first_loss = loss = math.nan
         tokens, deserted = 0, -1
@@ -548,7 +494,7 @@ class Trainer:
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
-                report(record)
+                self._report(record)
                 loss = record.loss
                 tokens += record.tokens
                 first_loss = loss if math.isnan(first_loss) else first_loss
@@ -556,36 +502,30 @@ class Trainer:
                     self._judge(self.evaluate())
             except AbandonedError:
                 if self.context.stop():
-                    self._note(f"stopping after step {self.step}, without waiting for devices")
+                    note(f"stopping after step {self.step}, without waiting for devices")
                 elif self.step != deserted:
                     deserted = self.step
-                    self._note("a server has no device left; the others do its part of the step")
+                    note("a server has no device left; the others do its part of the step")
             ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
             stopped = self.step < job.steps and ends
             if self.ranks.agree(self._checkpoint_due(stopped))[0]:
                 self.save()
-            elif self.journal is not None and any(self.ranks.agree(self._journal_outgrown())):
-                before_s = self.context.clock() - self.patience.waited_s
-                self.save()
-                self.journal.charge(self.context.clock() - self.patience.waited_s - before_s)
+            elif (journal := self.journal) is not None:
+                size_bytes = sum(tensor.nbytes for tensor in self._tensors().values())
+                if any(self.ranks.agree(journal.outgrown(size_bytes))):
+                    before_s = self.context.clock() - self.patience.waited_s
+                    self.save()
+                    after_s = self.context.clock() - self.patience.waited_s
+                    journal.counters.spent_s += after_s - before_s
         if text := self.compared.found(job.against):
-            self._note(text)
-        spent = self.shared.counted(self._counters() - first)
-        kept = self._kept()
-        journal = self._journal_counters()
+            note(text)
+        kept = self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
         done = DoneRecord(
             steps=self.step,
             first_loss=first_loss,
             loss=loss,
             tokens=tokens,
-            clock=self._clock,
             wall_s=time.perf_counter() - began_s,
-            fleet_s=spent.fleet_s,
-            downlink_bytes=spent.downlink_bytes,
-            uplink_bytes=spent.uplink_bytes,
-            tiles=spent.tiles,
-            blocks=spent.blocks,
-            reissued=spent.reissued,
             run_folder=where,
             stopped=stopped,
             offload=job.offload,
@@ -593,24 +533,32 @@ class Trainer:
             kept_gemms=kept.gemms,
             kept_saves_s=kept.saves_s,
             kept_reasons=kept.reasons,
-            local_gemms=spent.local_gemms,
-            journal_bytes=journal.written_bytes,
-            journal_s=journal.spent_s,
-            journal_saved_s=journal.saved_s,
-            journal_gemms=journal.taken,
-            traffic=spent.traffic,
-            saved=spent.saved,
+            journal_gemms=self.journal.counters.taken if self.journal else 0,
             resumed_after=resumed_after,
+            **self._work(self.shared.counted(self._counters() - first), JournalCounters()),
         )
-        report(done)
+        self._report(done)
         self.write(self.folder.plot)
         return done
 
-    def _journal_outgrown(self) -> bool:
-        return self.journal is not None and self.journal.outgrown(self._checkpoint_bytes())
-
-    def _kept(self) -> Kept:
-        return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
+    def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
+        """Return a record's fields about work of the fleet, and of the journal since `before`."""
+        journal = self._journal_counters()
+        return {
+            "clock": self.context.fleet.clock if self.context.fleet else "wall",
+            "fleet_s": spent.fleet_s,
+            "downlink_bytes": spent.downlink_bytes,
+            "uplink_bytes": spent.uplink_bytes,
+            "tiles": spent.tiles,
+            "blocks": spent.blocks,
+            "reissued": spent.reissued,
+            "local_gemms": spent.local_gemms,
+            "traffic": spent.traffic,
+            "saved": spent.saved,
+            "journal_bytes": journal.written_bytes - before.written_bytes,
+            "journal_s": journal.spent_s - before.spent_s,
+            "journal_saved_s": journal.saved_s - before.saved_s,
+        }
 
     def train_step(self) -> StepRecord:
         """Run one optimizer step, and return its record.
@@ -640,10 +588,9 @@ class Trainer:
         spent = self.shared.counted(self._counters() - before)
         if self.journal is not None:
             self.journal.end()
-        journal = self._journal_counters()
         self.step += 1
         if self._factor < factor:
-            self._note(
+            self.context.note(
                 f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
                 f"scaled by {self._factor:g} from now on"
             )
@@ -652,33 +599,16 @@ class Trainer:
             loss=loss,
             tokens=self.job.batch * self.job.seq * self.job.accumulate,
             learning_rate=rate,
-            clock=self._clock,
             wall_s=wall_s,
-            fleet_s=spent.fleet_s,
             ps_s=wall_s - spent.waited_s,
             verify_s=spent.verify_s,
-            downlink_bytes=spent.downlink_bytes,
-            uplink_bytes=spent.uplink_bytes,
             floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
-            tiles=spent.tiles,
-            blocks=spent.blocks,
-            reissued=spent.reissued,
-            local_gemms=spent.local_gemms,
-            journal_bytes=journal.written_bytes - journal_before.written_bytes,
-            journal_s=journal.spent_s - journal_before.spent_s,
-            journal_saved_s=journal.saved_s - journal_before.saved_s,
-            traffic=spent.traffic,
-            saved=spent.saved,
             against_loss=self.compared.against(self.step, loss),
+            **self._work(spent, journal_before),
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
-        """Return the error that ends a diverged run. The message includes advice for the user.
-
-        Args:
-            when: in which step the run diverged, such as "in step 3".
-            found: description of the value that is not finite.
-        """
+        """Return an error with advice for the user; `when` is a phrase such as "in step 3"."""
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
             f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
@@ -687,12 +617,7 @@ class Trainer:
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
-        """Update all parameters once, and return the mean loss over the step's learned tokens.
-
-        Args:
-            rate: the learning rate.
-            batches: all micro-batches of the step.
-        """
+        """Update all parameters once, and return the mean loss over the step's learned tokens."""
         learned = sum(learned_tokens(batch.labels) for batch in batches)
         if self.shared.several:
             part = self.shared.part(batches)
@@ -704,40 +629,25 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
-        """Compute the gradients of this server's part of a step, and sum them over all servers.
+        """Compute the gradients of this server's micro-batches, and sum them over all servers.
 
-        Args:
-            part: the micro-batches that this server computes.
-            learned: number of learned tokens in the whole step.
-
-        Returns:
-            The mean loss of the whole step.
+        Return the mean loss of the whole step, which has `learned` learned tokens.
         """
         if self.weights is not None:
             self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Compute the gradients of micro-batches, by stages on the fleet or with `_backward`.
-
-        Arguments and result are those of `_backward`.
-        """
+        """Do what `_backward` does, by stages on the fleet if the job trains by stages."""
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
         return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
-        """Run forward and backward passes of the model, which accumulate gradients.
+        """Accumulate the gradients of the step's mean loss over its `learned` learned tokens.
 
-        The gradients are those of the step's mean loss over all learned tokens.
-
-        Args:
-            batches: all micro-batches of the step; with several servers, this server's part.
-            learned: number of learned tokens in the whole step.
-
-        Returns:
-            The contribution of `batches` to the step's mean loss.
+        Return the contribution of `batches`, which are this server's part, to that loss.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -754,11 +664,7 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Return a context manager that gathers sharded weights for one pass.
-
-        Args:
-            left: number of passes that this server computes after this pass.
-        """
+        """Gather sharded weights for one pass; `left` passes of this server follow."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -795,17 +701,19 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches once, divided among the servers.
+        """Evaluate the held-out batches, divided among the servers; return each `_summed`.
 
-        Returns:
-            For each server, the sum of the losses of its learned tokens and the number of these
-            tokens. None if a server lost all its devices; the caller then retries.
-
-        Raises:
-            AbandonedError: when training stops during the evaluation.
+        Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """
-        first, past, stride = self.shared.turns()
-        batches = list(islice(self._validation(), first, past, stride))
+        job = self.job
+        found = validation_batches(
+            self.corpus.validation,
+            job.batch,
+            job.seq,
+            job.eval_batches,
+            separate=self._packed is not None,
+        )
+        batches = list(islice(found, *self.shared.turns()))
         passes = max(self.ranks.agree(len(batches)))
         try:
             return self.shared.together(partial(self._summed, batches, passes))
@@ -814,22 +722,10 @@ class Trainer:
                 raise
             return None
 
-    def _validation(self) -> Iterable[Batch]:
-        job = self.job
-        return validation_batches(
-            self.corpus.validation,
-            job.batch,
-            job.seq,
-            job.eval_batches,
-            separate=self._packed is not None,
-        )
-
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
         """Return the sum of the losses over all learned tokens, and the number of these tokens.
 
-        Args:
-            batches: the held-out batches that this server evaluates.
-            passes: maximum over all servers of the number of batches that a server evaluates.
+        `passes` is the maximum over all servers of the number of batches that a server evaluates.
         """
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
@@ -840,11 +736,6 @@ class Trainer:
                 total += loss * count if count else 0.0  # the mean of no tokens is NaN
                 learned += count
         return total, learned
-
-    # --- checkpoints ---
-
-    def _applied(self) -> bool:
-        return self.optimizer.applied
 
     def _checkpoint_due(self, stopped: bool) -> bool:
         interval = self.job.interval
@@ -857,24 +748,16 @@ class Trainer:
     def save(self) -> None:
         """Write a regular checkpoint: weights, optimizer state and position in the data."""
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
-            self._note(f"checkpoint written to {path}")
+            self.context.note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
         self._remove_old_best()
         if self.journal is not None:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint to a subfolder of the run folder.
+        """Write a checkpoint to subfolder `name`, and keep the latest `keep` checkpoints there.
 
-        Args:
-            name: name of the subfolder.
-            keep: number of latest checkpoints to keep in the subfolder.
-
-        Returns:
-            The path of the checkpoint on rank 0; None on other ranks.
-
-        Raises:
-            DivergedError: when a weight or the optimizer state is not finite.
+        Return its path on rank 0. Raise DivergedError if a weight or optimizer state is not finite.
         """
         folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
         if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
@@ -903,7 +786,7 @@ class Trainer:
             FINGERPRINTS: asdict(self.fingerprints),
             "epoch": loader.epoch,
             "position": loader.position,
-            **({LOSS_SCALE: self.optimizer.scale.state()} if self.optimizer.scale else {}),
+            **({LOSS_SCALE: asdict(self.optimizer.scale)} if self.optimizer.scale else {}),
         }
 
     def _judge(self, loss: float) -> None:
@@ -911,7 +794,7 @@ class Trainer:
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
-            self._note(
+            self.context.note(
                 f"the held-out loss after step {self.step} is {loss}: the run may have diverged. "
                 f"The checkpoint before that is kept until a held-out loss is finite again"
             )
@@ -921,11 +804,9 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Remove best checkpoints that are no longer needed.
+        """Keep the newest best checkpoint, and the newest not later than the last regular one.
 
-        The newest best checkpoint stays. So does the newest best checkpoint that is not later than
-        the last regular checkpoint: a killed run resumes from the last regular checkpoint, and
-        removes all later best checkpoints.
+        A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
         """
         if self.ranks.rank:
             return
@@ -938,7 +819,7 @@ class Trainer:
         most = self.job.early_stop
         if not most or self.heldout.since < most:
             return False
-        self._note(
+        self.context.note(
             f"stopping: the last {self.heldout.since} held-out losses are not below "
             f"{self.heldout.best:.4f}"
         )
@@ -957,19 +838,12 @@ class Trainer:
             **self.optimizer.tensors(),
         }
 
-    def _checkpoint_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors().values())
-
     def restore(
         self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
     ) -> None:
         """Load weights, optimizer state and the position in the data from a checkpoint.
 
-        Args:
-            checkpoint: the checkpoint.
-            changed: names of the fingerprints that have changed since the checkpoint. If the
-                training text has changed, training continues at the beginning of the new text.
-            accept_changes: whether frozen weights may have changed.
+        If the training text is among the `changed` inputs, training continues at its beginning.
 
         Raises:
             CleaveError: when the checkpoint belongs to another model, or when frozen weights have
@@ -980,7 +854,7 @@ class Trainer:
         except CleaveError:
             if not accept_changes:
                 raise
-            self._note("going on beside other frozen weights than until now")
+            self.context.note("going on beside other frozen weights than until now")
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # free other servers' weights before optimizer state is allocated
         scale = self.optimizer.scale
@@ -994,14 +868,9 @@ class Trainer:
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool) -> None:
-        """Prepare the run folder of a resumed run for repeating steps.
+        """Remove the records, loss plot and best checkpoints of steps after the checkpoint.
 
-        Remove the records, the loss plot and the best checkpoints of all steps after the checkpoint
-        from which the run resumes.
-
-        Args:
-            comparable: whether earlier held-out losses were computed on the same data. If so, the
-                lowest held-out loss is restored from the records.
+        If earlier held-out losses are `comparable`, restore the lowest one from the records.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
@@ -1019,12 +888,6 @@ class Trainer:
             self._shares = True
             self.weights.begin_sharing()
 
-    # --- reports ---
-
-    @property
-    def _clock(self) -> str:
-        return self.context.fleet.clock if self.context.fleet else "wall"
-
     def _counters(self) -> FleetCounters:
         return self.fleet.counters() if self.fleet else FleetCounters()
 
@@ -1037,11 +900,7 @@ class Trainer:
         self._report(NoteRecord(f"no device can do a product, {so}: {reason}"))
 
     def _presence(self, presence: FleetPresence) -> None:
-        text = _PRESENCE[presence]
-        self._report(PresenceRecord(self.step + 1, presence.value, text))
-
-    def _note(self, text: str) -> None:
-        self.context.report(NoteRecord(text))
+        self._report(PresenceRecord(self.step + 1, presence.value, _PRESENCE[presence]))
 
     def _report(self, record: Record) -> None:
         if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
@@ -1059,11 +918,7 @@ _PRESENCE = {
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
-    """Check that a job can compute the auxiliary loss of a mixture of experts.
-
-    Raises:
-        UsageError: when the job trains by stages, or separates documents by attention masks.
-    """
+    """Raise UsageError if a job cannot compute the auxiliary loss of a mixture of experts."""
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
         raise UsageError(
@@ -1086,13 +941,9 @@ def _open_journal(
         discard(folder)
         return None
     if context.fleet is None:
-        context.report(NoteRecord("the journal is off: there is no fleet whose work it could keep"))
+        context.note("the journal is off: there is no fleet whose work it could keep")
         return None
-
-    def say(text: str) -> None:
-        context.report(NoteRecord(text))
-
-    return Journal(folder, base, say=say, clock=context.clock, patience=patience)
+    return Journal(folder, base, say=context.note, clock=context.clock, patience=patience)
 
 
 def _changes(
@@ -1105,16 +956,7 @@ def _changes(
 ) -> list[str]:
     """Return the names of the fingerprints that have changed since a checkpoint.
 
-    Args:
-        checkpoint: the checkpoint.
-        job: the job of the resumed run.
-        dataset: the inputs of the resumed run.
-        context: receives messages for the user.
-        accepted: whether the user accepts changed inputs.
-
-    Raises:
-        CleaveError: when a setting has changed that must not change, or when a fingerprint has
-            changed without `accepted`.
+    Raise CleaveError if a fixed setting has changed, or a fingerprint without `accepted`.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})
@@ -1142,5 +984,5 @@ def _changes(
             f"--accept-changes to go on with what is there now"
         )
     if changed:
-        context.report(NoteRecord(f"going on with {in_words(changed)} than until now"))
+        context.note(f"going on with {in_words(changed)} than until now")
     return changed

@@ -25,21 +25,14 @@ from cleave.training.data.batches import (
 from cleave.training.data.documents import read_documents
 from cleave.training.results.trained import TrainedModel
 
-LETTERS: Final = "ABCD"
-"""Letters that label the four choices of a question, in order."""
-
+LETTERS: Final = "ABCD"  # labels of the four choices of a question
 _COLUMNS: Final = 2 + len(LETTERS)
 _LARGEST_LOSS: Final = 709.0  # e to the power of a larger number overflows a double
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Result of `perplexity`.
-
-    Attributes:
-        loss: mean cross-entropy in nats per predicted token.
-        tokens: number of predicted tokens.
-    """
+    """Result of `perplexity`: mean loss in nats per predicted token, and number of these tokens."""
 
     loss: float
     tokens: int
@@ -67,15 +60,10 @@ def perplexity(
     text, never count.
 
     Args:
-        trained: the model.
         source: path of a file or folder, or the name of a data set; see `read_documents`.
         seq: predicted tokens per window, at most the model's context length.
         batch: windows per forward pass.
         progress: called with the number of finished windows and the number of all windows.
-
-    Raises:
-        UsageError: the text has no token to predict, a token is not in the model's vocabulary, or
-            `seq` is out of range.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -109,12 +97,7 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Group consecutive windows of equal length for one forward pass per group.
-
-    Args:
-        windows: the windows, at least one.
-        most: maximum number of windows per group.
-    """
+    """Group consecutive windows of equal length, at most `most`, for one forward pass per group."""
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -126,13 +109,7 @@ def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.T
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with four choices.
-
-    Attributes:
-        text: the question without its choices.
-        choices: texts of the choices, in the order of `LETTERS`.
-        answer: index of the right choice in `choices`.
-    """
+    """A question with four choices. `answer` is the index of the right choice."""
 
     text: str
     choices: tuple[str, ...]
@@ -150,13 +127,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Result of `answer`.
-
-    Attributes:
-        right: number of right answers.
-        questions: number of questions.
-        cut: number of prompts whose beginning was removed to fit in the model's context.
-    """
+    """Result of `answer`. The beginning of `cut` prompts did not fit in the model's context."""
 
     right: int
     questions: int
@@ -173,9 +144,6 @@ def read_questions(path: Path) -> list[Question]:
 
     The columns are the question, four choices and the letter of the right choice. The file has no
     header line.
-
-    Raises:
-        UsageError: the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -205,19 +173,15 @@ def answer(
     """Answer multiple-choice questions with a model, and count the right answers.
 
     The model's answer is the letter whose token has the largest logit after the prompt. The prompt
-    has the format of Hendrycks et al. (2021, arXiv 2009.03300).
-
-    Args:
-        trained: the model.
-        questions: the questions.
-        examples: few-shot examples that precede each question in the prompt.
-        subject: subject that the prompt's heading names; may be empty.
-        progress: called with the number of answered questions and the number of all questions.
+    has the format of Hendrycks et al. (2021, arXiv 2009.03300). Its heading names the `subject`,
+    and `examples` with answers precede each question. `progress` is called with the number of
+    answered questions and the number of all questions.
     """
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"
     before = heading + "".join(example.answered() for example in examples)
-    letters = [_last_token(trained, f"Answer: {letter}") for letter in LETTERS]
+    asked = trained.tokenizer.encode_batch([f"Answer: {letter}" for letter in LETTERS])
+    letters = [int(ids[-1]) for ids in asked]
     right = cut = 0
     with torch.no_grad():
         for number, question in enumerate(questions, 1):
@@ -232,8 +196,3 @@ def answer(
             right += int(logits[letters].argmax()) == question.answer
             progress(number, len(questions))
     return Answers(right, len(questions), cut)
-
-
-def _last_token(trained: TrainedModel, text: str) -> int:
-    (ids,) = trained.tokenizer.encode_batch([text])
-    return int(ids[-1])

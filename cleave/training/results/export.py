@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -39,14 +39,9 @@ from cleave.files import (
 from cleave.training.loop.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.loop.disk import cannot_write
 from cleave.training.loop.finite import first_not_finite
-from cleave.training.loop.held_out import losses_of
+from cleave.training.loop.losses import ComparedRun, losses_of
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunFolder
-from cleave.training.lora.adapters import (
-    ADAPTER_CONFIG,
-    adapted_model,
-    add_adapters,
-    fixed_tensors,
-)
+from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_adapters, fixed_tensors
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
@@ -56,26 +51,15 @@ if TYPE_CHECKING:
 
     from cleave.training.data.tokenizer import TextTokenizer
 
+# Dtypes that an export can write, by the value of `--dtype`.
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes that an export can write, by the value of `--dtype`."""
 
 _DESCRIBING: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "chat_template.jinja",
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "chat_template.jinja",
     "chat_template.json",
-)
+)  # fmt: skip
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
@@ -85,15 +69,9 @@ _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export.
+    """Result of an export. If `whole` is False, the folder has only adapters.
 
-    Attributes:
-        folder: the exported folder.
-        step: optimizer step of the exported checkpoint.
-        parameters: number of exported parameters.
-        dtype: dtype of the exported weights, a key of `DTYPES`.
-        whole: True if the folder has a whole model; False if it has only adapters.
-        remark: message for the user about a better checkpoint that no longer exists; may be empty.
+    `remark` is a message for the user about a better checkpoint that no longer exists, or empty.
     """
 
     folder: Path
@@ -112,20 +90,10 @@ def keep_description(
     *,
     anew: bool = False,
 ) -> None:
-    """Write a model's configuration and tokenizer to a run folder.
+    """Write a model's configuration and tokenizer to a run folder that does not have them.
 
-    If the run folder already has these files, nothing is written.
-
-    Args:
-        folder: the run folder.
-        model: the model.
-        source: source of the model for training. If `source.folder` is set, the configuration and
-            tokenizer files are copied from that folder. Otherwise, the files are created.
-        tokenizer: the model's tokenizer.
-        anew: whether to replace existing files.
-
-    Raises:
-        CleaveError: the files cannot be written.
+    Copy the files of `source.folder` if it is set; otherwise create the files. `anew`: whether to
+    replace existing files.
     """
     final = folder / DESCRIPTION
     if final.exists() and not anew:
@@ -270,14 +238,9 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Return a context manager that yields a temporary folder and renames it to `into` on exit.
+    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it.
 
-    Files of an earlier export that was killed are removed first. If the body of the context raises
-    an exception, the temporary folder is deleted.
-
-    Raises:
-        UsageError: another process exports to the same folder.
-        CleaveError: the folder cannot be written.
+    Files of an earlier export that was killed are removed first.
     """
     temporary = into.with_name(f".{into.name}.export")
     try:
@@ -318,14 +281,11 @@ def _remove_paths(folder: Path) -> None:
         kept = {
             key: value
             for key, value in values.items()
-            if not (_PATHS.fullmatch(key) and isinstance(value, str) and _is_absolute(value))
+            if not (_PATHS.fullmatch(key) and isinstance(value, str))
+            or not any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
         }
         if kept != values:
             write_atomically(file, (json.dumps(kept, indent=2) + "\n").encode())
-
-
-def _is_absolute(text: str) -> bool:
-    return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
 def _public(text: str) -> str:
@@ -339,10 +299,7 @@ def _public(text: str) -> str:
 
 
 def _lower(run: RunFolder, step: int) -> str:
-    """Return a remark if the held-out loss was lower after another step than after `step`.
-
-    Otherwise, the text is empty.
-    """
+    """Return a remark if the held-out loss was lower after another step, or an empty string."""
     losses = losses_of(run.records(), 2**63)
     least = min(losses, key=lambda each: losses[each], default=step)
     if step not in losses or losses[least] >= losses[step]:
@@ -359,18 +316,34 @@ def _beside(path: Path) -> Path:
 
 
 def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> LoadedCheckpoint:
-    """Load a checkpoint of a run.
-
-    Args:
-        run: the run.
-        step: step of the checkpoint; 0 for the newest intact checkpoint.
-        best: whether to ignore `step`, and load the checkpoint with the lowest held-out loss.
+    """Load the checkpoint of `step` (0 for the newest intact one), or the one with the lowest loss.
 
     Raises:
         UsageError: the run has no such checkpoint.
         CleaveError: the checkpoint is damaged.
     """
-    return _best(run) if best else _checkpoint(run, step)
+    if best:
+        if (found := load_latest(run.path / BEST)) is None:
+            raise UsageError(
+                f"{str(run.path)!r} has no best checkpoint; train with --eval-every N --keep-best"
+            )
+        return found
+    folder = run.path / CHECKPOINTS
+    if step:
+        path = folder / f"step-{step:06d}"
+        if not path.is_dir():
+            held = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-??????")))
+            raise UsageError(
+                f"{str(run.path)!r} has no checkpoint of step {step}; it has those of "
+                f"{held or 'no step'}"
+            )
+        return load_checkpoint(path)
+    if (found := load_latest(folder)) is None:
+        raise UsageError(
+            f"{str(run.path)!r} has no checkpoint: it did not end, or was to have none; go on with "
+            f"it by --resume, or train without --checkpoint-every 0"
+        )
+    return found
 
 
 def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
@@ -408,8 +381,7 @@ def _part_shared(adapted: nn.Module) -> None:
 def _base_folder(job: Mapping[str, Any]) -> Path:
     """Return the folder of the base model to which a run's adapters belong.
 
-    Raises:
-        UsageError: the base model has random initial weights, and so has no folder.
+    Raise UsageError if the base model has random initial weights, and so no folder.
     """
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
@@ -423,40 +395,10 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
     return folder.resolve()
 
 
-def _best(run: RunFolder) -> LoadedCheckpoint:
-    """Load the retained checkpoint with the lowest held-out loss (`--keep-best`)."""
-    if (found := load_latest(run.path / BEST)) is None:
-        raise UsageError(
-            f"{str(run.path)!r} has no best checkpoint; train with --eval-every N --keep-best"
-        )
-    return found
-
-
-def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
-    """Load the checkpoint of `step`; the newest intact checkpoint if `step` is 0."""
-    folder = run.path / CHECKPOINTS
-    if step:
-        path = folder / f"step-{step:06d}"
-        if not path.is_dir():
-            held = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-??????")))
-            raise UsageError(
-                f"{str(run.path)!r} has no checkpoint of step {step}; it has those of "
-                f"{held or 'no step'}"
-            )
-        return load_checkpoint(path)
-    if (found := load_latest(folder)) is None:
-        raise UsageError(
-            f"{str(run.path)!r} has no checkpoint: it did not end, or was to have none; go on with "
-            f"it by --resume, or train without --checkpoint-every 0"
-        )
-    return found
-
-
 def description_of(run: RunFolder) -> Path:
     """Return the subfolder of a run folder that has the model's configuration and tokenizer.
 
-    Raises:
-        UsageError: the run has no such subfolder, because an earlier version of Cleave trained it.
+    Raise UsageError if there is none, because an earlier version of Cleave trained the run.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -474,12 +416,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     weights. Then training does not tie the weights, like `from_pretrained`, and the checkpoint has
     both weights. In this case, `tie_word_embeddings` of the returned configuration is False.
 
-    Args:
-        folder: folder with the configuration file.
-        names: names of the parameters and buffers in the checkpoint.
-
-    Raises:
-        CleaveError: the checkpoint and the configuration belong to different models.
+    Raise CleaveError if the `names` of the checkpoint's tensors are those of another model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -501,10 +438,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write a whole model's weights and configuration with transformers' `save_pretrained`.
-
-    This method of the model handles tied weights.
-    """
+    """Write a whole model with transformers' `save_pretrained`, which handles tied weights."""
     from transformers import AutoModelForCausalLM
 
     config = described_config(folder, weights.keys())
@@ -530,13 +464,7 @@ def _write_adapters(
 ) -> None:
     """Write adapters and their configuration with `peft`'s `save_pretrained`.
 
-    Args:
-        folder: folder to which the files are written.
-        description: folder with the base model's configuration.
-        job: the run's settings.
-        base: folder of the base model, which the adapters' configuration refers to.
-        weights: trained weights by parameter name.
-        dtype: dtype of the written weights.
+    `description` is the folder with the configuration of the base model in folder `base`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -556,23 +484,9 @@ def _write_adapters(
 
 
 def _card(
-    run: RunFolder,
-    job: Mapping[str, Any],
-    step: int,
-    facts: Mapping[str, str],
-    base: Path | None,
+    run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
 ) -> str:
-    """Return the text of the model card.
-
-    It has a table of the model, data, settings, losses, traffic and package versions.
-
-    Args:
-        run: the exported run.
-        job: the run's settings.
-        step: step of the exported checkpoint.
-        facts: additional table rows, by their label.
-        base: folder of the base model if only adapters are exported; else None.
-    """
+    """Return the text of the model card. `base` is None unless only adapters are exported."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
@@ -595,8 +509,12 @@ def _card(
     if evals:
         loss = _loss(evals[-1], "eval_loss")
         rows.append(("held-out loss", f"{loss} after step {evals[-1]['step']}"))
-    if compared := _compared(steps):
-        rows.append(("compared with another run", compared))
+    compared = ComparedRun({r["step"]: r["against_loss"] for r in steps if r.get("against_loss")})
+    for r in steps:
+        compared.against(r["step"], math.nan if r["loss"] is None else r["loss"])
+    if compared.steps:
+        text = f"losses of {compared.steps} steps are at most {compared.most:.1e} off"
+        rows.append(("compared with another run", text))
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -613,18 +531,3 @@ def _card(
 
 def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
     return "not finite" if record[field] is None else f"{record[field]:.4f}"
-
-
-def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return a phrase with the largest relative difference from the losses of `--against`.
-
-    The text is empty if the run's losses were not compared with another run.
-    """
-    apart = [
-        math.inf
-        if r["loss"] is None
-        else abs(r["loss"] - r["against_loss"]) / abs(r["against_loss"])
-        for r in steps
-        if r.get("against_loss")
-    ]
-    return f"losses of {len(apart)} steps are at most {max(apart):.1e} off" if apart else ""

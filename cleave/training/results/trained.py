@@ -30,7 +30,6 @@ class TrainedModel:
 
     Attributes:
         model: the model on the CPU, in fp32 and evaluation mode. Its key-value cache is enabled.
-        tokenizer: the model's tokenizer.
         title: short description of the model for messages.
     """
 
@@ -45,11 +44,7 @@ class TrainedModel:
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
     def check_ids(self, ids: Iterable[int]) -> None:
-        """Check that all token IDs are in the model's vocabulary.
-
-        Raises:
-            UsageError: a token ID is outside the vocabulary.
-        """
+        """Raise UsageError if a token ID is not in the model's vocabulary."""
         config: Any = self.model.config
         held = int(getattr(config, "vocab_size", None) or 2**31)
         if (largest := max(ids, default=0)) >= held:

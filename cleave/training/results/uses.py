@@ -7,13 +7,96 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import torch
 from msgspec import Meta, Struct
+from torch import Tensor
 
 from cleave.errors import UsageError
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.data.conversations import clean
+from cleave.training.data.documents import check_source
 from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
+from cleave.training.results.evaluation import answer, perplexity, read_questions
 from cleave.training.results.trained import TrainedModel, open_trained
+from cleave.workload.models.build import quiet_transformers
+
+_UNFINISHED = "\ufffd"  # replacement character, to which an incomplete UTF-8 sequence decodes
+
+
+def go_on(
+    trained: TrainedModel,
+    text: str,
+    tokens: int,
+    say: Callable[[str], bool],
+    *,
+    chat: bool = False,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> None:
+    """Continue a text until the model generates an end token, with transformers' `generate`.
+
+    The model's generation configuration sets the end tokens, penalties and other options.
+
+    Args:
+        tokens: maximum number of generated tokens.
+        say: called with each new piece of generated text; returns False to stop the generation.
+        chat: whether the text was rendered with a chat template, which adds begin tokens itself.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_p: threshold of nucleus sampling.
+
+    Raises:
+        UsageError: the text is empty, has a token outside the model's vocabulary, or leaves too
+            little of the model's context for `tokens` new tokens.
+    """
+    (found,) = trained.tokenizer.encode_batch([text])
+    given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
+    if not given:
+        raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
+    if len(given) + tokens > trained.most_tokens:
+        raise UsageError(
+            f"the text has {len(given)} tokens and {tokens} are to be added, but the model "
+            f"takes {trained.most_tokens}; give a shorter text, or --tokens"
+        )
+    trained.check_ids(given)
+    model: Any = trained.model
+    ends = model.generation_config.eos_token_id
+    ends = trained.tokenizer.eos_id if ends is None else ends
+    over = ends if isinstance(ends, list) else [ends]
+
+    def text_of(ids: list[int]) -> str:
+        return trained.tokenizer.decode(ids[:-1] if ids[-1] in over else ids, special=False)
+
+    shown = trained.tokenizer.decode(given, special=False)
+    wanted = True
+
+    def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Call `say` with the text that the last token adds; return whether to stop."""
+        nonlocal shown, wanted
+        whole = text_of(ids[0].tolist())
+        open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
+        if not open_ended and whole != shown:
+            wanted = say(whole[len(shown) :])
+            shown = whole
+        return torch.full((len(ids),), not wanted)
+
+    drawing = {"temperature": temperature, "top_p": top_p} if temperature else {}
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        ids = model.generate(
+            torch.tensor([given]),
+            attention_mask=torch.ones(1, len(given), dtype=torch.long),
+            max_new_tokens=tokens,
+            do_sample=bool(temperature),
+            num_beams=1,
+            eos_token_id=ends,
+            pad_token_id=trained.tokenizer.eos_id,  # one text needs no padding
+            stopping_criteria=[added],
+            **drawing,
+        )
+    if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
+        say(rest)  # `rest` ends in an incomplete character
+
 
 _WINDOW: Final = 1024  # default tokens per window, if the model's context is not shorter
 
@@ -22,16 +105,7 @@ Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to continue a text with a model; see `cleave.training.results.generation.go_on`.
-
-    Attributes:
-        prompt: the text to continue, or a user's message to a chat model.
-        chat: whether to render the prompt with the model's chat template.
-        tokens: maximum number of generated tokens.
-        temperature: sampling temperature; 0 for greedy decoding.
-        top_p: nucleus sampling threshold, above 0 and at most 1.
-        seed: seed of the random number generator for sampling.
-    """
+    """Request to continue a text, or to answer a user's message if `chat` is set; see `go_on`."""
 
     prompt: str
     chat: bool = False
@@ -41,11 +115,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
-        """Check the values of the request.
-
-        Raises:
-            UsageError: the prompt is empty, or `top_p` or `seed` is out of range.
-        """
+        """Raise UsageError if the prompt is empty, or `top_p` or `seed` is out of range."""
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
         if not 0 <= self.seed < 2**63:
@@ -57,14 +127,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         """Generate the text, and report each piece of text when it is generated.
 
         Unless `chat` is set, the prompt is reported first.
-
-        Args:
-            trained: the model.
-            report: called with each record.
-            stop: returns whether to stop.
         """
-        from cleave.training.results.generation import go_on
-
         prompt = clean(self.prompt)
         if not self.chat:
             report(TextRecord(prompt))
@@ -88,10 +151,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
-    Attributes:
-        data: path of a text, JSONL or Parquet file or of a folder, or the name of a data set.
-        seq: tokens per window; 0 for the smaller of 1024 and the model's context length.
-        batch: windows per forward pass.
+    If `seq` is 0, a window has 1024 tokens, or fewer if the model's context is shorter.
     """
 
     data: str
@@ -99,28 +159,14 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     batch: Annotated[int, Meta(ge=1)] = 4
 
     def check(self) -> None:
-        """Check that `data` is an existing path, or may be the name of a data set.
-
-        Raises:
-            UsageError: `data` is no path, and the library for data sets is not installed.
-        """
-        from cleave.training.data.documents import check_source
-
+        """Raise UsageError if `data` is neither an existing path nor a possible data set."""
         check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Compute the model's loss and perplexity on the text, and report them.
+        """Report the model's loss and perplexity on the text, and the progress.
 
-        Args:
-            trained: the model.
-            report: called with records of the progress, and at the end with the result.
-            stop: returns whether to stop.
-
-        Raises:
-            AbandonedError: `stop` returned True before the end.
+        If `stop` returns True, raise AbandonedError.
         """
-        from cleave.training.results.evaluation import perplexity
-
         window = self.seq or min(_WINDOW, trained.most_tokens)
         told = perplexity(
             trained, self.data, seq=window, batch=self.batch, progress=_counted(report, stop)
@@ -135,12 +181,8 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
 class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     """Request to answer multiple-choice questions; see `cleave.training.results.evaluation.answer`.
 
-    Attributes:
-        choices: path of a CSV file with questions in the format of MMLU.
-        examples: path of a CSV file with few-shot examples in the same format; empty to ask the
-            questions without examples.
-        shots: maximum number of few-shot examples.
-        subject: subject of the questions, which the prompt names; may be empty.
+    `choices` and `examples` are CSV files in the format of MMLU. `shots` is the maximum number of
+    examples.
     """
 
     choices: str
@@ -149,30 +191,16 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     subject: str = ""
 
     def check(self) -> None:
-        """Check that the CSV files exist and have valid questions.
-
-        Raises:
-            UsageError: a file cannot be read, is empty or has another format.
-        """
-        from cleave.training.results.evaluation import read_questions
-
+        """Raise UsageError if a CSV file cannot be read, is empty or has another format."""
         read_questions(Path(self.choices))
         if self.examples:
             read_questions(Path(self.examples))
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Ask the model all questions, and report the number of right answers.
+        """Ask the model all questions, and report the progress and the number of right answers.
 
-        Args:
-            trained: the model.
-            report: called with records of the progress, and at the end with the result.
-            stop: returns whether to stop.
-
-        Raises:
-            AbandonedError: `stop` returned True before the end.
+        If `stop` returns True, raise AbandonedError.
         """
-        from cleave.training.results.evaluation import answer, read_questions
-
         asked = read_questions(Path(self.choices))
         shown = read_questions(Path(self.examples))[: self.shots] if self.examples else []
         got = answer(trained, asked, shown, subject=self.subject, progress=_counted(report, stop))
@@ -186,16 +214,10 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to load a model and use it for one of three purposes.
+    """Request to use a model for exactly one of three purposes.
 
-    Exactly one of `generate`, `predict` and `answer` must be set.
-
-    Attributes:
-        model: path of a run folder, or of a folder with a saved model.
-        step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
-        generate: request to continue a text.
-        predict: request to measure perplexity.
-        answer: request to answer multiple-choice questions.
+    `model` is a run folder, of which `step` is the checkpoint (0 for the newest intact one), or the
+    folder of a saved model.
     """
 
     model: str
@@ -206,31 +228,20 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse a request from the plain values that `to_dict` returns.
-
-        Raises:
-            UsageError: the values are malformed.
-        """
+        """Parse a request from the plain values that `to_dict` returns, or raise UsageError."""
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise UsageError(f"a model's use cannot be read: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the request to plain values that can be sent in a message.
-
-        Attributes that are None are left out.
-        """
+        """Convert the request to plain values for a message, without attributes that are None."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return whichever of `generate`, `predict` and `answer` is set.
-
-        Raises:
-            UsageError: the number of purposes that are set is not 1.
-        """
+        """Return the requested purpose. Raise UsageError if there is not exactly one."""
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
@@ -240,11 +251,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return given[0]
 
     def check(self) -> None:
-        """Check the values of the request without loading the model.
-
-        Raises:
-            UsageError: a value is invalid, or a file or the model's folder does not exist.
-        """
+        """Raise UsageError if a value is invalid, or a file or the model's folder is missing."""
         self.use.check()
         if not Path(self.model).is_dir():
             raise UsageError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,16 @@ from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave.training.loop import trainer
-from cleave.training.loop.held_out import HeldOut
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.losses import ComparedRun, HeldOut
+from cleave.training.loop.records import NoteRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.loop.run_job import JobRequest
+from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.loop.trainer import TrainContext, train
 from cleave.training.results.export import find_checkpoint
 from cleave_cli.main import app
+from emulator.virtual import emulated
+from profiles.fleets import paper_fleet
 
 
 def test_the_lowest_and_how_many_came_after_it() -> None:
@@ -110,3 +115,75 @@ def test_a_run_has_the_settings_of_a_file(tmp_path: Path, corpus_file: Path) -> 
         done = CliRunner().invoke(app, ["train", "--config", str(tmp_path / config)])
         assert isinstance(done.exception, UsageError)
         assert said in str(done.exception)
+
+
+JOB = JobSpec("opt-nano", steps=3, batch=2, seq=32, checkpoint_every=0, method="local")
+
+
+def trained(job: JobSpec, folder: Path, devices: int = 0) -> list[Record]:
+    said: list[Record] = []
+    folder.mkdir()
+    fleet = emulated(paper_fleet(devices)) if devices else None
+    try:
+        train(job, RunFolder(folder), TrainContext(fleet, said.append))
+    finally:
+        if fleet is not None:
+            fleet.close()
+    return said
+
+
+def steps(said: list[Record]) -> list[StepRecord]:
+    return [record for record in said if isinstance(record, StepRecord)]
+
+
+def notes(said: list[Record]) -> str:
+    return "\n".join(record.text for record in said if isinstance(record, NoteRecord))
+
+
+def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None:
+    plain = steps(trained(replace(JOB, steps=2), tmp_path / "plain"))
+    job = replace(JOB, method="tiles", steps=3, against=str(tmp_path / "plain"), warmup_steps=1)
+    said = trained(job, tmp_path / "fleet", devices=3)
+    found = steps(said)
+    assert [record.against_loss for record in found] == [*(r.loss for r in plain), None]
+    assert "against_loss" not in to_dict(found[-1])
+    assert "steps 2, here 3" in notes(said)
+    assert "warmup_steps -1, here 1" in notes(said)
+    assert "losses of 2 steps are at most" in notes(said)
+    records = list(RunFolder(tmp_path / "fleet").records())
+    assert [r["against_loss"] for r in records if "against_loss" in r] == [r.loss for r in plain]
+    assert (tmp_path / "fleet" / "loss.png").is_file()
+
+
+def test_a_loss_that_is_no_number_is_as_far_off_as_can_be() -> None:
+    run = ComparedRun({1: 5.0, 2: 4.0})
+    assert run.against(1, 5.0) == 5.0
+    assert run.against(2, float("nan")) == 4.0
+    assert run.against(3, 4.0) is None
+    assert run.found("it") == "losses of 2 steps are at most inf off those of it"
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    job = replace(JOB, against=str(tmp_path))
+
+    def refused(said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            JobRequest(job.to_dict()).spec()
+
+    refused("not the folder of a run")
+    RunFolder(tmp_path).write_config(JOB.to_dict())
+    refused("no step")
+    (tmp_path / "metrics.jsonl").write_text("no JSON\n")
+    refused("damaged")
+
+
+def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
+    trained(JOB, tmp_path / "plain")
+    job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)
+    assert "losses of 3 steps are at most 0.0e+00 off" in notes(trained(job, tmp_path / "again"))
+    shutil.rmtree(tmp_path / "plain")
+    goes_on = JobRequest({"steps": 4}, resume=str(tmp_path / "again"))
+    said: list[Record] = []
+    JobRunner(tmp_path).train(goes_on, TrainContext(None, said.append))
+    assert "not compared: " in notes(said)
+    assert [record.step for record in steps(said)] == [4]

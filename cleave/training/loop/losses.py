@@ -1,0 +1,122 @@
+"""Held-out losses of a run, and comparison of its losses with another run's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Self
+
+from cleave.errors import CleaveError, UsageError
+from cleave.training.loop.job import MAY_CHANGE, JobSpec
+from cleave.training.loop.run_folder import RunFolder
+
+
+def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
+    """Return a map from steps up to `step` to held-out losses; infinity for a loss not finite."""
+    return {
+        record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
+        for record in records
+        if record.get("event") == "eval" and record["step"] <= step
+    }
+
+
+@dataclass(slots=True)
+class HeldOut:
+    """Tracks the held-out losses of a run.
+
+    Attributes:
+        best: the lowest loss so far; infinity before the first finite loss.
+        since: number of losses recorded since the lowest loss.
+        sound_before: step of the first of the latest consecutive losses that are not finite. None
+            if the latest loss is finite.
+    """
+
+    best: float = inf
+    since: int = 0
+    sound_before: int | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
+        """Restore the state after a step from the records of a run."""
+        found = cls()
+        for after, loss in losses_of(records, step).items():
+            found.lowest(loss, after)
+        return found
+
+    def lowest(self, loss: float, step: int) -> bool:
+        """Add the held-out loss after `step` steps, and return True if it is the lowest so far."""
+        if isfinite(loss):
+            self.sound_before = None
+        elif self.sound_before is None:
+            self.sound_before = step
+        if loss < self.best:
+            self.best, self.since = loss, 0
+            return True
+        self.since += 1
+        return False
+
+
+@dataclass(slots=True)
+class ComparedRun:
+    """Losses of another run by step, and the difference of this run's losses from them.
+
+    `most` is the largest difference of any step, as a fraction of the other run's loss. It is
+    infinity if a loss of this run was not finite.
+    """
+
+    losses: Mapping[int, float] = field(default_factory=dict)
+    steps: int = 0
+    most: float = 0.0
+
+    @classmethod
+    def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
+        """Read the losses of the run in `job.against`; if that is empty, there are no losses.
+
+        Call `say` if the settings of the two runs differ. Raise CleaveError if there are no steps.
+        """
+        if not job.against:
+            return cls()
+        other = RunFolder(Path(job.against))
+        config = other.read_config()
+        losses = {
+            record["step"]: float(record["loss"])
+            for record in other.records()
+            if record.get("event") == "step" and isinstance(record.get("loss"), int | float)
+        }
+        if not losses:
+            raise UsageError(f"--against {job.against!r} has done no step; give a run that has")
+        others = [
+            f"{name} {config.get(name, default)!r}, here {getattr(job, name)!r}"
+            for name, default in ((each.name, each.default) for each in fields(JobSpec))
+            if (name == "steps" or name not in MAY_CHANGE)
+            and config.get(name, default) != getattr(job, name)
+        ]
+        if others:
+            say(f"{job.against} has other settings, so losses differ: {'; '.join(others)}")
+        return cls(losses)
+
+    def against(self, step: int, loss: float) -> float | None:
+        """Compare this run's loss of a step with the other run's loss, and return that or None."""
+        other = self.losses.get(step)
+        if other:
+            self.steps += 1
+            apart = abs(loss - other) / abs(other)
+            self.most = max(self.most, apart) if math.isfinite(apart) else math.inf
+        return other
+
+    def found(self, name: str) -> str:
+        """Return a sentence with the largest difference; empty if no step was compared."""
+        if not self.steps:
+            return ""
+        return f"losses of {self.steps} steps are at most {self.most:.1e} off those of {name}"
+
+
+def check_compared(job: JobSpec) -> None:
+    """Raise UsageError if `job.against` names a run that cannot be read or has no losses."""
+    try:
+        ComparedRun.of(job, lambda text: None)
+    except CleaveError as error:
+        raise UsageError(str(error)) from error
