@@ -33,8 +33,8 @@ from cleave_cli.commands import (
     status,
     train,
 )
-from cleave_cli.help import GroupedCommands, few_options
-from cleave_cli.render.say import printable
+from cleave_cli.options import GroupedCommands, few_options
+from cleave_cli.render.text import printable
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
 

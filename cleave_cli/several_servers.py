@@ -22,6 +22,63 @@ if TYPE_CHECKING:
     from cleave.fleet.fleet import Fleet
     from cleave.training.servers.ranks import Ranks
     from profiles.fleet_device import FleetDevice
+from typing import TYPE_CHECKING
+
+from cleave.energy.run_energy import RunEnergy, side_by_side
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from cleave.cluster.endpoints import Endpoints
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeasured:
+    """Measures the energy of a run, from the creation of this object.
+
+    Attributes:
+        sample: reads this machine's energy counters. Must be called often enough that no counter
+            overflows twice.
+        record: returns the run's energy record. Its argument has, for each server, the energy of
+            the emulated devices.
+    """
+
+    sample: Callable[[], object]
+    record: Callable[[Sequence[RunEnergy]], dict[str, Any]]
+
+
+def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
+    """Measure the energy of this machine and of joined devices, until `open_here` closes."""
+    from cleave.cluster.endpoint_logs import EndpointLogs
+    from cleave.machine.sensors import PowerMeter, Sensors
+    from cleave.server.jobs.job_energy import JobMeter
+    from cleave.server.jobs.own_power import OwnPower
+
+    power, alone = OwnPower(PowerMeter(Sensors())), endpoints.on_one_machine
+    meter = JobMeter([EndpointLogs(endpoints.calls, alone)], power, alone=alone)
+    open_here.callback(meter.close)
+    return RunMeasured(power.used, lambda servers: meter.record())
+
+
+def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
+    """Measure the energy of this machine. Each server meters its own emulated devices.
+
+    Args:
+        on_one_machine: whether all servers run on this machine. If not, the energy of the servers
+            is unknown, because the power of other machines is not measured.
+    """
+    from cleave.machine.sensors import PowerMeter, Sensors
+    from emulator.run_meter import RunMeter
+
+    meter = RunMeter(PowerMeter(Sensors()))
+
+    def record(servers: Sequence[RunEnergy]) -> dict[str, Any]:
+        machine = meter.finish()
+        if not on_one_machine:
+            machine = replace(machine, machine_j=None, machine_source="")
+        return side_by_side(machine, servers).to_record()
+
+    return RunMeasured(meter.sample, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +145,6 @@ def train_on_several(
     from cleave.training.loop.run_job import JobRequest
     from cleave.training.loop.trainer import TrainContext, prepare
     from cleave_cli.render.footprint import summary
-    from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 
     if grid:
         electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts

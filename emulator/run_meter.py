@@ -39,7 +39,6 @@ class FleetMeter:
     Args:
         profiles: maps a device's name to the name of its profile.
         here: maps the ID of each connected device to the device's name.
-        now_s: current time on the runtime's clock, in seconds.
         active_power_w: maps a device's name to its power in watts while it computes, from the fleet
             file.
     """
@@ -116,7 +115,6 @@ class RunMeter:
     Args:
         power: measures the energy of this machine.
         runtime: runtime of the emulated fleet; None without an emulated fleet.
-        members: the devices of the emulated fleet.
         clock: returns real time in seconds.
     """
 

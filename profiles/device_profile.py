@@ -1,6 +1,6 @@
 """The schema of device profiles: measured or published figures for one type of device.
 
-A profile is a TOML file that `profiles.profile_file` reads and writes. Figures are in SI units
+A profile is a TOML file that `profiles.library` reads and writes. Figures are in SI units
 unless a field name states another unit. Profiles leave out unknown figures.
 `Provenance.assumed` lists the unknown figures that had to be assumed to emulate the device.
 """

@@ -12,12 +12,7 @@ if TYPE_CHECKING:
     from profiles.thermal import ThermalModel
 
 _POSITIVE = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
-_NOT_NEGATIVE = (
-    "latency_s",
-    "active_power_w",
-    "jitter_s",
-    "drift_sigma",
-)
+_NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import typer
 
 from cleave_cli.operator_link import Data, Json, Server, ask
 from cleave_cli.render.qr import qr_code
-from cleave_cli.render.say import say
+from cleave_cli.render.text import say
 
 
 def dashboard(

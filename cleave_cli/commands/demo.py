@@ -190,7 +190,7 @@ def _large() -> dict[str, Any]:
     from cleave.machine.backends import TorchBackend
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
-    from emulator.by_stages import emulate_stages
+    from emulator.sized_stages import emulate_stages
     from profiles.fleets import find_fleet
 
     backend = TorchBackend()

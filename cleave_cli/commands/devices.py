@@ -11,8 +11,7 @@ from rich.table import Table
 
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.options import human_bytes
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import Csv, Form, form_of, printable, say, write_csv
 
 app = typer.Typer(
     name="devices",

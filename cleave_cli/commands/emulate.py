@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cleave.errors import UsageError
-from cleave_cli.emulate_files import Watch
-from cleave_cli.emulate_real_time import real_time
+from cleave_cli.emulate_real_time import Watch, real_time
 from cleave_cli.fleet_options import choose_fleet
 from cleave_cli.options import counted, human_bytes, not_empty, was_given
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.narrow import filled
+from cleave_cli.render.text import Csv, Form, filled, form_of, write_csv
 
 if TYPE_CHECKING:
     from emulator.sized_step import SizedStep
@@ -275,7 +273,7 @@ def _stages(
     from cleave.planner.stages.prediction import in_seconds
     from cleave.workload.registry import find_model
     from cleave_cli.plan_question import server_flops_per_s
-    from emulator.by_stages import emulate_stages
+    from emulator.sized_stages import emulate_stages
 
     card = ps_gbit * 1e9 / 8 or float("inf")
     speed = server_flops_per_s(ps_gflops, "fp32")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cleave.errors import UsageError
-from cleave_cli.render.say import say
+from cleave_cli.render.text import say
 from cleave_cli.trained_model import Devices, Model, Server, Step, progress_bar, use
 
 

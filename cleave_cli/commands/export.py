@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder of cleave train.", show_default=False)],
     folder: Annotated[
-        Path | None,
-        typer.Argument(help="The new folder; by default `export` in the run folder."),
+        Path | None, typer.Argument(help="The new folder; by default `export` in the run folder.")
     ] = None,
     step: Step = 0,
     best: Annotated[
@@ -30,8 +29,7 @@ def export(
         bool, typer.Option("--merge", help="Of --lora: the whole model, adapters merged into it.")
     ] = False,
     while_training: Annotated[
-        bool,
-        typer.Option("--while-training", help="Of a run that goes on; give FOLDER as well."),
+        bool, typer.Option("--while-training", help="Of a run that goes on; give FOLDER as well.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

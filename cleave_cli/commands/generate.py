@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cleave.errors import UsageError
-from cleave_cli.render.say import printable
+from cleave_cli.render.text import printable
 from cleave_cli.trained_model import Devices, Model, Server, Step, use
 
 

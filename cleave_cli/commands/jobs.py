@@ -8,9 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.narrow import filled
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import Csv, Form, filled, form_of, printable, say, write_csv
 from cleave_cli.render.training import loss_text
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from cleave.device.host.policy import parse_memory, parse_policy
-from cleave_cli.render.say import printable
+from cleave_cli.render.text import printable
 
 EXAMPLES = """
 Examples:
@@ -45,8 +45,7 @@ BackendName = Annotated[
 ProviderName = Annotated[
     str,
     typer.Option(
-        "--provider",
-        help="What runs graphs of whole layers: auto, cpu, cuda, coreml or directml.",
+        "--provider", help="What runs graphs of whole layers: auto, cpu, cuda, coreml or directml."
     ),
 ]
 Memory = Annotated[str, typer.Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
@@ -125,11 +124,7 @@ def join(
 
     from cleave.device.agent import Agent, AgentSession, Look, Notice, State
     from cleave.device.compute_thread import ComputeThread
-    from cleave.device.credentials import (
-        SavedCredential,
-        SavedCredentials,
-        state_folder,
-    )
+    from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.host.data_cap import DataMeter
     from cleave.device.host.policy import Gate, Permission, require_visible
     from cleave.device.server_selection import ServerSelection

@@ -13,9 +13,9 @@ from rich.table import Table
 from cleave.errors import UsageError
 from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
-from cleave_cli.reach import only_here
+from cleave_cli.options import only_here
 from cleave_cli.render.qr import qr_code, write_qr_png
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import printable, say
 
 _SIDELOADING: Final = """\
 The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
@@ -32,8 +32,7 @@ def pair(
     uses: Annotated[int, typer.Option(help="For how many devices.")] = 1,
     minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
     own: Annotated[
-        bool,
-        typer.Option("--own", help="For devices of your own, which may train whole layers."),
+        bool, typer.Option("--own", help="For devices of your own, which may train whole layers.")
     ] = False,
     qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
     png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,

@@ -12,7 +12,7 @@ import typer
 
 from cleave.errors import UsageError, choice_of
 from cleave_cli.options import counted
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
+from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
@@ -80,8 +80,7 @@ def plan(
         str, typer.Option(help="Compare so many servers, as 1,2,4, which share fleet and batch.")
     ] = "",
     memory: Annotated[
-        str,
-        typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train."),
+        str, typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train.")
     ] = "plain",
     tiles: Annotated[bool, typer.Option("--tiles", help="With --json: every tile.")] = False,
     plot: Annotated[
@@ -112,7 +111,7 @@ def plan(
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
     from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
-    from cleave_cli.render.plan_coding import coding_json, coding_text
+    from cleave_cli.render.plan import coding_json, coding_text
 
     if bool(model) == bool(gemm):
         raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
@@ -246,7 +245,7 @@ def _plan_servers(
     from cleave.planner.servers import SharedWeights, plan_servers, shares, weakest
     from cleave.workload.stages import recomputed_elements
     from cleave.workload.step import step_gemms
-    from cleave_cli.render.plan_servers import servers_json, show_servers
+    from cleave_cli.render.plan import servers_json, show_servers
 
     devices, rows = len(question.devices), question.rows
     most = min(devices, rows)
@@ -335,8 +334,7 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
 def _document(
     found: MethodChoice, where: Crossing | None, question: PlanQuestion, names: list[str]
 ) -> dict[str, Any]:
-    from cleave_cli.render.plan_methods import crossing_json, methods_json, stages_json
-    from cleave_cli.render.plan_tiles import step_json
+    from cleave_cli.render.plan import crossing_json, methods_json, stages_json, step_json
 
     return {
         **methods_json(found),
@@ -385,7 +383,7 @@ def _draw(
 def _rows(
     found: MethodChoice, where: Crossing | None, question: PlanQuestion
 ) -> list[dict[str, Any]]:
-    from cleave_cli.render.plan_methods import crossing_json, methods_json
+    from cleave_cli.render.plan import crossing_json, methods_json
 
     if where is not None:
         points: list[dict[str, Any]] = crossing_json(where, question.sizes.sequence)["points"]
@@ -402,8 +400,7 @@ def _show(
     names: list[str],
 ) -> None:
     from cleave.planner.plan import Method
-    from cleave_cli.render.plan_methods import show_crossing, show_methods, show_stages
-    from cleave_cli.render.plan_tiles import show_step
+    from cleave_cli.render.plan import show_crossing, show_methods, show_stages, show_step
 
     show_methods(title, found)
     match found.chosen.method:
@@ -430,8 +427,8 @@ def _plan_gemm(
 ) -> None:
     from cleave.gemm import Gemm
     from cleave.planner.tiles.report import report
+    from cleave_cli.render.plan import gemm_json, show_gemm
     from cleave_cli.render.plan_plots import draw_tiling
-    from cleave_cli.render.plan_tiles import gemm_json, show_gemm
 
     one = report(planner.plan(Gemm(*_sides(gemm)), element, devices), element, devices, ps)
     if form is Form.CSV:

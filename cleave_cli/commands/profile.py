@@ -104,10 +104,10 @@ def device(
     _need("scipy.optimize", "tomli_w")
     from cleave.machine.backends import choose, known_name
     from cleave.machine.memory import hold_strips_well
-    from cleave_cli.own_device import own_device
+    from cleave_cli.own_server import own_device
     from cleave_cli.render.profile import check_plot
+    from profiles.library import write_profile
     from profiles.measuring import device as profiling
-    from profiles.profile_file import write_profile
 
     known_name(backend)
     if plot is not None:
@@ -179,8 +179,8 @@ def link(
 
     from cleave.device.credentials import SavedCredentials, state_folder
     from cleave.transport.url_file import read_url
+    from profiles.library import read_profile, write_profile
     from profiles.measuring.link import measure_link, summarise
-    from profiles.profile_file import read_profile, write_profile
 
     profile = None
     if into is not None:
@@ -258,9 +258,7 @@ def list_profiles(
 
 @app.command("show")
 def show(
-    profile: Annotated[str, typer.Argument(help=_PROFILE)],
-    plot: Plot = None,
-    as_json: Json = False,
+    profile: Annotated[str, typer.Argument(help=_PROFILE)], plot: Plot = None, as_json: Json = False
 ) -> None:
     """Show a profile, where its figures come from, and what had to be assumed.
 
@@ -292,8 +290,8 @@ def fit(
       cleave profile fit anna.toml -o refitted.toml --plot fit.png
     """
     _need("scipy.optimize", "tomli_w")
+    from profiles.library import read_profile, write_profile
     from profiles.measuring.device import refit
-    from profiles.profile_file import read_profile, write_profile
 
     target = file if output in (None, file) else _writable(output or file, force=force)
     with _as_usage_errors():

@@ -20,11 +20,8 @@ from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
 from cleave_cli.cluster_options import ClusterOptions
-from cleave_cli.options import need_train_extra
-from cleave_cli.reach import only_here
-from cleave_cli.render.log_lines import printed_log
+from cleave_cli.options import need_train_extra, only_here
 from cleave_cli.render.qr import qr_code
-from cleave_cli.serving import serving
 from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
@@ -32,6 +29,19 @@ if TYPE_CHECKING:
     from cleave.server.fleet_server import Server
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cleave_cli.cluster_options import ray_of
+
+if TYPE_CHECKING:
+    from cleave.energy.grid import Grid
+    from cleave.server.app import App
+    from cleave.server.fleet_server import Server, ServerConfig
+    from cleave.training.loop.run_job import JobRunner
+from cleave_cli.render.text import printable
 
 _logger = logging.getLogger(__name__)
 
@@ -259,12 +269,7 @@ def stopping(job: TrainingJob | None) -> str:
 
 
 def _welcome(
-    server: Server,
-    credential: str,
-    code: JoinCode | None,
-    url_file: Path | None,
-    *,
-    as_json: bool,
+    server: Server, credential: str, code: JoinCode | None, url_file: Path | None, *, as_json: bool
 ) -> None:
     from cleave.server.http.pages import Pages
 
@@ -339,3 +344,89 @@ class _Codes:
             typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
             _show(page_url)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(record.getMessage())
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"event": "note", "text": record.getMessage()})
+
+
+@contextmanager
+def printed_log(*, as_json: bool) -> Iterator[None]:
+    """Print Cleave's log until the `with` block ends, as JSON on stdout or text on stderr."""
+    handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    loggers = [logging.getLogger(name) for name in ("cleave", "cleave_cli")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # a library's root handler would print each message again
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+@contextmanager
+def serving(
+    app: App, config: ServerConfig, runs: Path, cluster: ClusterOptions, grid: Grid | None
+) -> Iterator[tuple[Server, JobRunner]]:
+    """Listen for devices until the `with` block ends; yield the server and its job runner.
+
+    Args:
+        app: all parts of the server except its fleet.
+        config: addresses and limits of the server.
+        runs: parent folder of run folders. All servers need access to this folder.
+        cluster: number of servers, and their addresses.
+        grid: electricity grid of the devices; None if unknown.
+
+    Raises:
+        CleaveError: when a server cannot listen, or the cluster cannot be reached.
+    """
+    from cleave.server.fleet_server import serve
+
+    if cluster.servers == 1:
+        from cleave.training.loop.run_job import JobRunner
+
+        with serve(config) as server:
+            app.open(server)
+            yield server, JobRunner(runs, lambda: app.meter(server))
+        return
+    from cleave.cluster.endpoint_logs import EndpointLogs
+    from cleave.cluster.membership import Members
+    from cleave.cluster.serving import serving_together
+    from cleave.cluster.shared_runner import SharedRunner
+    from cleave.server.runtime import Numbering
+
+    members = Members(app.access)
+    config = replace(config, auth=members, numbering=Numbering(1, cluster.servers))
+    with ray_of(cluster) as ray, ExitStack() as opened:
+        server = opened.enter_context(serve(config))
+        together = serving_together(
+            ray, server, config, members, app.overview, cluster.servers, grid
+        )
+        serving = opened.enter_context(together)
+        endpoints = serving.endpoints
+        elsewhere = EndpointLogs(endpoints.calls[1:], endpoints.on_one_machine)
+        app.overview.combine = serving.servers.combine
+        app.overview.energy_elsewhere = serving.servers.energy
+        app.open(server, serving.servers)
+        yield (
+            server,
+            SharedRunner(
+                runs,
+                lambda: app.meter(server, elsewhere),
+                ray=ray,
+                servers=cluster.servers,
+                fleet_of=endpoints,
+            ),
+        )

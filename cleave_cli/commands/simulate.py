@@ -12,9 +12,9 @@ import typer
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import writable_folder
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
+from cleave_cli.options import Jobs, RayAddress, simulation_progress
 from cleave_cli.render.sweep import Churn, show_sweep
-from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
+from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from simulator.sweep import Row
@@ -74,8 +74,7 @@ def simulate(
     jobs: Jobs = 1,
     ray: RayAddress = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
+        Path | None, typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF).")
     ] = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="All columns in one table, as wide as they are.")
@@ -190,8 +189,7 @@ def paper(
         bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
     coding: Annotated[
-        str,
-        typer.Option(help="Verdicts also with every method's payloads coded: auto, on, off."),
+        str, typer.Option(help="Verdicts also with every method's payloads coded: auto, on, off.")
     ] = "off",
     quick: Annotated[
         bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")

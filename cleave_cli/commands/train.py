@@ -15,9 +15,8 @@ from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
 from cleave_cli.cluster_options import TABLE, ClusterOptions
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
-from cleave_cli.help import show_every_option
 from cleave_cli.operator_link import server_of_this_machine
-from cleave_cli.options import need_train_extra, not_empty, was_given
+from cleave_cli.options import need_train_extra, not_empty, show_every_option, was_given
 from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
@@ -88,8 +87,7 @@ def train(
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
     ] = "",
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Also print tiles, traffic by kind, and compression."),
+        bool, typer.Option("--verbose", help="Also print tiles, traffic by kind, and compression.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
     help_all: Annotated[
@@ -259,11 +257,7 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 
 def _here(
-    request: dict[str, Any],
-    options: FleetOptions,
-    runs: Path,
-    grid: str,
-    display: Display,
+    request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
 ) -> None:
     need_train_extra("cleave train")
     from cleave.energy.grid import electricity

@@ -20,7 +20,7 @@ from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
 from cleave.energy.sensitivity import Bar, Case, tornado
 from cleave.energy.typical import load_typical
-from cleave_cli.render.form import Form, write_csv
+from cleave_cli.render.text import Form, write_csv
 from profiles.library import load_profiles
 
 if TYPE_CHECKING:

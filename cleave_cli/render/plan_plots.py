@@ -11,7 +11,7 @@ from cleave.errors import UsageError, not_installed
 from cleave.files import save_figure
 from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import counted
-from cleave_cli.render.plan_methods import crossing_text
+from cleave_cli.render.plan import crossing_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

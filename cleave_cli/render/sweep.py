@@ -13,7 +13,7 @@ import typer
 
 from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import human_bytes
-from cleave_cli.render.narrow import WIDTH
+from cleave_cli.render.text import WIDTH
 
 if TYPE_CHECKING:
     from simulator.method import Outcome

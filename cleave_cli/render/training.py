@@ -25,9 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
-from cleave_cli.render.narrow import filled
-from cleave_cli.render.say import printable, say
-from cleave_cli.render.traffic import by_kind
+from cleave_cli.render.text import by_kind, filled, printable, say
 
 if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress

@@ -92,12 +92,7 @@ class SessionTimer:
             time.sleep(0.01)
 
     def block_s(
-        self,
-        shape: tuple[int, int, int],
-        strips: int,
-        layout: Layout,
-        dtype: DType,
-        out: DType,
+        self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
         """Run a tile on the device and return the mean seconds per block of the tile.
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cleave_cli.render.log_lines import printed_log
+from cleave_cli.commands.serve import printed_log
 
 LOGGER = logging.getLogger("cleave.server.anything")
 

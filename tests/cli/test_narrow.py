@@ -9,8 +9,8 @@ import pytest
 from cleave.planner.plan import DeviceRates
 from cleave_cli.commands.demo import _summary
 from cleave_cli.options import counted
-from cleave_cli.render.narrow import WIDTH, filled
-from cleave_cli.render.plan_coding import coding_text
+from cleave_cli.render.plan import coding_text
+from cleave_cli.render.text import WIDTH, filled
 from cleave_cli.render.training import make_display
 
 STEP: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cleave_cli.reach import only_here
+from cleave_cli.options import only_here
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from cleave.errors import CleaveError
 from cleave_cli import main
 from cleave_cli.commands import dashboard, devices, jobs, pair
-from cleave_cli.render.say import printable
 from cleave_cli.render.status import Seen, shown
+from cleave_cli.render.text import printable
 from cleave_cli.render.training import make_display
 from tests.cli.test_status import overview
 

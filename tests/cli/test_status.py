@@ -11,8 +11,7 @@ from rich.console import Console
 
 from cleave.errors import UsageError
 from cleave_cli.commands.status import status
-from cleave_cli.render.stages import HOLDERS_SHOWN
-from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, span, sparkline
+from cleave_cli.render.status import EVENTS_SHOWN, HOLDERS_SHOWN, Seen, shown, span, sparkline
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
 

@@ -19,8 +19,7 @@ from profiles.thermal import ThermalModel, ThrottlePoint
 PLAIN = FleetDevice("test", 1e9, 1e6, 1e6, 0.0, 2**30)
 FITTED = replace(PLAIN, compute=load_profile("snapdragon-888").compute_model())
 HOT = replace(
-    PLAIN,
-    thermal=ThermalModel(1.0, 60.0, 0.0, (ThrottlePoint(0.4, 1.0), ThrottlePoint(0.6, 0.5))),
+    PLAIN, thermal=ThermalModel(1.0, 60.0, 0.0, (ThrottlePoint(0.4, 1.0), ThrottlePoint(0.6, 0.5)))
 )
 
 

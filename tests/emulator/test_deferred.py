@@ -72,12 +72,7 @@ def _product(task: Task, operands: tuple[Buffer, Buffer], backend: Any, copy: bo
     kinds=st.sampled_from([(DType.FP32, DType.FP32), (DType.BF16, DType.FP32)]),
 )
 def test_any_plan_in_any_order(
-    gemm: Gemm,
-    seed: int,
-    turn_a: bool,
-    turn_b: bool,
-    copies: float,
-    kinds: tuple[DType, DType],
+    gemm: Gemm, seed: int, turn_a: bool, turn_b: bool, copies: float, kinds: tuple[DType, DType]
 ) -> None:
     random, rng = Random(seed), np.random.default_rng(seed)
     dtype, out_dtype = kinds

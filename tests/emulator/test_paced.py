@@ -23,7 +23,7 @@ from cleave.transport.connection import ConnectionLostError, memory_link
 from emulator.activity import Activity, Direction, Multiplication, Transfer
 from emulator.compute import EmulatedProcessor
 from emulator.links import Link, Shared
-from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
+from emulator.realtime import Clock, Lateness, PacedComputer, PacedConnection
 from profiles.fleet_device import FleetDevice
 from tests.examples import examples
 

@@ -16,14 +16,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyBackend
-from cleave.planner.plan import (
-    DeviceRates,
-    ElementBytes,
-    Plan,
-    PlannedTile,
-    Planner,
-    Residency,
-)
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size

@@ -23,10 +23,7 @@ durations = st.builds(
 )
 hours = st.tuples(st.floats(0, 24), st.floats(0, 24)).filter(lambda h: (h[1] - h[0]) % 24 > 0.1)
 availabilities = st.builds(
-    Availability,
-    session=st.none() | durations,
-    gap=st.none() | durations,
-    hours=st.none() | hours,
+    Availability, session=st.none() | durations, gap=st.none() | durations, hours=st.none() | hours
 )
 seeds = st.integers(0, 2**32)
 
@@ -130,8 +127,7 @@ def test_by_default_a_device_is_always_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "availability",
-    [Availability(hours=(22.0, 7.0)), Availability(Durations(60.0))],
+    "availability", [Availability(hours=(22.0, 7.0)), Availability(Durations(60.0))]
 )
 def test_with_sessions_or_hours_it_is_not(availability: Availability) -> None:
     assert not availability.always

@@ -11,8 +11,7 @@ import pytest
 
 from profiles.availability import Durations
 from profiles.fleet_device import FleetDevice
-from profiles.fleet_file import MAX_DEVICES, draw_link
-from profiles.fleets import find_fleet, fleet_names, paper_fleet, with_churn
+from profiles.fleets import MAX_DEVICES, draw_link, find_fleet, fleet_names, paper_fleet, with_churn
 from profiles.library import load_availability, load_network
 from profiles.performance import Layout
 

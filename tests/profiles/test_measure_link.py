@@ -17,12 +17,7 @@ from cleave.scheduler.sessions.probe import LinkRates
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
-from profiles.measuring.link import (
-    MEMORY_BYTES,
-    measure_connection,
-    measure_link,
-    summarise,
-)
+from profiles.measuring.link import MEMORY_BYTES, measure_connection, measure_link, summarise
 
 HELLO = device_hello(credential="", name="t", memory_bytes=MEMORY_BYTES)
 

@@ -210,11 +210,7 @@ except ValueError as error:
 def test_a_device_answers_for_what_it_has_not_measured() -> None:
     fp32, bf16, partial = (PerformanceModel.saturated(f) for f in (1e9, 2e9, 3e9))
     model = ComputeModel(
-        {
-            ("fp32", Layout.NN): fp32,
-            ("bf16", Layout.NN): bf16,
-            ("bf16>fp32", Layout.TN): partial,
-        }
+        {("fp32", Layout.NN): fp32, ("bf16", Layout.NN): bf16, ("bf16>fp32", Layout.TN): partial}
     )
     assert model.model("bf16", "bf16", Layout.NN) is bf16
     assert model.model("bf16", "bf16", Layout.TT) is bf16  # of another layout

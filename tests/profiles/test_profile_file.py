@@ -22,8 +22,8 @@ from profiles.device_profile import (
     Quantiles,
     Sustained,
 )
+from profiles.library import read_profile, write_profile
 from profiles.performance import FitReport, Layout, PerformanceModel
-from profiles.profile_file import read_profile, write_profile
 from profiles.thermal import ThermalModel, ThrottlePoint
 
 GOOD = """\

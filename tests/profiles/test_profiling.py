@@ -13,20 +13,23 @@ from cleave.arrays import Buffer, DType
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.sensors import Sensors, usable_cores
 from profiles.device_profile import DeviceProfile, GraphProfile
+from profiles.library import read_profile, write_profile
 from profiles.measuring import contention
-from profiles.measuring.device import Settings, measure_device, refit, valid_name
-from profiles.measuring.gemm_timer import Bench
-from profiles.measuring.samples import (
+from profiles.measuring.device import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
     SampleGrid,
+    Settings,
     Variant,
     fitted,
+    measure_device,
     measure_samples,
+    refit,
+    valid_name,
 )
+from profiles.measuring.gemm_timer import Bench
 from profiles.measuring.sustained import measure_sustained
 from profiles.performance import Layout, PerformanceModel, TimedTile
-from profiles.profile_file import read_profile, write_profile
 
 pytestmark = pytest.mark.slow
 

@@ -1,16 +1,68 @@
-"""Output formats of a command: tables, JSON and CSV."""
+"""Prints untrusted text without control characters, which a terminal would interpret.
+
+Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
+or a library may not be, so all text is sanitized again before it is printed.
+"""
 
 from __future__ import annotations
 
 import csv
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from cleave.errors import UsageError
+from cleave.protocol.texts import clean
+from cleave_cli.options import human_bytes
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters except line breaks."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
+def say(text: str, *, err: bool = True) -> None:
+    """Print a text with untrusted parts, on stderr or (with `err=False`) on stdout."""
+    typer.echo(printable(text), err=err)
+
+
+WIDTH: Final = 80
+
+
+def narrow_console() -> Console:
+    """Return a console on stdout that is always 80 columns wide."""
+    return Console(width=WIDTH)
+
+
+def filled(text: str, width: int = WIDTH) -> str:
+    """Wrap the lines of a text at word boundaries, and keep each line's indentation.
+
+    A word that is longer than a line, such as a URL, is not split, so that users can copy it.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
+def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
+    """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0.
+
+    Args:
+        kinds: maps a kind of traffic to its bytes.
+        between: separator between two kinds.
+    """
+    found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
+    return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
+
 
 Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on stdout.")]
 
