@@ -20,7 +20,6 @@ class ClusterOptions:
     """Number of servers that train together, and their addresses.
 
     Attributes:
-        servers: number of servers.
         ray: address of the Ray cluster that starts the servers, or `auto`. If empty, a Ray cluster
             is started on this machine.
         listen: host:port or port at which devices join; empty to emulate the devices.
@@ -34,11 +33,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
-        """Return the options of a `[cluster]` table, overridden by the command line.
-
-        Args:
-            table: the parsed `[cluster]` table; empty if the file has no such table.
-            given: maps the name of each option on the command line to its value.
+        """Return the options of a `[cluster]` table, overridden by those given on the command line.
 
         Raises:
             UsageError: when the table or an option is invalid.

@@ -1,27 +1,24 @@
-"""`cleave emulate` in real time: runs the devices, and shows a status line and a summary."""
+"""`cleave emulate` in real time: the devices, a status line, a summary, and the files it writes."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
+from cleave.files import check_output, open_output
 from cleave_cli.options import counted, human_bytes
 from cleave_cli.render.text import filled, say
 
 if TYPE_CHECKING:
     from emulator.realtime import Lateness, RealTimeCounters
     from profiles.fleet_device import FleetDevice
-import io
-from pathlib import Path
-from typing import IO
-
-from cleave.errors import UsageError
-from cleave.files import check_output, open_output
 
 
 class Watch:
@@ -74,11 +71,7 @@ class Watch:
 
 
 def _checked(path: Path) -> None:
-    """Raise if a file cannot be written.
-
-    Raises:
-        UsageError: when the parent folder does not exist, or the file is not writable.
-    """
+    """Raise UsageError if a file cannot be written."""
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
@@ -150,11 +143,8 @@ async def watched(
     """Run a fleet and show its status until Ctrl-C.
 
     Args:
-        fleet: the real-time fleet.
-        devices: number of devices in the fleet.
         duration: seconds after which the run ends; 0 for no limit.
         gone: returns True once the fleet's own server has stopped, which ends the run.
-        as_json: whether to print the status as JSON lines.
 
     Raises:
         CleaveError: when the fleet's own server has stopped, or no device can join.
@@ -211,14 +201,7 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return a warning if too many recent results were late; otherwise an empty string.
-
-        The warning is returned only once.
-
-        Args:
-            lateness: lateness of all results so far.
-            now_s: monotonic time in seconds.
-        """
+        """Return a warning, only once, if too many recent results were late; otherwise ""."""
         if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
             return ""
         answers, late = lateness.answers - self._answers, lateness.late - self._late

@@ -12,14 +12,9 @@ from cleave.errors import UsageError
 if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
-MAX_VIRTUAL: Final = 100_000
-"""Maximum number of devices in virtual time, where each device is emulated separately."""
-
-DEVICES: Final = 8
-"""Default number of devices, for a fleet name without a size."""
-
-FLEET_FILE: Final = "fleet.toml"
-"""Name of the file in a run folder that stores the fleet options."""
+MAX_VIRTUAL: Final = 100_000  # maximum number of devices in virtual time
+DEVICES: Final = 8  # for a fleet name without a size
+FLEET_FILE: Final = "fleet.toml"  # in a run folder, with the fleet options
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,10 @@ from cleave.transport.join_url import parse_join_url
 from cleave.transport.url_file import read_url
 
 
+def _gone(error: ConnectionLostError) -> CleaveError:
+    return CleaveError(f"the server has gone ({error}); is `cleave serve` running?")
+
+
 class OperatorClient:
     """A client that sends operator requests to a server. Create it with `connect`."""
 
@@ -25,10 +29,7 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session.
-
-        Args:
-            url: operator URL that the server printed, or `@FILE` for a file with this URL.
+        """Open an operator session at a URL that a server printed, or `@FILE` with this URL.
 
         Raises:
             CleaveError: when no server answers, or the server refuses the session.
@@ -50,11 +51,7 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; return the data of the server's reply.
-
-        Args:
-            action: name of the request, such as `submit`.
-            arguments: arguments of the request.
+        """Send a request, such as `submit`; return the data of the server's reply.
 
         Raises:
             CleaveError: when the server refuses the request. The message has the server's reason.
@@ -87,17 +84,13 @@ class OperatorClient:
         try:
             await self._connection.send(encode(message))
         except ConnectionLostError as error:
-            raise CleaveError(
-                f"the server has gone ({error}); is `cleave serve` running?"
-            ) from None
+            raise _gone(error) from None
 
     async def _receive(self) -> Message:
         try:
             message = decode(await self._connection.receive())
         except ConnectionLostError as error:
-            raise CleaveError(
-                f"the server has gone ({error}); is `cleave serve` running?"
-            ) from None
+            raise _gone(error) from None
         if isinstance(message, messages.Error):
             raise CleaveError(f"the server refused: {message.message}")
         return message

@@ -1,4 +1,4 @@
-"""Helpers for the options and the output of several commands."""
+"""Helpers for the options and the output of several commands, and the form of `cleave --help`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,6 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
     """Return an option's value; refuse an empty one, such as an unset shell variable.
 
     Without this check, a command for a server would silently run without one.
-
-    Raises:
-        UsageError: when the option is given and empty.
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
@@ -75,7 +72,7 @@ GROUPS: Final = {
         "serve": "Run the parameter server, which devices join.",
         "join": "Make this machine a device of a server.",
         "pair": "Make a join code for a device; phones scan it.",
-        "doctor": "Say what this machine lacks, and whether a model fits it.",
+        "doctor": "Check this machine, and whether a model fits in memory.",
     },
     "A running server": {
         "status": "Show its job, devices, traffic, energy and events.",
@@ -84,20 +81,19 @@ GROUPS: Final = {
         "devices": "List its devices; revoke and release them, mark your own.",
         "service": "Start `cleave join` with the machine.",
     },
-    "What comes of training": {
+    "After training": {
         "export": "Write a run's model as a folder that transformers loads.",
         "eval": "Measure a model on a text or on questions.",
-        "generate": "Go on with a text.",
-        "footprint": "Say what a run cost in energy and carbon.",
+        "generate": "Continue a text with a model.",
+        "footprint": "Report the energy and carbon of a run.",
     },
-    "Before there are devices": {
+    "Without devices": {
         "plan": "Compare the ways to train a model on a fleet.",
         "emulate": "Emulate a fleet of up to thousands of devices.",
         "simulate": "Compare with other systems, and with cloud GPUs.",
         "profile": "Measure devices and links; list and compare profiles.",
     },
 }
-"""Maps the title of each group to its commands, with one line of help for each command."""
 
 
 class GroupedCommands(TyperGroup):
@@ -112,12 +108,9 @@ class GroupedCommands(TyperGroup):
 
 
 def few_options(common: Set[str]) -> type[TyperCommand]:
-    """Return a command class whose `--help` lists only the common options.
+    """Return a command class whose `--help` lists the options named in `common`.
 
     `--help-all` lists every option.
-
-    Args:
-        common: parameter names of the common options.
     """
 
     class FewOptions(TyperCommand):
@@ -157,12 +150,12 @@ def only_here(url: str) -> str:
 
 
 Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Processes to simulate with, of this machine.")
+    int, typer.Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        "--ray", help="Simulate on the Ray cluster at this host:port; auto: the one of this node."
+        "--ray", help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."
     ),
 ]
 
@@ -185,27 +178,16 @@ class SimulationProgress:
 
 @contextmanager
 def simulation_progress(total: int) -> Iterator[SimulationProgress]:
-    """Show a progress bar until the `with` block ends.
-
-    Args:
-        total: number of simulations.
-    """
+    """Show a progress bar for `total` simulations until the `with` block ends."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=16),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield SimulationProgress(bar, bar.add_task("simulating", total=total))

@@ -1,4 +1,4 @@
-"""A temporary parameter server, which runs in its own process for one command."""
+"""Temporary processes for one command: a parameter server, and a device for measurements."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running temporary server.
-
-    Attributes:
-        url: join URL for devices.
-        operator_url: operator URL for `cleave train --server`.
-        process: process of the server.
-    """
+    """A running temporary server, with URLs for devices and for `cleave train --server`."""
 
     url: str
     operator_url: str
@@ -44,10 +38,7 @@ class OwnServer:
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` on a free port of this machine until the `with` block ends.
-
-    Args:
-        options: additional options of `cleave serve`.
+    """Run `cleave serve` with these options on a free port until the `with` block ends.
 
     Raises:
         CleaveError: when the server does not start.
@@ -91,11 +82,8 @@ _MOST_BYTES = 4 * 10**9  # device memory, larger than any measured tile
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
     """Start a `cleave join` process, and yield a timer that measures tiles on this device.
 
-    The process ends when the `with` block ends.
-
-    Args:
-        backend: name of the backend for matrix multiplications.
-        threads: number of threads and cores to use; 0 for all cores.
+    The process ends with the `with` block. `threads` is the number of threads and cores; 0 for all
+    cores.
     """
     import numpy as np
 

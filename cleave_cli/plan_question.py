@@ -27,11 +27,9 @@ class PlanQuestion:
     """A model, a batch, a fleet and a server, for which to forecast a training step.
 
     Attributes:
-        sizes: sizes of the model.
         rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
         gemms: GEMMs of a step by tiles.
-        planner: planner for the GEMMs.
         element: bytes per element of the GEMMs' operands and results.
         devices: rates of the devices, with the throughput in `dtype`.
         in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
@@ -83,12 +81,7 @@ class PlanQuestion:
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return the server's throughput in FLOP/s.
-
-    Args:
-        gflops: value of `--ps-gflops`; 0 to measure the throughput of this machine.
-        dtype: dtype of the matrix multiplications for the measurement.
-    """
+    """Return the server's throughput from `--ps-gflops`; 0 measures this machine in `dtype`."""
     if gflops:
         return gflops * 1e9
     from cleave.arrays import DType
@@ -129,8 +122,5 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the stated rates of devices, and which link directions are compressed.
-
-    The devices are numbered from 0 in the given order.
-    """
+    """Return the stated rates of devices (numbered from 0), and which links are compressed."""
     return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cleave.energy.run_energy import RunEnergy, side_by_side
 from cleave.errors import UsageError
 from cleave.ray_cluster import need_ray
 from cleave_cli.cluster_options import ClusterOptions, ray_of
@@ -17,19 +18,13 @@ from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from cleave.cluster.endpoints import Endpoints
     from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
     from cleave.training.servers.ranks import Ranks
     from profiles.fleet_device import FleetDevice
-from typing import TYPE_CHECKING
-
-from cleave.energy.run_energy import RunEnergy, side_by_side
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from cleave.cluster.endpoints import Endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +34,7 @@ class RunMeasured:
     Attributes:
         sample: reads this machine's energy counters. Must be called often enough that no counter
             overflows twice.
-        record: returns the run's energy record. Its argument has, for each server, the energy of
-            the emulated devices.
+        record: returns the run's energy record from the energy of each server's emulated devices.
     """
 
     sample: Callable[[], object]
@@ -63,9 +57,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
     """Measure the energy of this machine. Each server meters its own emulated devices.
 
-    Args:
-        on_one_machine: whether all servers run on this machine. If not, the energy of the servers
-            is unknown, because the power of other machines is not measured.
+    If not all servers run on this machine, the energy of the servers is unknown.
     """
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter
@@ -85,10 +77,8 @@ def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
 class EmulatedFleets:
     """Opens each server's share of the emulated devices.
 
-    Attributes:
-        members: the devices of all servers. Server i of n emulates devices i, i + n, i + 2n, ...
-        seed: seed of the devices' random behavior.
-        coding: links on which payloads count as compressed; a value of `--coding`.
+    Server i of n emulates the devices i, i + n, i + 2n, ... of `members`. `coding` is a value of
+    `--coding`.
     """
 
     members: Sequence[FleetDevice]
@@ -125,9 +115,7 @@ def train_on_several(
     Args:
         request: the job, as the arguments of the operator request `submit`.
         options: options of the emulated devices, which are distributed among the servers.
-        cluster: number of servers, and their addresses.
         grid: electricity grid; empty if unknown.
-        display: shows the records of the run.
 
     Raises:
         CleaveError: for every problem that the user can solve.
@@ -220,18 +208,7 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Endpoints:
-    """Open the listeners of all servers, and show the join URL of each server.
-
-    Args:
-        ray: the Ray module, connected to a cluster.
-        servers: number of servers.
-        at: host and first port to listen on.
-        display: shows the join URLs.
-        open_here: exit stack that closes the listeners.
-
-    Raises:
-        UsageError: when a node cannot listen at the address.
-    """
+    """Open the listeners of all servers from host and port `at`, and show each join URL."""
     from cleave.cluster.endpoints import open_endpoints
     from cleave.cluster.own_endpoint import EndpointSetup
     from cleave.cluster.spreading import Spreading, everybody
@@ -253,11 +230,7 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Parse the host and port of `--listen`.
-
-    Raises:
-        UsageError: when the text is neither host:port nor a port.
-    """
+    """Parse the host and port of `--listen`."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise UsageError(f"--listen is {text!r}; give HOST:PORT, as 0.0.0.0:8765, or a port")

@@ -1,15 +1,33 @@
-"""Look-up of fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or by TOML file."""
+"""Fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or from TOML files.
+
+A fleet file has `[[group]]` tables of similar devices. A group names a device profile, the network
+from which links are drawn, and an availability. Each name is a library name or a TOML file. A group
+may also set any field of `FleetDevice`:
+
+    [[group]]
+    profile = "iphone-13-pro"
+    count = 20
+    network = "home"
+    availability = "overnight"
+    stragglers = 0.1
+    line = { name = "household", devices = 4, network = "home" }
+
+Each link is drawn from the network's quantiles. The logarithms of the downlink and uplink rates
+have an assumed correlation of 0.7. Groups with the same `line.name` share the same lines. Each line
+gets `line.devices` devices before the next line is drawn.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,9 +36,10 @@ from profiles import library
 from profiles.availability import Availability, Durations
 from profiles.device_profile import DeviceProfile, LinkProfile
 from profiles.fleet_device import FleetDevice, SharedBottleneck
-from profiles.library import Readable, availability_names, convert, load_availability, read_toml
+from profiles.library import availability_names, convert, load_availability, read_toml
 from profiles.performance import Layout
 
+_T = TypeVar("_T")
 _SIZED = re.compile(r"(.+)-(\d{1,18})")
 _DEFAULT_DEVICES = 256
 _LEAST_S, _MOST_S = 0.1, 1e9  # range that `Durations` accepts
@@ -34,12 +53,10 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
     MB/s, downlink of 10-100 MB/s, and memory of 1-3 GB. It then draws the stragglers.
 
     Args:
-        devices: N, the number of devices.
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
 
     Raises:
-        ValueError: when `devices` is below 1 or above `MAX_DEVICES`, or `stragglers` is outside 0
-            to 1.
+        ValueError: when `devices` is below 1 or above `MAX_DEVICES`, or `stragglers` is no share.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -80,10 +97,7 @@ def fleet_names() -> list[str]:
 
 
 def size_in(name: str) -> int | None:
-    """Return the number of devices in a built-in fleet's name: 256 for `paper-256`.
-
-    Return None if the name has no size, or no built-in fleet has this name.
-    """
+    """Return the size in a built-in fleet's name: 256 for `paper-256`; None without a size."""
     sized = _SIZED.fullmatch(name)
     return int(sized[2]) if sized and sized[1] in fleet_names() else None
 
@@ -100,7 +114,7 @@ def find_fleet(
 
     Args:
         name_or_file: built-in name with a size (`paper-256`, `home-mix-500`), built-in name without
-            a size, or path of a TOML file (`profiles.fleets`).
+            a size, or path of a TOML file.
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
         devices: number of devices, divided among the groups of a fleet file in proportion to their
             counts. None uses the size in the name or the counts in the file.
@@ -109,7 +123,7 @@ def find_fleet(
 
     Raises:
         ValueError: when the name is unknown, the file is unreadable, a key is unknown or a value is
-            impossible. The message names the field and the value.
+            impossible.
     """
     if devices is not None and not 1 <= devices <= MAX_DEVICES:
         raise ValueError(
@@ -149,10 +163,8 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
     """Return copies of the devices that join and leave according to `churn`.
 
     Args:
-        fleet: devices, whose own availability is replaced.
         churn: library name of an availability (`volunteer`), path of a TOML file, or mean seconds
-            of sessions and gaps. `600:120` stands for exponentially distributed sessions of 600 s
-            and gaps of 120 s.
+            of exponentially distributed sessions and gaps, such as `600:120`.
 
     Raises:
         ValueError: when `churn` has none of these forms.
@@ -184,8 +196,7 @@ def _sessions_and_gaps(churn: str) -> Availability:
 
 
 MAX_DEVICES: Final = 1_000_000
-STRAGGLER_SLOWDOWN: Final = 10
-"""Divisor of a straggler's compute and link rates, as in the Cleave paper's fleets."""
+STRAGGLER_SLOWDOWN: Final = 10  # divisor of a straggler's rates, as in the Cleave paper's fleets
 
 _NUMBERS = {f.name for f in fields(FleetDevice)} - {
     *("name", "profile", "compute", "thermal", "bottleneck", "availability")
@@ -205,8 +216,7 @@ _BELIEVABLE: Final = {
     "drift_interval_s": ("seconds", 0.01, 1e6),
     "active_power_w": ("watts", 0, 1e5),
 }
-"""Unit, minimum and maximum of each field. A value outside this range was probably given in another
-unit. `FleetDevice` rejects negative values."""
+"""Unit, minimum and maximum. A value outside this range was probably given in another unit."""
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
@@ -247,12 +257,11 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_fleet(
-    file: Path | Readable, where: str, devices: int | None, dtype: str, seed: int
+    file: Path | Traversable, where: str, devices: int | None, dtype: str, seed: int
 ) -> list[FleetDevice]:
     """Read a fleet file and draw its devices.
 
     Args:
-        file: a TOML file.
         where: name of the file in error messages.
         devices: total number of devices, divided among the groups in proportion to each group's
             `count`. None uses the counts without scaling.
@@ -261,7 +270,7 @@ def read_fleet(
 
     Raises:
         ValueError: when the file is unreadable, has no devices, or has an unknown key or an
-            impossible value. The message names the field and the value.
+            impossible value.
     """
     table = read_toml(file, where)
     unknown = sorted(set(table) - _FILE_KEYS)
@@ -287,16 +296,11 @@ def read_fleet(
 
 def slowed(device: FleetDevice) -> FleetDevice:
     """Return a copy of the device with compute and link rates divided by `STRAGGLER_SLOWDOWN`."""
-    compute = device.compute
-    return replace(
-        device,
-        flops_per_s=device.flops_per_s / STRAGGLER_SLOWDOWN,
-        graph_flops_per_s=device.graph_flops_per_s
-        and device.graph_flops_per_s / STRAGGLER_SLOWDOWN,
-        downlink_bytes_per_s=device.downlink_bytes_per_s / STRAGGLER_SLOWDOWN,
-        uplink_bytes_per_s=device.uplink_bytes_per_s / STRAGGLER_SLOWDOWN,
-        compute=compute.scaled(STRAGGLER_SLOWDOWN) if compute else None,
-    )
+    rates = ("flops_per_s", "graph_flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s")
+    given = {name: rate for name in rates if (rate := getattr(device, name))}
+    compute = device.compute.scaled(STRAGGLER_SLOWDOWN) if device.compute else None
+    slow = {name: rate / STRAGGLER_SLOWDOWN for name, rate in given.items()}
+    return replace(device, **slow, compute=compute)
 
 
 def _count(place: str, group: Mapping[str, Any]) -> int:
@@ -348,12 +352,12 @@ class _Group:
                     f"known are {', '.join(sorted(_GROUP_KEYS))}"
                 )
         values: dict[str, Any] = {"latency_s": 0.0}
-        profile = self._loaded(group, "profile", library.load_profile)
+        profile = None
         self._link = _link(group["network"], place) if "network" in group else None
-        if profile is not None:
+        if "profile" in group:
+            profile = _loaded(library.load_profile, "profile", group["profile"], place)
             values |= of_profile(profile, dtype)
-            if self._link is None:
-                self._link = profile.link
+            self._link = self._link or profile.link
         for key in _NUMBERS & group.keys():
             values[key] = _number(key, group[key], place)
             if key in _BELIEVABLE:
@@ -372,11 +376,16 @@ class _Group:
         self._stragglers = _number("stragglers", group.get("stragglers", 0.0), place)
         if not 0 <= self._stragglers <= 1:
             raise ValueError(f"stragglers of {place} is {self._stragglers:g}; give a share, 0 to 1")
-        available = self._availability(group)
-        if available is not None and not available.always:
-            values["availability"] = available
-        fallback = profile.name if profile else f"group{number + 1}"
-        self._name = group.get("name", fallback)
+        given = group.get("availability")
+        if given is not None:
+            if isinstance(given, dict):
+                available = convert(given, Availability, f"availability of {place}")
+            else:
+                named = _loaded(load_availability, "availability", given, place)
+                available = named.availability
+            if not available.always:
+                values["availability"] = available
+        self._name = group.get("name", profile.name if profile else f"group{number + 1}")
         if not isinstance(self._name, str) or not 0 < len(self._name) <= _LONGEST_NAME:
             raise ValueError(
                 f"name of {place} is {self._name!r:.100}; give a text of 1 to {_LONGEST_NAME} "
@@ -384,47 +393,16 @@ class _Group:
             )
         self._values = values
 
-    def _loaded(self, group: Mapping[str, Any], key: str, load: Any) -> DeviceProfile | None:
-        if key not in group:
-            return None
-        try:
-            found: DeviceProfile = load(_text(key, group[key], self._place))
-        except ValueError as error:
-            raise ValueError(f"{self._place}: {error}") from None
-        return found
-
-    def _availability(self, group: Mapping[str, Any]) -> Availability | None:
-        given = group.get("availability")
-        if given is None:
-            return None
-        if isinstance(given, dict):
-            return convert(given, Availability, f"availability of {self._place}")
-        try:
-            name = _text("availability", given, self._place)
-            return library.load_availability(name).availability
-        except ValueError as error:
-            raise ValueError(f"{self._place}: {error}") from None
-
     def devices(self, count: int, rng: np.random.Generator, lines: _Lines) -> list[FleetDevice]:
-        """Draw the links of `count` devices and return the devices.
-
-        Args:
-            count: number of devices.
-            rng: random generator for links and for the choice of stragglers.
-            lines: shared lines of the whole fleet, to which the devices are added.
-        """
+        """Draw the links of `count` devices and return the devices."""
         slow = set(rng.choice(count, round(self._stragglers * count), replace=False).tolist())
         made = []
         for i in range(count):
             values = dict(self._values)
             if self._link is not None:
-                down, up, latency_s = draw_link(self._link, rng)
-                drawn = {
-                    "downlink_bytes_per_s": down,
-                    "uplink_bytes_per_s": up,
-                    "latency_s": latency_s,
-                }
-                values |= {k: v for k, v in drawn.items() if k not in self._fixed}
+                names = ("downlink_bytes_per_s", "uplink_bytes_per_s", "latency_s")
+                drawn = zip(names, draw_link(self._link, rng), strict=True)
+                values |= {k: v for k, v in drawn if k not in self._fixed}
             if self._line is not None:
                 values["bottleneck"] = lines.next(self._line, self._place)
             try:
@@ -438,10 +416,8 @@ class _Group:
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
     """Return keyword arguments for `FleetDevice` from a profile, except for the link rates.
 
-    Args:
-        profile: profile with at least one dtype.
-        dtype: dtype of `flops_per_s`. If the profile lacks the dtype, `ComputeModel.model` chooses
-            a replacement.
+    `dtype` is the dtype of `flops_per_s`. If the profile lacks it, `ComputeModel.model` chooses a
+    replacement.
     """
     compute = profile.compute_model()
     values: dict[str, Any] = {
@@ -462,11 +438,7 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
 
 
 def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Draw a link from its quantiles.
-
-    Returns:
-        Downlink and uplink rates in bytes/s, and the one-way latency in seconds.
-    """
+    """Draw a link: downlink and uplink rates in bytes/s, and the one-way latency in seconds."""
     z = rng.standard_normal(3)
     z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
     down_z, up_z, trip_z = (float(v) for v in np.clip(z, -_WIDEST_Z, _WIDEST_Z))
@@ -480,16 +452,17 @@ def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float
 def _link(network: Any, place: str) -> LinkProfile:
     if isinstance(network, dict):
         return convert(network, LinkProfile, f"network of {place}")
+    return _loaded(library.load_network, "network", network, place).link
+
+
+def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
+    """Load an entry of the library by name or file; name the group in error messages."""
     try:
-        return library.load_network(_text("network", network, place)).link
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")
+        return load(value)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
-
-
-def _text(key: str, value: Any, place: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")
-    return value
 
 
 def _number(key: str, value: Any, place: str) -> float:

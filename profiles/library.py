@@ -1,8 +1,7 @@
-"""Look-up of device profiles, networks and availabilities in the built-in library.
+"""Reads and writes TOML profiles, and looks up the library's profiles, networks and availabilities.
 
 The library's files in `profiles/library/` can be read even inside a zipped wheel. Every function
-that takes a library name also takes a path that ends in `.toml`. Figures are in SI units: FLOP/s,
-bytes, bytes/s, seconds, watts, and grams of CO2 equivalent.
+that takes a library name also takes a path that ends in `.toml`. Figures are in SI units.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,22 +37,14 @@ from profiles.performance import Layout
 _T = TypeVar("_T")
 
 
-class Readable(Protocol):
-    """A file whose text can be read, such as a path or a resource of the `profiles` package."""
-
-    def read_text(self, encoding: str) -> str: ...
-
-
-def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
+def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
     """Read a device profile from a TOML file.
 
     Args:
-        file: a TOML file.
         where: name of the file in error messages; empty means the word "profile" and the path.
 
     Raises:
-        ValueError: when the file cannot be read or violates the schema. The message is one
-            sentence that names the field and the value.
+        ValueError: when the file cannot be read or violates the schema.
     """
     where = where or f"profile {file}"
     table = read_toml(file, where)
@@ -67,7 +58,7 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
     return convert(table, DeviceProfile, where)
 
 
-def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
+def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
     """Read a TOML file into nested dictionaries, and check its numbers.
 
     Raises:
@@ -88,16 +79,13 @@ def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
 
 
 def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
-    """Convert nested dictionaries to an instance of a schema class.
+    """Convert nested dictionaries from a TOML file to an instance of a schema class.
 
     Args:
-        table: content of a TOML file or of a table in it.
-        kind: schema class, such as `DeviceProfile`.
         where: name of the file or table in error messages.
 
     Raises:
-        ValueError: when `table` violates the schema. The message is one sentence that names the
-            field and the value.
+        ValueError: when `table` violates the schema.
     """
     try:
         return msgspec.convert(table, kind, strict=True)
@@ -221,48 +209,38 @@ def _compact(text: str) -> str:
 _SUFFIX = ".toml"
 
 
-class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network from which the links of devices are drawn.
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An entry of the library.
 
     Attributes:
-        name: identifier by which fleet files refer to the network.
+        name: identifier by which fleet files refer to the entry.
         title: human-readable name.
-        link: quantiles of link rates and round-trip times across devices.
         source: publication or measurement from which the figures come.
-        notes: measurement conditions and caveats for users of the network.
+        notes: measurement conditions and caveats for users of the entry.
         assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text
     title: Text
+    source: Text
+    notes: str = ""
+    assumed: tuple[Text, ...] = ()
+
+
+class NamedLink(_Named, frozen=True, kw_only=True):
+    """A network from which the links of devices are drawn: quantiles across devices."""
+
     link: LinkProfile
-    source: Text
-    notes: str = ""
-    assumed: tuple[Text, ...] = ()
 
 
-class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The availability of a population of devices.
+class NamedAvailability(_Named, frozen=True, kw_only=True):
+    """The availability of a population of devices."""
 
-    Attributes:
-        name: identifier by which fleet files refer to the availability.
-        title: human-readable name.
-        availability: distributions of sessions and gaps, and hours of the day.
-        source: publication or measurement from which the figures come.
-        notes: measurement conditions and caveats for users of the availability.
-        assumed: one line for each unknown figure, with the assumed value and its justification.
-    """
-
-    name: Text
-    title: Text
     availability: Availability
-    source: Text
-    notes: str = ""
-    assumed: tuple[Text, ...] = ()
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that maps profile names to embodied carbon, and states the licence of the figures."""
+    """Embodied carbon by profile name. The licence of the figures requires a separate file."""
 
     attribution: Text
     licence: Text
@@ -278,12 +256,8 @@ def profile_names() -> list[str]:
 def load_profile(name_or_path: str) -> DeviceProfile:
     """Load a device profile from the library or from a TOML file.
 
-    Args:
-        name_or_path: name of a profile in the library, or a path that ends in `.toml`.
-
     Raises:
-        ValueError: when the name is unknown, or the file is unreadable or violates the schema. The
-            message is one sentence for users.
+        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
     """
     if name_or_path.endswith(_SUFFIX):
         return read_profile(Path(name_or_path))
@@ -292,13 +266,15 @@ def load_profile(name_or_path: str) -> DeviceProfile:
         _folder("devices") / (name_or_path + _SUFFIX), f"profile {name_or_path!r} of the library"
     )
     if profile.embodied is None:
-        found = _separate_embodied().get(name_or_path)
+        where = "the embodied carbon of the library"
+        table = read_toml(_folder("embodied") / "boavizta.toml", where)
+        found = convert(table, _EmbodiedFile, where).embodied.get(name_or_path)
         profile = msgspec.structs.replace(profile, embodied=found)
     return profile
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load all device profiles of the library into a dictionary with profile names as keys."""
+    """Load all device profiles of the library, by name."""
     return {name: load_profile(name) for name in profile_names()}
 
 
@@ -309,9 +285,6 @@ def network_names() -> list[str]:
 
 def load_network(name_or_path: str) -> NamedLink:
     """Load a network from the library or from a TOML file.
-
-    Args:
-        name_or_path: name of a network in the library, or a path that ends in `.toml`.
 
     Raises:
         ValueError: when the name is unknown, or the file is unreadable or violates the schema.
@@ -326,9 +299,6 @@ def availability_names() -> list[str]:
 
 def load_availability(name_or_path: str) -> NamedAvailability:
     """Load an availability from the library or from a TOML file.
-
-    Args:
-        name_or_path: name of an availability in the library, or a path that ends in `.toml`.
 
     Raises:
         ValueError: when the name is unknown, or the file is unreadable or violates the schema.
@@ -366,13 +336,9 @@ def _folder(name: str) -> Traversable:
     return files("profiles") / "library" / name
 
 
-def _separate_embodied() -> dict[str, Embodied]:
-    """Read the embodied carbon of each profile from a separate file, as its licence requires."""
-    where = "the embodied carbon of the library"
-    table = read_toml(_folder("embodied") / "boavizta.toml", where)
-    return convert(table, _EmbodiedFile, where).embodied
-
-
+# Upper bounds, to reject impossible energy reports. They lie above measurements and power supply
+# ratings: phones draw up to 18 W in bursts (notebookcheck), laptop power supplies deliver up to
+# 330 W and desktop power supplies up to 1600 W, and a DGX A100 draws 6.5 kW.
 _MOST_W = {
     DeviceKind.PHONE: 25.0,
     DeviceKind.TABLET: 60.0,
@@ -384,17 +350,11 @@ _MOST_W = {
 }
 _STRANGER_W = 1600.0  # a device without a known profile is assumed to be a desktop, not a server
 
-SLACK_S = 30.0
-"""Maximum number of seconds by which a device's energy report may be ahead of the PS's clock."""
+SLACK_S = 30.0  # maximum by which a device's energy report may be ahead of the PS's clock
 
 
 def most_w(profile: str) -> float:
-    """Return the upper bound on a device's power in watts.
-
-    Args:
-        profile: profile name that the device reports. It may be any text; an unknown name gets the
-            bound of a desktop.
-    """
+    """Return the upper bound on a device's power in watts; a desktop's for an unknown profile."""
     return _by_profile().get(profile, _STRANGER_W)
 
 
@@ -403,7 +363,7 @@ def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
 
     Args:
         energy_j: joules that the device reports. They may be any number, even NaN.
-        profile: profile name that the device reports.
+        profile: profile name that the device reports. It may be any text.
         present_s: seconds since the device connected.
     """
     return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)

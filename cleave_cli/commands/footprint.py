@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
+from cleave.files import writable_folder, write_output
+from cleave_cli.options import Jobs, RayAddress, simulation_progress
 from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
@@ -22,11 +25,7 @@ if TYPE_CHECKING:
     from cleave.energy.run_energy import RunEnergy
     from profiles.device_profile import DeviceProfile
     from profiles.fleet_device import FleetDevice
-import json
 
-from cleave.errors import not_installed
-from cleave.files import writable_folder, write_output
-from cleave_cli.options import Jobs, RayAddress, simulation_progress
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
 _AS_ASSUMED = -1.0  # default of options for which 0 is a valid value

@@ -11,6 +11,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,29 +22,21 @@ import typer
 from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
-from cleave_cli.cluster_options import ClusterOptions
+from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.options import need_train_extra, only_here
 from cleave_cli.render.qr import qr_code
+from cleave_cli.render.text import printable
 from cleave_cli.stopping import ending_signals
-
-if TYPE_CHECKING:
-    from cleave.server.auth.access import Access, JoinCode
-    from cleave.server.fleet_server import Server
-    from cleave.server.jobs.jobs import TrainingJob
-    from cleave.server.store.store import CodeRecord, DeviceRecord
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from cleave_cli.cluster_options import ray_of
 
 if TYPE_CHECKING:
     from cleave.energy.grid import Grid
     from cleave.server.app import App
+    from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import Server, ServerConfig
+    from cleave.server.jobs.jobs import TrainingJob
+    from cleave.server.store.store import CodeRecord, DeviceRecord
     from cleave.training.loop.run_job import JobRunner
-from cleave_cli.render.text import printable
+
 
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Output of forecasts for each method, of stage plans, and of crossings.
+"""Output of `cleave plan`: forecasts, plans by stages and by tiles, crossings, and server counts.
 
 A crossing is the batch size from which a step by stages is faster than a step without devices.
 """
@@ -8,41 +8,29 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
-
-from cleave.planner.plan import Method
-from cleave.planner.stages.prediction import in_seconds
-from cleave_cli.options import human_bytes
-from cleave_cli.render.text import WIDTH
-
-if TYPE_CHECKING:
-    from cleave.planner.crossing import Crossing, CrossingPoint
-    from cleave.planner.forecast import Forecast, MethodChoice
-    from cleave.planner.stages.model import StageModel, StagePlan
-from typing import TYPE_CHECKING, Final
-
 from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from cleave.planner.tiles.report import advice
-from cleave_cli.render.text import narrow_console
-
-if TYPE_CHECKING:
-    from cleave.planner.plan import DeviceRates
-    from cleave.planner.tiles.report import PlanReport, StepReport
-    from cleave.workload.step import StepGemm
-from typing import TYPE_CHECKING
-
 from cleave.planner.coding import coded_ratio
+from cleave.planner.plan import Method
 from cleave.planner.servers import ServersPlan, why
-from cleave_cli.options import counted
+from cleave.planner.stages.prediction import in_seconds
+from cleave.planner.tiles.report import advice
+from cleave_cli.options import counted, human_bytes
+from cleave_cli.render.text import WIDTH, narrow_console
 
 if TYPE_CHECKING:
     from cleave.planner.coding import CodingPolicy
+    from cleave.planner.crossing import Crossing, CrossingPoint
+    from cleave.planner.forecast import Forecast, MethodChoice
     from cleave.planner.plan import DeviceRates
+    from cleave.planner.stages.model import StageModel, StagePlan
+    from cleave.planner.tiles.report import PlanReport, StepReport
+    from cleave.workload.step import StepGemm
 
 
 def show_methods(title: str, found: MethodChoice) -> None:
@@ -84,13 +72,7 @@ def _indented(text: str) -> list[str]:
 
 
 def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> None:
-    """Print the layers and devices of each stage.
-
-    Args:
-        model: the planner's model, with the tokens of each micro-batch.
-        plan: the plan of the stages.
-        names: list of device names, indexed by device number.
-    """
+    """Print the layers and devices of each stage. `names` is indexed by device number."""
     said = (
         f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
         f"device keeps what goes into its layers for as many of them as it has memory for; the "
@@ -130,7 +112,7 @@ def methods_json(found: MethodChoice) -> dict[str, Any]:
 
 
 def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dict[str, Any]:
-    """Return a plan of stages as JSON. See `show_stages` for the arguments."""
+    """Return a plan of stages as JSON. `names` is indexed by device number."""
     return {
         "micro_batches": list(model.tokens),
         "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
@@ -154,12 +136,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print the step times for each batch size, and from which batch size stages are faster.
-
-    Args:
-        found: the crossing and the batch sizes that were tried.
-        sequence: number of tokens in a sequence.
-    """
+    """Print the step times for each batch size, and from which batch size stages are faster."""
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -169,10 +146,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence that states from how many tokens per step stages are faster.
-
-    Stages are compared with a step on the server without devices.
-    """
+    """Return a sentence that states from how many tokens per step stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -210,13 +184,7 @@ _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "d
 
 
 def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) -> dict[str, Any]:
-    """Return the plan of one GEMM as JSON.
-
-    Args:
-        report: the plan and its bounds.
-        devices: rates of the devices.
-        tiles: whether to list every tile and every device.
-    """
+    """Return the plan of one GEMM as JSON; list every tile and device if `tiles`."""
     plan = report.plan
     document = _report_json(report)
     if tiles:
@@ -298,12 +266,7 @@ def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
 
 
 def show_gemm(report: PlanReport, fleet: int) -> None:
-    """Print the plan of one GEMM as a table.
-
-    Args:
-        report: the plan and its bounds.
-        fleet: number of devices in the fleet.
-    """
+    """Print the plan of one GEMM as a table. `fleet` is the number of devices in the fleet."""
     plan = report.plan
     table = Table(title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k}", show_header=False)
     table.add_row(
@@ -405,12 +368,7 @@ def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
 
 
 def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
-    """Return a clause about compression, starting with ";"; empty if no link is compressed.
-
-    Args:
-        devices: the devices, with the compressed directions of their links.
-        dtypes: dtypes of the payloads.
-    """
+    """Return a clause about compression, starting with ";"; empty if no link is compressed."""
     down, up = _links(devices)
     if not down + up:
         return ""

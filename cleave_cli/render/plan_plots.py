@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
     from cleave.planner.stages.simulated import SimulatedDevice
 
-_MOST_ROWS: Final = 40
-"""Maximum rows with one device each. With more devices, the plot has one row per stage, which shows
-the mean of the stage's devices."""
+_MOST_ROWS: Final = 40  # with more devices, each row is the mean of a stage's devices
 
 _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
     ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
@@ -32,8 +30,7 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""Parts of a step as (resource, name, colour, function that returns seconds). The parts of one
-resource run in sequence."""
+"""Parts of a step: resource, name, colour, seconds. Parts of one resource run in sequence."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -102,12 +99,9 @@ def draw_stages(
     """Draw how long the links and processors of devices are busy in a step by stages.
 
     Args:
-        path: path of the image file.
-        model: the planner's model, with the tokens of each micro-batch.
-        plan: the plan of the stages.
-        devices: maps a device's number to its busy times in the simulated step.
+        devices: busy times in the simulated step, by device number.
         names: list of device names, indexed by device number.
-        title: title of the plot, which states the conditions of the step.
+        title: states the conditions of the step.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.

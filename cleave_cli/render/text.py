@@ -1,4 +1,4 @@
-"""Prints untrusted text without control characters, which a terminal would interpret.
+"""Text and CSV for terminals of 80 columns, without control characters.
 
 Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
 or a library may not be, so all text is sanitized again before it is printed.
@@ -42,7 +42,7 @@ def narrow_console() -> Console:
 def filled(text: str, width: int = WIDTH) -> str:
     """Wrap the lines of a text at word boundaries, and keep each line's indentation.
 
-    A word that is longer than a line, such as a URL, is not split, so that users can copy it.
+    A long word, such as a URL, is not split, so that users can copy it.
     """
     lines: list[str] = []
     for line in text.split("\n"):
@@ -54,12 +54,7 @@ def filled(text: str, width: int = WIDTH) -> str:
 
 
 def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
-    """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0.
-
-    Args:
-        kinds: maps a kind of traffic to its bytes.
-        between: separator between two kinds.
-    """
+    """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0."""
     found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
     return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
 
@@ -67,9 +62,8 @@ def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
 Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on stdout.")]
 
 
+# A spreadsheet executes cells with these prefixes. Device names are untrusted, so escape them.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""Prefixes that make a spreadsheet execute a cell. Device names are untrusted, so such cells are
-escaped."""
 
 
 class Form(Enum):
@@ -81,11 +75,7 @@ class Form(Enum):
 
 
 def form_of(*, as_json: bool, as_csv: bool) -> Form:
-    """Return the output format for `--json` and `--csv`.
-
-    Raises:
-        UsageError: when both options are given.
-    """
+    """Return the output format for `--json` and `--csv`, of which at most one may be given."""
     if as_json and as_csv:
         raise UsageError("--json and --csv are two forms of the same; give one of them")
     if as_csv:
@@ -97,10 +87,9 @@ def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ())
     """Print records as CSV, with a header row.
 
     Args:
-        records: for each row, a mapping from column name to value. A value that is a mapping or a
-            list is printed in one cell, such as "a 1; b 2".
-        columns: names of the columns to print. If empty, the columns are the keys of the first
-            record, which must exist.
+        records: values by column name. A mapping or a list is printed in one cell, such as "a 1; b
+            2".
+        columns: names of the columns to print; if empty, the keys of the first record.
     """
     shown = list(columns) or list(records[0])
     writer = csv.writer(sys.stdout)

@@ -59,9 +59,7 @@ class SampleGrid:
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
         """Draw shapes uniformly on a logarithmic scale, and return them in random order.
 
-        Args:
-            rng: random generator for sides and order.
-            volume: maximum product of rows, columns and depth; at least 64^3 is always allowed.
+        `volume` is the maximum product of rows, columns and depth; 64^3 is always allowed.
         """
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
@@ -118,20 +116,14 @@ def measure_samples(
 ) -> list[TimedTile]:
     """Time all shapes of a grid in turn, and repeat this until the time is up.
 
-    The repetitions of a shape are thus minutes apart, with other shapes in between, as in training.
+    The repetitions of a shape are thus minutes apart, as in training. Each sample is the median of
+    a shape's tile times.
 
     Args:
-        timer: timer that runs the tiles.
-        variant, layout: dtypes and storage layout of the multiplications.
         grid: number and size range of the shapes. Shapes that would take more than 0.5 % of
             `seconds` are not drawn.
         seconds: duration of the measurement. At least 15 shapes are measured, even if this takes
             longer.
-        rng: random generator for the shapes.
-        clock: function that returns the current time in seconds.
-
-    Returns:
-        One sample for each measured shape, with the median of its tile times.
     """
 
     def block_s(shape: Shape, strips: int) -> float:
@@ -185,9 +177,7 @@ def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProf
     )
 
 
-Progress = Callable[[str, float], None]
-"""Called with the name of the current measurement and the seconds of measurement completed so far,
-which are an estimate."""
+Progress = Callable[[str, float], None]  # takes the current measurement and the seconds so far
 
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
@@ -198,7 +188,6 @@ class Settings:
     """Settings of `measure_device`.
 
     Attributes:
-        name, title: identifier and human-readable name of the profile.
         date: date of the measurement, such as 2026-11-21.
         quick: True to measure only the most common dtypes and layouts.
         grid_s: total duration of the tile time measurements for all shapes, dtypes and layouts.
@@ -208,7 +197,6 @@ class Settings:
         memory_bytes: memory that the device offers; 0 means half of the installed memory.
         threads: number of threads of the backend; 0 means one thread per core.
         seed: seed of the drawn shapes and of the matrix elements.
-        grid: number and size range of the measured shapes.
     """
 
     name: str
@@ -260,14 +248,11 @@ def measure_device(
     """Measure this machine and return its device profile. This takes about `settings.total_s`.
 
     Args:
-        settings: profile name, durations and extent of the measurements.
         backend: matrix multiplication backend, already set to `settings.threads` threads.
-        progress: called with the name of the current measurement and the seconds completed so far.
         clock, sleep: replacements for `time.perf_counter` and `time.sleep` in tests.
         sensors: source of temperature, frequency and power. None means this machine's sensors.
-        timer: timer that measures the tile times of all shapes. None means that `backend` runs the
-            tiles in this process.
-        graphs: function that measures layers as graphs. It returns None if graphs cannot run.
+        timer: measures the tile times of all shapes. None means `backend` in this process.
+        graphs: measures layers as graphs; returns None if graphs cannot run.
 
     Raises:
         ValueError: when a performance model cannot be fitted (for example because scipy is
