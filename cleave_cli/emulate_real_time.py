@@ -52,11 +52,7 @@ class Watch:
             self._fault = error
 
     def finish(self) -> None:
-        """Write the trace file and close the log file.
-
-        Raises:
-            CleaveError: when a file cannot be written.
-        """
+        """Write the trace file and close the log file."""
         if self._file is not None:
             try:
                 self._file.close()
@@ -140,15 +136,7 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run a fleet and show its status until Ctrl-C.
-
-    Args:
-        duration: seconds after which the run ends; 0 for no limit.
-        gone: returns True once the fleet's own server has stopped, which ends the run.
-
-    Raises:
-        CleaveError: when the fleet's own server has stopped, or no device can join.
-    """
+    """Run a fleet for `duration` seconds (0: no limit), or until Ctrl-C or its server ends."""
     import asyncio
     import signal
     import time

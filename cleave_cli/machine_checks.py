@@ -207,9 +207,6 @@ def model_fits(
     """Check whether a step by each method fits in memory, and whether checkpoints fit on disk.
 
     The arguments are the options of `cleave doctor`.
-
-    Raises:
-        UsageError: when the model, the fleet or a number is invalid.
     """
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")

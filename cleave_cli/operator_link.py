@@ -9,37 +9,32 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from cleave.errors import CleaveError
 from cleave_cli.options import not_empty
 
 Server = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Operator URL, or @FILE with that URL; else the server of --data.",
         callback=not_empty,
     ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         envvar="CLEAVE_DATA",
         help="Data folder of the server on this machine, if not the default folder.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
     """Send a request to a server, or execute it on the data folder if no server is running.
 
-    Args:
-        server: operator URL; empty for the server that uses the folder `data`.
-        data: data folder of the server; None for the default folder.
-
-    Raises:
-        CleaveError: when the request fails.
+    Without a `server` URL, this is the server that uses `data`, or the default folder.
     """
     url = _find(server, data)
     if url:
@@ -51,11 +46,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """Return the operator URL of a running server. The arguments are those of `ask`.
-
-    Raises:
-        CleaveError: when no server is running.
-    """
+    """Return the operator URL of a running server. The arguments are those of `ask`."""
     url = _find(server, data)
     if not url:
         raise CleaveError("no server runs here; start one with `cleave serve`")
@@ -63,11 +54,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the URL of the server on `$CLEAVE_DATA` or the default folder; empty if none runs.
-
-    Raises:
-        CleaveError: when the server is still starting.
-    """
+    """Return the URL of the server on `$CLEAVE_DATA` or the default folder; empty if none runs."""
     from cleave.server.store import data_folder
 
     named = os.environ.get("CLEAVE_DATA", "")

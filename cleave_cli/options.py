@@ -6,10 +6,12 @@ import importlib.util
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from cleave.errors import UsageError, not_installed
@@ -32,6 +34,25 @@ def need_train_extra(command: str, *more: str) -> None:
     ]
     if missing:
         raise not_installed(command, ", ".join(missing), "train")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert a ValueError from the package `profiles` to a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """Convert an error in writing a plot to a UsageError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
@@ -149,12 +170,10 @@ def only_here(url: str) -> str:
     )
 
 
-Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
-]
+Jobs = Annotated[int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")]
 RayAddress = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--ray", help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."
     ),
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _STOP_S = 30.0
+_MOST_BYTES = 4 * 10**9  # memory of the measured device, larger than any tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +76,44 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             process.stdout.close()
 
 
-_MOST_BYTES = 4 * 10**9  # device memory, larger than any measured tile
+@contextmanager
+def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start `cleave join` processes, and stop them when the `with` block ends."""
+    from cleave.transport.url_file import url_file
+
+    with url_file(url) as source:  # a file, because other users can read command lines
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once", *options]
+        started = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
+        try:
+            yield started
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
 
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Start a `cleave join` process, and yield a timer that measures tiles on this device.
+    """Yield a timer that measures tiles on a new `cleave join` process.
 
-    The process ends with the `with` block. `threads` is the number of threads and cores; 0 for all
-    cores.
+    `threads` is the number of threads and cores; 0 for all cores.
     """
     import numpy as np
 
     from cleave.machine.sensors import total_memory_bytes
     from cleave.server.fleet_server import serve
-    from cleave.transport.url_file import url_file
     from profiles.measuring.tile_timer import SessionTimer
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)
-    # Pass the URL in a file, because other users can read command lines.
-    with serve() as server, url_file(server.url) as source:
-        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
-        command += ["--backend", backend, "--memory", str(offered // 10**6)]
-        command += ["--once"]  # ends when the server ends
-        if threads:
-            command += ["--cores", str(threads)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            yield SessionTimer(
-                server, np.random.default_rng(0), ended=lambda: process.poll() is not None
-            )
-        finally:
-            process.terminate()
-            process.wait()
+    options = ["--backend", backend, "--memory", str(offered // 10**6)]
+    options += ["--cores", str(threads)] if threads else []
+    with serve() as server, own_devices(server.url, 1, *options) as (process,):
+        yield SessionTimer(
+            server, np.random.default_rng(0), ended=lambda: process.poll() is not None
+        )

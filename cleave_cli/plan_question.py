@@ -17,6 +17,7 @@ from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
 from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import StepGemm
+from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.sweep import stated_rates
@@ -30,10 +31,8 @@ class PlanQuestion:
         rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
         gemms: GEMMs of a step by tiles.
-        element: bytes per element of the GEMMs' operands and results.
         devices: rates of the devices, with the throughput in `dtype`.
         in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
-        ps: throughput and network card of the parameter server.
     """
 
     sizes: StageSizes
@@ -93,11 +92,7 @@ def server_flops_per_s(gflops: float, dtype: str) -> float:
 
 
 def adapters_of(rank: int, bits: int) -> Adapters | None:
-    """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model.
-
-    Raises:
-        UsageError: when the rank or the number of bits is invalid.
-    """
+    """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model."""
     if rank < 0:
         raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
     if bits not in (0, *Bits):
@@ -108,15 +103,9 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return the devices of a fleet, with their throughput for `dtype`.
-
-    Raises:
-        UsageError: when the fleet is unknown.
-    """
-    try:
+    """Return the devices of a fleet, with their throughput for `dtype`."""
+    with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def rates_of(

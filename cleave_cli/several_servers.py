@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """Measures the energy of a run, from the creation of this object.
+    """Measures the energy of a run: `sample` reads this machine's counters before they overflow.
 
-    Attributes:
-        sample: reads this machine's energy counters. Must be called often enough that no counter
-            overflows twice.
-        record: returns the run's energy record from the energy of each server's emulated devices.
+    `record` returns the run's energy record from the energy of each server's emulated devices.
     """
 
     sample: Callable[[], object]
@@ -110,16 +107,7 @@ def train_on_several(
     grid: str,
     display: Display,
 ) -> None:
-    """Train a model on several servers, for `cleave train --servers`.
-
-    Args:
-        request: the job, as the arguments of the operator request `submit`.
-        options: options of the emulated devices, which are distributed among the servers.
-        grid: electricity grid; empty if unknown.
-
-    Raises:
-        CleaveError: for every problem that the user can solve.
-    """
+    """Train a model on several servers, for `cleave train --servers`."""
     need_train_extra("cleave train")
     need_ray("--servers")
     from cleave.cluster.endpoints import machines_of

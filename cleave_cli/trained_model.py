@@ -7,9 +7,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError
 from cleave_cli.options import not_empty
@@ -19,35 +19,29 @@ if TYPE_CHECKING:
 
 
 Model: TypeAlias = Annotated[
-    Path, typer.Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
+    Path, Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
 ]
 Devices: TypeAlias = Annotated[
-    int, typer.Option(help="Number of emulated devices; 0: this machine alone.")
+    int, Option(help="Number of emulated devices; 0: this machine alone.")
 ]
 Server: TypeAlias = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Operator URL of a server, or @FILE: use its devices. Paths are on the server.",
         callback=not_empty,
     ),
 ]
 Step: TypeAlias = Annotated[
-    int, typer.Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
+    int, Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
 ]
 
 
 def use(
     request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Generate text with a model or evaluate it, and report the results.
+    """Generate text with a model or evaluate it, on emulated devices or those of a server.
 
-    Args:
-        devices: number of emulated devices that execute matrix multiplications; 0 for none.
-        server: operator URL of a server whose devices execute them; empty for this machine.
-        report: called with each record of `cleave.training.results.uses`, as a dictionary.
-
-    Raises:
-        CleaveError: when the model cannot be opened or executed.
+    `report` is called with each record of `cleave.training.results.uses`, as a dictionary.
     """
     import cleave
     from cleave.training.loop.records import Record, to_dict

@@ -98,10 +98,6 @@ class PacedConnection:
 
     A received message is read before the modelled link would deliver it. A sent message is written
     at its modelled arrival time. The modelled latency thus delays each message exactly once.
-
-    Args:
-        observe: called with a `Transfer` for every message.
-        device: the device's number in the `Transfer`.
     """
 
     def __init__(
@@ -207,11 +203,7 @@ class PacedConnection:
 class PacedComputer:
     """A `Computer` that returns each result when the modelled device would finish it.
 
-    Attributes:
-        backend: executes matrix multiplications; None to return zeros instead of results.
-        pool: thread pool that all devices of this process share.
-        observe: called with a record of every matrix multiplication and graph run.
-        device: the device's number in these records.
+    All devices of this process share the pool. Without a backend, results are zeros.
     """
 
     processor: EmulatedProcessor

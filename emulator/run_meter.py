@@ -36,11 +36,8 @@ class _Sums:
 class FleetMeter:
     """Sums the compute time and traffic of emulated devices, as an observer of their runtime.
 
-    Args:
-        profiles: maps a device's name to the name of its profile.
-        here: maps the ID of each connected device to the device's name.
-        active_power_w: maps a device's name to its power in watts while it computes, from the fleet
-            file.
+    `profiles` and `active_power_w` are by device name; `here` has the connected devices' names by
+    ID.
     """
 
     def __init__(

@@ -60,18 +60,11 @@ class SizedModel:
 
     Args:
         rows: number of sequences in the batch.
-        sequence: number of tokens in a sequence.
         dtype: dtype of parameters and activations in messages.
         gradients: dtype of gradients in messages; None for `dtype`.
         adapters: adapters to train while the model's parameters are frozen; None to train the whole
             model.
         in_parts: whether a layer's attention and MLP may run on different devices.
-
-    Attributes:
-        tokens: number of tokens in each micro-batch.
-
-    Raises:
-        UsageError: when `micro_batches` is below 1 or above `rows`.
     """
 
     def __init__(
@@ -250,12 +243,10 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStep:
-    """Result of an emulated step by stages.
+    """Result of an emulated step by stages, which ends when the PS has received all gradients.
 
-    Attributes:
-        seconds: virtual seconds until the PS has received all gradients.
-        kept_bytes: bytes that the PS retains until the end of the step: inputs, outputs and
-            gradients of stages, and accumulated weight gradients.
+    `kept_bytes` are those that the PS retains until then: inputs, outputs and gradients of stages,
+    and accumulated weight gradients.
     """
 
     seconds: float
@@ -283,14 +274,8 @@ def run_steps(
 ) -> EmulatedSteps:
     """Emulate steps on a virtual fleet that computes no results.
 
-    The PS computes the loss of one micro-batch after another. Meanwhile, the devices continue.
-
-    Args:
-        work_of_step: returns the work of the next step.
-        loss_s: seconds of each micro-batch's loss on the PS. Unused if devices compute the loss.
-
-    Raises:
-        FleetError: when a step cannot be completed.
+    The PS computes the loss of one micro-batch after another, each in `loss_s` seconds. Meanwhile,
+    the devices continue. Raises FleetError when a step cannot be completed.
     """
     meter = _Meter()
     runtime.observers.append(meter)
@@ -379,12 +364,7 @@ OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates, on several 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Result of emulated steps by stages.
-
-    Attributes:
-        ps: throughput of the PS, and the seconds of its optimizer step.
-        alone_s: predicted seconds of a step on the PS without devices.
-    """
+    """Result of emulated steps by stages; `alone_s` is the time of a step without devices."""
 
     model: StageModel
     plan: StagePlan

@@ -73,12 +73,6 @@ class Timelines:
     """Emulates groups of GEMMs on a virtual fleet, or replays their recorded timelines.
 
     A replay is exact, because no device behaves randomly and all messages have the recorded sizes.
-
-    Args:
-        reuse: False to emulate every group event by event.
-
-    Attributes:
-        reused_events: number of events in the replayed groups.
     """
 
     def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
@@ -88,11 +82,10 @@ class Timelines:
         self._recorded: dict[Hashable, tuple[_Moment, _Moment]] = {}
 
     def run(self, key: Hashable, group: Callable[[], None]) -> None:
-        """Emulate a group of GEMMs, or replay the timeline of an equal group.
+        """Emulate a group of GEMMs, or replay the timeline of a group with an equal key.
 
-        Args:
-            key: identifies groups with the same shapes, dtypes and shared operands.
-            group: submits the GEMMs, waits for their results, and releases their operands.
+        The key identifies shapes, dtypes and shared operands. `group` submits the GEMMs, waits for
+        their results, and releases their operands.
         """
         runtime = self._runtime
         at_rest = runtime.settle() and self._repeatable()

@@ -34,11 +34,7 @@ class PresencePeriod(NamedTuple):
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A probability distribution of durations.
-
-    Attributes:
-        shape: parameter k of a Weibull distribution, or sigma of a log-normal distribution.
-    """
+    """A probability distribution of durations. `shape` is Weibull's k, or sigma of a log-normal."""
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL

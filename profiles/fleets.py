@@ -259,14 +259,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_fleet(
     file: Path | Traversable, where: str, devices: int | None, dtype: str, seed: int
 ) -> list[FleetDevice]:
-    """Read a fleet file and draw its devices.
-
-    Args:
-        where: name of the file in error messages.
-        devices: total number of devices, divided among the groups in proportion to each group's
-            `count`. None uses the counts without scaling.
-        dtype: dtype of the throughput that each device reports.
-        seed: seed for the draws of links and stragglers.
+    """Read a fleet file, named `where` in error messages, and draw its devices (see `find_fleet`).
 
     Raises:
         ValueError: when the file is unreadable, has no devices, or has an unknown key or an

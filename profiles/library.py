@@ -212,12 +212,7 @@ _SUFFIX = ".toml"
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry of the library.
 
-    Attributes:
-        name: identifier by which fleet files refer to the entry.
-        title: human-readable name.
-        source: publication or measurement from which the figures come.
-        notes: measurement conditions and caveats for users of the entry.
-        assumed: one line for each unknown figure, with the assumed value and its justification.
+    `assumed` has one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text

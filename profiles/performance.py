@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -143,12 +143,11 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def scaled(self, factor: float) -> PerformanceModel:
         """Return a model that predicts `factor` times the seconds of this model."""
-        return PerformanceModel(
-            *(
-                tuple(each * factor for each in cost) if isinstance(cost, tuple) else cost * factor
-                for cost in msgspec.structs.astuple(self)
-            )
-        )
+        costs: list[Any] = [
+            tuple(each * factor for each in cost) if isinstance(cost, tuple) else cost * factor
+            for cost in msgspec.structs.astuple(self)
+        ]
+        return PerformanceModel(*costs)
 
 
 class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,33 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from cleave_cli.options import human_bytes
-from cleave_cli.render.text import WIDTH, printable
+from cleave_cli.render.text import WIDTH, echo_filled, printable
 
 if TYPE_CHECKING:
     from cleave_cli.machine_checks import Check, Fit
 
 
 def doctor(
-    model: Annotated[
-        str, typer.Option(help="Model to check: a name such as opt-1.3b, or a folder.")
-    ] = "",
-    fleet: Annotated[
-        str, typer.Option(help="Devices: paper-N, home-mix-N, ..., or a TOML file.")
-    ] = "home-mix-9",
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 8,
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
-    lora: Annotated[int, typer.Option(help="Rank of adapters; 0: the whole model.")] = 0,
-    lora_bits: Annotated[
-        int, typer.Option(help="Bits of each frozen weight, 4 or 8; 0: as --dtype.")
-    ] = 0,
-    server_memory: Annotated[
-        float, typer.Option(help="Memory of the server in GB; 0: of this machine.")
-    ] = 0.0,
-    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    model: Annotated[str, Option(help="Model: a name such as opt-1.3b, or a folder.")] = "",
+    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "home-mix-9",
+    batch: Annotated[int, Option(help="Sequences per step.")] = 8,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = 512,
+    dtype: Annotated[str, Option(help="bf16 or fp32.")] = "bf16",
+    lora: Annotated[int, Option(help="Rank of adapters; 0: the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
+    server_memory: Annotated[float, Option(help="Server's memory in GB; 0: this machine's.")] = 0.0,
+    runs: Annotated[Path, Option(help="Folder for run folders.")] = Path("runs"),
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Check this machine, and how much memory a model needs on a server and its devices.
 
@@ -82,7 +75,7 @@ def _show(check: Check) -> None:
 
 
 def _show_fits(title: str, fits: list[Fit]) -> None:
-    typer.echo("\n" + textwrap.fill(printable(title), WIDTH))
+    echo_filled(printable(title), before="\n")
     typer.echo(f"{'':<9}{'device':>11}{'server':>11}")
     for each in fits:
         numbers = [human_bytes(n) if n else "-" for n in (each.device_bytes, each.server_bytes)]
@@ -92,12 +85,9 @@ def _show_fits(title: str, fits: list[Fit]) -> None:
         typer.echo(f"{each.method.value:<9}" + "".join(f"{n:>11}" for n in numbers) + f"  {said}")
         if each.reason:
             typer.echo(textwrap.indent(textwrap.fill(each.reason, WIDTH - 9), " " * 9))
-    typer.echo(
-        textwrap.fill(
-            "device, server: memory of the device that needs most, and of the server; "
-            "`cleave plan` says how long a step takes.",
-            WIDTH,
-        )
+    echo_filled(
+        "device, server: memory of the device that needs most, and of the server; "
+        "`cleave plan` says how long a step takes."
     )
 
 

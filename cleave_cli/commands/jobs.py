@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any, Final
 
 import typer
+from typer import Argument, Option
 
 from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
 from cleave_cli.render.text import Csv, Form, filled, form_of, printable, say, write_csv
@@ -17,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: job-3.")]
+Job = Annotated[str, Argument(help="The job, as `cleave jobs` lists it: job-3.")]
 
 _RECORDED: Final = (
     "job", "state", "reason", "model", "name", "steps", "steps_in_all", "loss",
@@ -38,7 +39,7 @@ def jobs(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List a server's jobs, also those from before it was started.
+    """List a server's jobs, including jobs from before its start.
 
     Examples:
 
@@ -90,7 +91,7 @@ def _progress(job: dict[str, Any]) -> str:
 
 @app.command("stop")
 def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """End a job before its last step; it writes a checkpoint, and can be resumed.
+    """Stop a job before its last step; it writes a checkpoint, and can be resumed.
 
     Examples:
 
@@ -101,7 +102,7 @@ def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False
 
 @app.command("pause")
 def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Let a job rest: it writes a checkpoint, and the next in the queue begins.
+    """Pause a job: it writes a checkpoint, and the next job in the queue begins.
 
     Examples:
 
@@ -112,7 +113,7 @@ def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = Fals
 
 @app.command("resume")
 def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Queue a job again that was paused, stopped, or left by a server that ended.
+    """Queue a job again that was paused, stopped, or interrupted by the end of its server.
 
     Examples:
 
@@ -124,7 +125,7 @@ def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = Fal
 @app.command("logs")
 def logs(
     job: Job,
-    last: Annotated[int, typer.Option("--last", "-n", help="So many records.", min=1)] = 20,
+    last: Annotated[int, Option("--last", "-n", help="Number of records.", min=1)] = 20,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,

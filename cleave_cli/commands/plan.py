@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError, choice_of
 from cleave_cli.options import counted
@@ -27,65 +28,41 @@ _MOST_TOKENS = 2**18  # maximum tokens per step in the search for the crossing
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="Model name, such as opt-13b.")] = "",
-    gemm: Annotated[str, typer.Option(help="One GEMM instead of a model: M,N,K.")] = "",
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 128,
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 1024,
-    fleet: Annotated[
-        str, typer.Option(help="paper-N, home-mix-N, ..., or a TOML file.")
-    ] = "paper-256",
-    stragglers: Annotated[
-        float, typer.Option(help="Share of devices whose rates are divided by ten.")
-    ] = 0.0,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    gradients: Annotated[
-        str, typer.Option(help="Dtype of stages' gradients in messages; else --dtype.")
-    ] = "",
-    lora: Annotated[
-        int, typer.Option(help="Rank of adapters to train; 0: train the whole model.")
-    ] = 0,
-    lora_bits: Annotated[
-        int, typer.Option(help="Bits of each frozen weight, 4 or 8; 0: as --dtype.")
-    ] = 0,
-    method: Annotated[
-        str, typer.Option(help="auto, or one of stages, tiles, local (the server alone).")
-    ] = "auto",
-    tiling: Annotated[
-        str, typer.Option(help="3d, or 2d: rows and columns only, as published.")
-    ] = "3d",
+    model: Annotated[str, Option(help="Model name, such as opt-13b.")] = "",
+    gemm: Annotated[str, Option(help="One GEMM instead of a model: M,N,K.")] = "",
+    batch: Annotated[int, Option(help="Sequences per step.")] = 128,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
+    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
+    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
+    lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
+    method: Annotated[str, Option(help="auto, stages, tiles, or local (no devices).")] = "auto",
+    tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
     fused: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--fused/--unfused",
             help="Plan Linears that share an input as one GEMM. Training runs them separately.",
         ),
     ] = False,
-    ps_gflops: Annotated[
-        float, typer.Option(help="GFLOP/s of the server; 0: measured on this machine.")
-    ] = 0.0,
-    ps_gbit: Annotated[
-        float, typer.Option(help="Network card of the PS, Gbit/s each way; 0: unlimited.")
-    ] = 0.0,
+    ps_gflops: Annotated[float, Option(help="GFLOP/s of the server; 0: of this machine.")] = 0.0,
+    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     coding: Annotated[
-        str, typer.Option(help="Count payloads as compressed: auto (on slow links), on, off.")
+        str, Option(help="Count payloads as compressed: auto (on slow links), on, off.")
     ] = "auto",
-    ps_memory: Annotated[
-        float, typer.Option(help="GB of the PS for waiting partial sums; 0: unlimited.")
-    ] = 0.0,
+    ps_memory: Annotated[float, Option(help="GB for partial sums on the PS; 0: unlimited.")] = 0.0,
     crossing: Annotated[
-        bool, typer.Option("--crossing", help="Find the tokens per step from which stages win.")
+        bool, Option("--crossing", help="Find the tokens per step from which stages win.")
     ] = False,
-    servers: Annotated[
-        str, typer.Option(help="Compare these numbers of servers, such as 1,2,4.")
-    ] = "",
+    servers: Annotated[str, Option(help="Compare these numbers of servers, such as 1,2,4.")] = "",
     memory: Annotated[
-        str, typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train.")
+        str, Option(help="With --servers: plain, or sharded (by tiles), as for cleave train.")
     ] = "plain",
-    tiles: Annotated[bool, typer.Option("--tiles", help="With --json: every tile.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the chosen plan, or with --crossing where stages win.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    tiles: Annotated[bool, Option("--tiles", help="With --json: list every tile.")] = False,
+    plot: Annotated[Path | None, Option(help="Plot the chosen plan, or the crossing.")] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
     """Forecast a training step by each method, without running it, and name the bottleneck.
@@ -334,7 +311,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Draw the crossing `where`, or else the chosen plan; without devices, the plan of stages or tiles."""
+    """Draw the crossing, or else the chosen plan; without devices, that of stages or tiles."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling

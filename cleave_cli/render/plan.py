@@ -21,7 +21,7 @@ from cleave.planner.servers import ServersPlan, why
 from cleave.planner.stages.prediction import in_seconds
 from cleave.planner.tiles.report import advice
 from cleave_cli.options import counted, human_bytes
-from cleave_cli.render.text import WIDTH, narrow_console
+from cleave_cli.render.text import WIDTH, echo_filled, narrow_console
 
 if TYPE_CHECKING:
     from cleave.planner.coding import CodingPolicy
@@ -33,21 +33,27 @@ if TYPE_CHECKING:
     from cleave.workload.step import StepGemm
 
 
+_RATES: Final = (
+    "downlink_bytes_per_s", "uplink_bytes_per_s", "flops_per_s", "latency_s", "memory_bytes",
+)  # fmt: skip
+_STEP: Final = (
+    "makespan_s", "fill_s", "predicted_s", "apart_s", "bound_s", "overlap_bound_s", "egress_bytes",
+    "ingress_bytes", "blocks", "peak_egress_bytes_per_s", "peak_ingress_bytes_per_s",
+)  # fmt: skip
+
+
 def show_methods(title: str, found: MethodChoice) -> None:
     """Print the forecast of each method as a table, and the chosen method."""
-    typer.echo(textwrap.fill(title, WIDTH))
+    echo_filled(title)
     typer.echo(f"\n{'':<8}{'a step':>9}{'down':>11}{'up':>11}{'device':>11}{'server':>11}")
     for each in found.forecasts:
         typer.echo("\n".join(_lines(each)))
-    typer.echo(
-        textwrap.fill(
-            "A step is forward and backward pass: attention and loss are counted, the optimizer is "
-            "not. down, up: what the server sends and gets; device, server: memory of the device "
-            "that needs most, and of the server.",
-            WIDTH,
-        )
+    echo_filled(
+        "A step is forward and backward pass: attention and loss are counted, the optimizer is "
+        "not. down, up: what the server sends and gets; device, server: memory of the device "
+        "that needs most, and of the server."
     )
-    typer.echo("\n" + textwrap.fill(found.why, WIDTH))
+    echo_filled(found.why, before="\n")
 
 
 def _lines(each: Forecast) -> Iterator[str]:
@@ -80,7 +86,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     )
     if model.in_parts:
         said += " No device holds a whole layer: each is two parts, its attention and its MLP."
-    typer.echo("\n" + textwrap.fill(said, WIDTH))
+    echo_filled(said, before="\n")
     typer.echo(f"\n{'stage':>5}{'parts' if model.in_parts else 'layers':>10}{'devices':>9}  which")
     for number, stage in enumerate(plan.planned, 1):
         part = stage.slice
@@ -142,7 +148,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
         tokens = f"{point.rows * sequence:,}"
         typer.echo(f"{point.rows:>9}{tokens:>10}{stages:>10}{point.local_s:>10.4g}")
-    typer.echo(textwrap.fill(crossing_text(found, sequence), WIDTH))
+    echo_filled(crossing_text(found, sequence))
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
@@ -202,15 +208,7 @@ def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) ->
             for t in plan.tiles
         ]
         document["devices"] = [
-            {
-                "id": d.device,
-                "downlink_bytes_per_s": d.downlink_bytes_per_s,
-                "uplink_bytes_per_s": d.uplink_bytes_per_s,
-                "flops_per_s": d.flops_per_s,
-                "latency_s": d.latency_s,
-                "memory_bytes": d.memory_bytes,
-            }
-            for d in devices
+            {"id": d.device} | {name: getattr(d, name) for name in _RATES} for d in devices
         ]
     return document
 
@@ -249,17 +247,7 @@ def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
             {"kind": g.kind.value, "name": g.name, "count": g.count} | _report_json(r)
             for g, r in zip(gemms, step.reports, strict=True)
         ],
-        "makespan_s": step.makespan_s,
-        "fill_s": step.fill_s,
-        "predicted_s": step.predicted_s,
-        "apart_s": step.apart_s,
-        "bound_s": step.bound_s,
-        "overlap_bound_s": step.overlap_bound_s,
-        "egress_bytes": step.egress_bytes,
-        "ingress_bytes": step.ingress_bytes,
-        "blocks": step.blocks,
-        "peak_egress_bytes_per_s": step.peak_egress_bytes_per_s,
-        "peak_ingress_bytes_per_s": step.peak_ingress_bytes_per_s,
+        **{name: getattr(step, name) for name in _STEP},
         "bottleneck": step.bottleneck.value,
         "advice": advice(step),
     }
@@ -340,7 +328,7 @@ def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
 
 def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
     """Print one row for each number of servers, and whether more servers make a step faster."""
-    typer.echo(textwrap.fill(title, WIDTH))
+    echo_filled(title)
     typer.echo(
         f"\n{'servers':>7}{'devices':>9}{'rows':>6}  {'method':<7}{'a step':>8}{'exchange':>10}"
         f"{'sent':>9}{'down':>9}{'up':>9}"
@@ -357,14 +345,11 @@ def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
             f"{human_bytes(plan.exchanged_bytes):>9}{human_bytes(fleet.downlink_bytes):>9}"
             f"{human_bytes(fleet.uplink_bytes):>9}"
         )
-    typer.echo(
-        textwrap.fill(
-            "devices, rows: of each server. exchange, sent: what a server sends to the others, and "
-            "receives from them. down, up: what it sends to its devices and gets.",
-            WIDTH,
-        )
+    echo_filled(
+        "devices, rows: of each server. exchange, sent: what a server sends to the others, and "
+        "receives from them. down, up: what it sends to its devices and gets."
     )
-    typer.echo("\n" + textwrap.fill(why(plans), WIDTH))
+    echo_filled(why(plans), before="\n")
 
 
 def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:

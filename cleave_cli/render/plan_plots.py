@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cleave.errors import UsageError, not_installed
+from cleave.errors import not_installed
 from cleave.files import save_figure
 from cleave.planner.stages.prediction import in_seconds
-from cleave_cli.options import counted
+from cleave_cli.options import counted, writes
 from cleave_cli.render.plan import crossing_text
 
 if TYPE_CHECKING:
@@ -44,19 +44,12 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    try:
+    with writes(path):
         save_figure(figure, path, 150)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot write {path}: {reason}") from None
 
 
 def draw_tiling(path: Path, plan: Plan) -> None:
-    """Draw which part of C each tile of a GEMM's plan covers.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Draw which part of C each tile of a GEMM's plan covers."""
     figure = _figure(8, 8)
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -96,16 +89,7 @@ def draw_stages(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Draw how long the links and processors of devices are busy in a step by stages.
-
-    Args:
-        devices: busy times in the simulated step, by device number.
-        names: list of device names, indexed by device number.
-        title: states the conditions of the step.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Draw how long the links and processors of devices are busy in a step by stages."""
     rows = _rows(model, plan, names)
     figure = _figure(10, 1.6 + 0.42 * len(rows))
     axes = figure.add_subplot()
@@ -155,11 +139,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
-    """Plot the time of a step by stages and without devices over the tokens per step.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Plot the time of a step by stages and without devices over the tokens per step."""
     figure = _figure(8, 5)
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 

@@ -33,11 +33,8 @@ class Seen:
     """State that is collected from overviews. Each overview has only new records and events.
 
     Attributes:
-        latest: the last overview.
-        job: ID of the current job.
         steps: step records of the current job.
         next_record: number of the first record to request next.
-        last_event: number of the last received event.
         events: the latest events, oldest first.
         complete: whether all records of the job have been received.
     """
@@ -93,11 +90,9 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line of bars. Each bar is the mean of consecutive values.
+    """Return a curve as one line of up to `width` bars, each the mean of consecutive values.
 
-    Args:
-        values: the values to plot. A bar without finite values is blank.
-        width: maximum number of bars.
+    A bar without finite values is blank.
     """
     count = min(width, len(values))
     means = []
@@ -283,12 +278,7 @@ _NAME: Final = 18
 
 
 def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[RenderableType]:
-    """Return a table of a step by stages, for a terminal with 80 columns.
-
-    Args:
-        step: the entry `stages` of a server's overview.
-        names: maps a session number to the device's name.
-    """
+    """Return a table of an overview's `stages`, for 80 columns; `names` are by session number."""
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
     if again:

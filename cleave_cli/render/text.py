@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from cleave.errors import UsageError
 from cleave.protocol.texts import clean
@@ -53,13 +54,18 @@ def filled(text: str, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
+def echo_filled(text: str, *, before: str = "") -> None:
+    """Print a text as one paragraph of 80 columns, after `before`."""
+    typer.echo(before + textwrap.fill(text, WIDTH))
+
+
 def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
     """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0."""
     found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
     return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
 
 
-Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on stdout.")]
+Csv = Annotated[bool, Option("--csv", help="The table's rows as CSV on stdout.")]
 
 
 # A spreadsheet executes cells with these prefixes. Device names are untrusted, so escape them.

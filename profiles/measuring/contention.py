@@ -40,12 +40,8 @@ def measure_contention(
 ) -> tuple[float, ...]:
     """Measure the slowdown of a tile when 1, 2, ... processes multiply, up to one per core.
 
-    The result is the median tile time for each process count, divided by that of a single process.
-    Slowdowns for counts that are not in `process_counts` are interpolated.
-
-    Args:
-        seconds: duration of the measurement for each process count.
-        progress: called with the process count after each measurement.
+    Each process count is measured for `seconds`. Slowdowns for counts that are not in
+    `process_counts` are interpolated.
 
     Raises:
         OSError: when a process cannot be started.

@@ -39,11 +39,7 @@ _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short
 class SampleGrid:
     """The number and size range of the shapes to measure.
 
-    Attributes:
-        regular: number of shapes whose sides are multiples of 4, 8, 16, 32 or 48.
-        irregular: number of shapes with arbitrary sides.
-        sides: minimum and maximum number of rows, and of columns.
-        depths: minimum and maximum depth.
+    The sides of regular shapes are multiples of 4, 8, 16, 32 or 48.
     """
 
     regular: int = 100
@@ -117,13 +113,8 @@ def measure_samples(
     """Time all shapes of a grid in turn, and repeat this until the time is up.
 
     The repetitions of a shape are thus minutes apart, as in training. Each sample is the median of
-    a shape's tile times.
-
-    Args:
-        grid: number and size range of the shapes. Shapes that would take more than 0.5 % of
-            `seconds` are not drawn.
-        seconds: duration of the measurement. At least 15 shapes are measured, even if this takes
-            longer.
+    a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
+    least 15 shapes are measured, even if this takes longer.
     """
 
     def block_s(shape: Shape, strips: int) -> float:

@@ -29,7 +29,7 @@ _LOOK_S: Final = 1.0  # interval of checks that the device process is still aliv
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that assigns a GEMM to the first device, as a tile of `strips` x `strips` blocks."""
+    """A planner that gives each GEMM to the first device, as one tile of `strips` per side."""
 
     strips: int
 
@@ -47,16 +47,10 @@ class InStrips:
 
 
 class SessionTimer:
-    """Times tiles on the only device of a server (a `TileTimer`).
-
-    Args:
-        server: server that one device has joined or is about to join.
-        patience_s: seconds to wait for the device to join.
-        ended: returns True once the device process has ended.
+    """Times tiles on the only device of a server (a `TileTimer`), which may still be joining.
 
     Raises:
-        FleetError: when no device joins within `patience_s`, or the device process ends before it
-            joins.
+        FleetError: when no device joins within `patience_s`, or its process has `ended` before.
     """
 
     strips = (1, 3)

@@ -57,10 +57,8 @@ def option_names(text: str) -> set[str]:
     [
         ["train", "--model", "opt-nano"],
         ["generate", "somewhere"],
-        ["eval", "somewhere"],
         ["emulate"],
         ["jobs"],
-        ["status"],
     ],
     ids=" ".join,
 )

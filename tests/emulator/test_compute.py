@@ -43,11 +43,6 @@ def order(
     return Compute(1, pairs, *transposed, rows, columns, out or dtype, flops)  # type: ignore[arg-type]
 
 
-def test_plain_devices_multiply_at_their_rate() -> None:
-    processor = EmulatedProcessor(PLAIN)
-    assert processor.run(order(100, 200, 50), 1.0) == pytest.approx((1.0, 1.0 + 2e6 / 1e9))
-
-
 def test_multiplications_follow_one_another() -> None:
     processor = EmulatedProcessor(PLAIN)
     times = [processor.run(order(100, 100, 50), now_s) for now_s in (0.0, 0.0, 1.0)]
@@ -114,11 +109,3 @@ def test_under_load_a_device_settles_at_its_sustained_speed() -> None:
     assert 1 / durations[-1] == pytest.approx(HOT.thermal.sustained_speed, rel=0.02)
     assert HOT.thermal.sustained_speed < 0.7
     assert all(b >= a - 1e-2 for a, b in pairwise(durations))
-
-
-def test_a_rest_cools_it() -> None:
-    processor = EmulatedProcessor(HOT)
-    for _ in range(300):
-        processor.run(order(1000, 1000, 500), 0.0)
-    begin_s, end_s = processor.run(order(1000, 1000, 500), processor.free_s + 600)
-    assert end_s - begin_s == pytest.approx(1.0)

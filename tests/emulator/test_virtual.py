@@ -159,12 +159,7 @@ def test_shapes_and_dtypes_must_fit() -> None:
         fleet.submit(Side(a), Side(b), arrays.empty(5, 3, DType.FP32))
     with pytest.raises(ValueError, match="fp32"):
         fleet.submit(Side(a), Side(half), out)
-
-
-def test_the_result_has_the_dtype_of_the_operands_or_fp32() -> None:
-    fleet, _ = _fleet()
-    a, b = fleet.operand(_matrix(3, 4, 0)), fleet.operand(_matrix(4, 5, 0))
-    with pytest.raises(ValueError, match="fp32"):
+    with pytest.raises(ValueError, match="fp32"):  # the operands' dtype, or fp32
         fleet.submit(Side(a), Side(b), arrays.empty(3, 5, DType.BF16))
 
 
@@ -263,38 +258,7 @@ def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) 
     return last_s
 
 
-def test_time_of_one_unit_is_download_compute_and_upload() -> None:
-    fleet, runtime = _fleet([DEVICE], planner=OneDevice(1))
-    started_s = runtime.now_s
-    hello = messages.Hello(
-        role=messages.Role.DEVICE,
-        name="test",
-        ops=("matmul",),
-        dtypes=tuple(d.value for d in DType),
-        memory_bytes=2**30,
-        profile="test",
-        flops_per_s=1e6,
-        downlink_bytes_per_s=1e4,
-        uplink_bytes_per_s=5e3,
-        latency_s=0.5,
-        features=("graphs", "coding"),
-    )
-    assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
-    seen = _watched(runtime)
-    _check(_submit(fleet, 12, 10, 8))
-    put_a, put_b, run, result = seen
-    down = (
-        wire_size(messages.Welcome(device=1, features=("graphs",)))
-        + put_a.nbytes
-        + put_b.nbytes
-        + run.nbytes
-    )
-    expected_s = down / 1e4 + 0.5 + 2 * 12 * 10 * 8 / 1e6 + result.nbytes / 5e3 + 0.5
-    assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
-    assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("strips", [2, 5])
+@pytest.mark.parametrize("strips", [1, 2, 5])
 @pytest.mark.parametrize("flops_per_s", [2e2, 1e5])
 @pytest.mark.parametrize("uplink_bytes_per_s", [1e2, 1e5])
 def test_strips_blocks_and_computing_overlap(
@@ -308,6 +272,7 @@ def test_strips_blocks_and_computing_overlap(
     _check(future)
     expected_s = _streamed_s(profile, future, seen)
     assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+    assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_gemms_submitted_before_the_first_wait_overlap() -> None:
@@ -397,14 +362,6 @@ def test_without_devices_a_result_fails_and_a_new_device_takes_over() -> None:
     assert fleet.device_count == 1
 
 
-def test_work_submitted_to_nobody_waits_for_somebody() -> None:
-    fleet, runtime = _fleet([])
-    assert fleet.device_count == 0
-    future = _submit(fleet)
-    runtime.join(DEVICE)
-    _check(future)
-
-
 def test_losing_a_device_twice_or_before_its_hello_changes_nothing() -> None:
     fleet, runtime = _fleet([DEVICE] * 2)
     runtime.lose(1)
@@ -461,21 +418,6 @@ def test_gemms_that_share_an_operand_fit_small_devices() -> None:
         w = fleet.operand(Buffer(np.ones((512, 10_000), np.float32), DType.FP32))
         out = fleet.submit(Side(x), Side(w), arrays.empty(4, 10_000, DType.FP32)).result()
         assert (out.array == 512).all()
-
-
-def test_the_published_fleet() -> None:
-    first = paper_fleet(3)
-    rng = np.random.default_rng(42)
-    vectors = [rng.uniform(*r, 3) for r in [(5e12, 7e12), (5e6, 1e7), (1e7, 1e8), (1e9, 3e9)]]
-    for i, device in enumerate(first):
-        assert device.flops_per_s == vectors[0][i]
-        assert device.uplink_bytes_per_s == vectors[1][i]
-        assert device.downlink_bytes_per_s == vectors[2][i]
-        assert device.memory_bytes == int(vectors[3][i])
-        assert device.latency_s == 0
-    assert [round(d.flops_per_s / 1e9) for d in first] == [6548, 5878, 6717]
-    with pytest.raises(ValueError, match="empty"):
-        paper_fleet(0)
 
 
 @pytest.mark.parametrize(
