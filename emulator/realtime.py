@@ -268,10 +268,8 @@ _ASKING_AT_ONCE: Final = 8  # concurrent handshakes; fewer than the refusals tha
 class RealTimeCounters:
     """Counters of a real-time fleet since its start.
 
-    Attributes:
-        connected: number of sessions that the server has welcomed and that have not ended.
-        joined, left: number of times that a device joined, and that a device left.
-        done: blocks, FLOPs and bytes of all sessions, ended and current.
+    `connected` counts the current sessions, `joined` and `left` those that began and ended. `done`
+    has the blocks, FLOPs and bytes of all sessions.
     """
 
     connected: int = 0
@@ -324,16 +322,12 @@ class RealTimeFleet:
 
     Args:
         target: join URL of the server.
-        backend: executes the matrix multiplications of all devices; None to return zeros instead of
-            results.
-        speed: emulated seconds per real second.
-        seed: seed of jitter, drift and the presence of devices.
-        start_hour: hour of the day at emulated time 0, for devices with daily hours.
+        backend: executes the matrix multiplications of all devices; None to return zeros.
+        speed: emulated seconds per real second. Observers are called with emulated times.
+        seed, start_hour: as for `emulator.virtual.emulated`.
         threads: number of threads that execute matrix multiplications.
 
     Attributes:
-        observers: functions that are called with every activity of every device. Times are in
-            emulated seconds.
         notes: for each reason, how often a device could not join or lost its connection.
     """
 

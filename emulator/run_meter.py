@@ -109,10 +109,7 @@ class FleetMeter:
 class RunMeter:
     """Measures the energy of a run, from the creation of this object to `finish`.
 
-    Args:
-        power: measures the energy of this machine.
-        runtime: runtime of the emulated fleet; None without an emulated fleet.
-        clock: returns real time in seconds.
+    `power` measures this machine. `runtime` and `members` are None and empty without a fleet.
     """
 
     def __init__(

@@ -396,13 +396,10 @@ def emulate_stages(
 
     Args:
         rows: number of sequences in the batch.
-        sequence: number of tokens in a sequence.
         members: the devices with their fp32 throughput, because graphs compute in fp32.
         ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
-        card: rates of the PS's network card.
         dtype: dtype of parameters, activations and gradients in messages.
-        coding: links on which payloads count as compressed; a value of `--coding`.
-        seed: seed of jitter, drift and the presence of devices.
+        coding, seed: as for `emulator.virtual.emulated`.
 
     Raises:
         PlanError: when the devices cannot run the model in stages, for example for lack of memory.

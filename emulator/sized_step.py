@@ -170,7 +170,6 @@ class SizedStepper:
     Args:
         fleet: a fleet from `emulated(..., compute=False)`.
         tokens: number of tokens in the batch (sequences times sequence length).
-        dtype: dtype of weights and activations.
         reuse: replay recorded timelines for groups of Linears with equal shapes. Ignored on fleets
             of up to `RESIDENCY_DEVICES` devices, where devices reuse the arrays that they hold.
     """

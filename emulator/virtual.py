@@ -112,13 +112,8 @@ class VirtualRuntime(Runtime):
     Args:
         profiles: the devices to emulate.
         backend: executes the matrix multiplications of all devices; None to compute nothing.
-        ps: rates of the PS's network card and event loop; None for a PS whose processing takes no
-            time.
-        seed: seed of all random numbers. The same seed produces the same events.
-        start_hour: hour of the day at virtual time 0, for devices with daily hours.
-        verify: which results to check. `auto` checks none, because results never leave the process.
+        ps, seed, start_hour, verify, coding: as for `emulated`.
         observe: True to plan with observed rates; False for reproducible plans with stated rates.
-        coding: links on which payloads count as compressed; a value of `--coding`.
 
     Attributes:
         observers: functions that are called with every activity of every device.
@@ -287,11 +282,7 @@ class VirtualRuntime(Runtime):
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """Process events until a GEMM is done or the timeout expires; return whether it is done.
 
-        Args:
-            timeout_s: timeout in virtual seconds; None for no timeout.
-
-        Raises:
-            FleetError: when the GEMM cannot finish.
+        Raises FleetError when the GEMM cannot finish. The timeout is in virtual seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -317,9 +308,8 @@ class VirtualRuntime(Runtime):
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Process events until a condition is true; return False if that does not happen.
 
-        Args:
-            condition: called after every event.
-            timeout_s: timeout in virtual seconds; None to wait until no events are left.
+        The condition is checked after every event. The timeout is in virtual seconds; None to wait
+        until no events are left.
         """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
@@ -355,11 +345,8 @@ class VirtualRuntime(Runtime):
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """Process events until the step has an outcome; return None if the timeout expires first.
 
-        Args:
-            timeout_s: timeout in virtual seconds; None for no timeout.
-
-        Raises:
-            FleetError: when no device is left and none will join.
+        Raises FleetError when no device is left and none will join. The timeout is in virtual
+        seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s

@@ -256,11 +256,8 @@ class ComputeModel:
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        Args:
-            dtype, out: dtype names of the operands and of the result, as in the protocol.
-            a, b, c: rows, columns and depth.
-            fresh_left, fresh_right: True if the operand is multiplied for the first time.
-            woken: True if the device has been idle.
+        `dtype` and `out` are names of the protocol. The flags are those of
+        `PerformanceModel.seconds`.
         """
         # The tiles of a GEMM have few distinct shapes, but this is called millions of times.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)

@@ -127,11 +127,7 @@ def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> 
 
     The model assumes full speed until the device is hot, and then the mean of the last three
     speeds. A grid search finds the time constant. The result is None if the device settles above 97
-    % of full speed.
-
-    Args:
-        speeds: pairs of seconds since the start and speed as a share of full speed.
-        ambient: ambient temperature of the fitted model, in units of the rise.
+    % of full speed. `speeds` has pairs of seconds since the start and share of full speed.
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

@@ -148,10 +148,6 @@ def measure_samples(
 def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
     """Fit one performance model per layout, and measure its error on held-out samples.
 
-    Args:
-        samples: samples of one dtype with any number of layouts.
-        source: text for `ComputeProfile.source`.
-
     Raises:
         ValueError: when a layout has too few samples, or scipy is missing.
     """
@@ -240,8 +236,6 @@ def measure_device(
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
-        clock, sleep: replacements for `time.perf_counter` and `time.sleep` in tests.
-        sensors: source of temperature, frequency and power. None means this machine's sensors.
         timer: measures the tile times of all shapes. None means `backend` in this process.
         graphs: measures layers as graphs; returns None if graphs cannot run.
 

@@ -70,10 +70,6 @@ async def measure_link(
         progress: called after each measurement with their number so far and the latest link rates.
         keys: returns a device credential and a join code for a parsed URL. None means the
             credential in the URL, and no join code.
-
-    Raises:
-        UsageError: when the URL is malformed, or `repeats` is below 1.
-        CleaveError: when the server is unreachable, rejects the device, or does not measure links.
     """
     if repeats < 1:
         raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")

@@ -30,11 +30,8 @@ def measure_sustained(
 ) -> schema.Sustained:
     """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
 
-    Args:
-        seconds: duration of the run, which is divided into about 60 windows.
-        sensors: temperature and frequency are read once per window.
-        meter: power meter that is sampled once per window; None for no power measurement.
-        progress: called once per window with the elapsed seconds.
+    The run is divided into about 60 windows. Once per window, the sensors and the meter are read
+    and `progress` is called with the elapsed seconds.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
