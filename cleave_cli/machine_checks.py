@@ -70,12 +70,7 @@ class Check:
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Check this machine, and yield the result of each check.
-
-    Args:
-        runs: parent folder of run folders.
-        has: returns True if a Python module is installed.
-    """
+    """Check this machine and the disk of `runs`, and yield the result of each check."""
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
     yield Check(
@@ -204,10 +199,7 @@ def model_fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Check whether a step by each method fits in memory, and whether checkpoints fit on disk.
-
-    The arguments are the options of `cleave doctor`.
-    """
+    """Check if a step by each method fits in memory, and checkpoints on disk, for the options."""
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if not 0 <= server_memory < float("inf"):

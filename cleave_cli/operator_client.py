@@ -29,11 +29,7 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session at a URL that a server printed, or `@FILE` with this URL.
-
-        Raises:
-            CleaveError: when no server answers, or the server refuses the session.
-        """
+        """Open an operator session at an operator URL; raise CleaveError if the server refuses."""
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
         hello = messages.Hello(
@@ -51,11 +47,7 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, such as `submit`; return the data of the server's reply.
-
-        Raises:
-            CleaveError: when the server refuses the request. The message has the server's reason.
-        """
+        """Send a request, such as `submit`; return the reply's data, or raise the server's error."""
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:

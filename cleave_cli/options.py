@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Raise if a Python module for training, or one of `more`, is not installed.
-
-    Raises:
-        UsageError: when a module is missing. The message names the extra to install.
-    """
+    """Raise UsageError, with the extra to install, if a Python module for training is missing."""
     missing = [
         name
         for name in ("torch", "transformers", "tokenizers", "safetensors", *more)
@@ -129,10 +125,7 @@ class GroupedCommands(TyperGroup):
 
 
 def few_options(common: Set[str]) -> type[TyperCommand]:
-    """Return a command class whose `--help` lists the options named in `common`.
-
-    `--help-all` lists every option.
-    """
+    """Return a command class whose `--help` lists only `common`; `--help-all` lists all options."""
 
     class FewOptions(TyperCommand):
         def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -39,11 +39,7 @@ class OwnServer:
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` with these options on a free port until the `with` block ends.
-
-    Raises:
-        CleaveError: when the server does not start.
-    """
+    """Run `cleave serve` with these options on a free port until the `with` block ends."""
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
     command += ["--data", "none"]  # store no data, because all devices share one credential
     process = subprocess.Popen(
@@ -99,10 +95,7 @@ def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Yield a timer that measures tiles on a new `cleave join` process.
-
-    `threads` is the number of threads and cores; 0 for all cores.
-    """
+    """Yield a timer that measures tiles on a new `cleave join` process; 0 threads: all cores."""
     import numpy as np
 
     from cleave.machine.sensors import total_memory_bytes

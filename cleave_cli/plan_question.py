@@ -46,10 +46,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step by each method that `method` permits, and choose one method.
-
-        A step on the server without devices is always included.
-        """
+        """Forecast a step by each permitted method and without devices, and choose one method."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):

@@ -52,10 +52,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Measure the energy of this machine. Each server meters its own emulated devices.
-
-    If not all servers run on this machine, the energy of the servers is unknown.
-    """
+    """Measure the energy of this machine; unknown if servers run on other machines as well."""
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter
 
@@ -72,11 +69,7 @@ def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFleets:
-    """Opens each server's share of the emulated devices.
-
-    Server i of n emulates the devices i, i + n, i + 2n, ... of `members`. `coding` is a value of
-    `--coding`.
-    """
+    """Opens each server's share of the devices: server i of n emulates i, i + n, i + 2n, ..."""
 
     members: Sequence[FleetDevice]
     seed: int

@@ -10,11 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """The processor of one emulated device, which executes one order at a time.
-
-    The processor starts at `now_s`, idle and at ambient temperature. It has executed all queued
-    orders at `free_s`.
-    """
+    """The processor of one device, which executes one order at a time, and is free at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 

@@ -161,10 +161,7 @@ def _address(view: Array) -> int:
 
 
 def default_backend() -> MatmulBackend:
-    """Return the torch backend if torch is installed, else the NumPy backend.
-
-    With torch installed, the operands usually are torch tensors.
-    """
+    """Return the torch backend if torch is installed, else the NumPy backend."""
     from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:

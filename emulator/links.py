@@ -84,10 +84,10 @@ class SharedLines:
 
 @dataclass(slots=True)
 class Departure:
-    """A message on a link with shared bottlenecks, which is sent in pieces.
+    """A message that is sent in pieces over shared bottlenecks.
 
-    `left` is called after the last piece, with the times when the message's first byte and last
-    byte were sent. `begin_s` is None if no byte was sent yet.
+    `left` is called after the last piece, with the times when the first byte and the last byte were
+    sent.
     """
 
     left_bytes: int

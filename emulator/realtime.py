@@ -201,10 +201,7 @@ class PacedConnection:
 
 @dataclass(slots=True)
 class PacedComputer:
-    """A `Computer` that returns each result when the modelled device would finish it.
-
-    All devices of this process share the pool. Without a backend, results are zeros.
-    """
+    """A `Computer` that returns results, or zeros without a backend, at their modelled times."""
 
     processor: EmulatedProcessor
     backend: MatmulBackend | None
@@ -280,11 +277,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Raise the limit of open files so that this process can open a connection per device.
-
-    Raises:
-        UsageError: when the hard limit is too low.
-    """
+    """Raise the limit of open files to one per device; UsageError if the hard limit is too low."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -370,11 +363,7 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left permanently; cancel this coroutine to end earlier.
-
-        Raises:
-            CleaveError: when no device can join.
-        """
+        """Run the devices until all have left permanently; CleaveError if no device can join."""
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
         self._asking = asyncio.Semaphore(_ASKING_AT_ONCE)

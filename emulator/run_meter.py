@@ -107,10 +107,7 @@ class FleetMeter:
 
 
 class RunMeter:
-    """Measures the energy of a run, from the creation of this object to `finish`.
-
-    `power` measures this machine. `runtime` and `members` are None and empty without a fleet.
-    """
+    """Measures the energy of this machine and of a fleet, if any, from creation to `finish`."""
 
     def __init__(
         self,

@@ -257,10 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Emulated steps in order, and each device's peak bytes of arrays, by device number.
-
-    Frozen parameters are sent only in the first step.
-    """
+    """Emulated steps in order, and each device's peak bytes of arrays, by device number."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]

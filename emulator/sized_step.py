@@ -196,10 +196,7 @@ class SizedStepper:
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Emulate the forward and backward pass of all layers.
-
-        `progress` is called with the numbers of finished groups and of groups in both passes.
-        """
+        """Emulate both passes of all layers; `progress` gets the numbers of done and all groups."""
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)

@@ -28,10 +28,7 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects activities and writes them as a trace (JSON, Trace Event Format).
-
-    Events beyond `limit` are only counted, in `left_out`.
-    """
+    """Collects activities up to `limit` for a trace (JSON, Trace Event Format); counts the rest."""
 
     def __init__(self, limit: int = 2_000_000) -> None:
         self.left_out = 0
@@ -73,11 +70,7 @@ class TraceWriter:
         )
 
     def write(self, path: Path) -> None:
-        """Write the collected events to a trace file.
-
-        Raises:
-            UsageError: when the file cannot be written.
-        """
+        """Write the collected events to a trace file; raise UsageError if that fails."""
         heads: list[dict[str, Any]] = []
         for device in sorted({event["pid"] for event in self._events}):
             name = self._names.get(device, f"device {device}")
@@ -108,10 +101,7 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes one JSON line for each activity. Two runs with the same seed write identical logs.
-
-    `write` is called with each line, including its newline.
-    """
+    """Writes a JSON line for each activity. Two runs with the same seed write identical logs."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write

@@ -18,10 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A line that `devices` devices share, such as an access point or a household's connection.
-
-    All devices with the same line name share one line. The rates are totals.
-    """
+    """A line, identified by its name, that `devices` devices share; the rates are totals."""
 
     name: str
     downlink_bytes_per_s: float
@@ -132,9 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True if the device always takes the same time for the same task.
-
-        Jitter, drift, limited availability and thermal slowdown make a device unsteady.
-        """
+        """Return True without jitter, drift, limited availability and thermal slowdown."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

@@ -125,10 +125,7 @@ def _words(path: str) -> type[Enum]:
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
-    """Replace each "[...]" in a path of msgspec by the actual dictionary key.
-
-    The key is found by converting the dictionary with one key at a time.
-    """
+    """Replace each "[...]" in msgspec's path by the key whose conversion alone fails."""
     while "[...]" in path:
         before, _, after = path.partition("[...]")
         for key, value in _value_at(table, before).items():

@@ -90,10 +90,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line of up to `width` bars, each the mean of consecutive values.
-
-    A bar without finite values is blank.
-    """
+    """Return a curve of up to `width` bars, each a mean; a bar without finite values is blank."""
     count = min(width, len(values))
     means = []
     for i in range(count):

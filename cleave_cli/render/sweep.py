@@ -30,10 +30,7 @@ class Churn:
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the seconds of a step with device losses.
-
-        None means that losses are not modelled for the method, or that the step never ends.
-        """
+        """Return the seconds of a step with losses; None if not modelled, or without an end."""
         from simulator.churn import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
@@ -48,11 +45,7 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print the time, memory and traffic of a step for each method and fleet size.
-
-    `rows` are sorted by number of devices. With `wide`, all columns are in one wide table;
-    otherwise, tables have 80 columns.
-    """
+    """Print the results by fleet size: tables of 80 columns, or one wide table of all columns."""
     if wide:
         _show_wide(rows, churn, title)
         return

@@ -41,10 +41,7 @@ def narrow_console() -> Console:
 
 
 def filled(text: str, width: int = WIDTH) -> str:
-    """Wrap the lines of a text at word boundaries, and keep each line's indentation.
-
-    A long word, such as a URL, is not split, so that users can copy it.
-    """
+    """Wrap the lines of a text between words, keep their indentation, and split no long word."""
     lines: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))]

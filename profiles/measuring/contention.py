@@ -104,10 +104,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run a worker process: multiply tiles for each line on stdin and print the median time.
-
-    The arguments are the name of the backend, and the number of the core for this process.
-    """
+    """Run a worker process, given a backend and a core: print the median time for each line."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

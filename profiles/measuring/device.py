@@ -37,10 +37,7 @@ _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The number and size range of the shapes to measure.
-
-    The sides of regular shapes are multiples of 4, 8, 16, 32 or 48.
-    """
+    """The shapes to measure; sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
 
     regular: int = 100
     irregular: int = 40
@@ -53,10 +50,7 @@ class SampleGrid:
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
-        """Draw shapes uniformly on a logarithmic scale, and return them in random order.
-
-        `volume` is the maximum product of rows, columns and depth; 64^3 is always allowed.
-        """
+        """Draw shapes log-uniformly, in random order, up to `volume` (or 64^3) multiply-adds."""
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
             aligned = len(found) < self.regular

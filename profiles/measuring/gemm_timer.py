@@ -100,10 +100,7 @@ class Bench:
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Repeat a multiplication for at least `enough_s`, and return its median time in seconds.
-
-        A first multiplication that is shorter than `enough_s` is a warm-up and does not count.
-        """
+        """Return the median time of repetitions for `enough_s`, without a short first one."""
         took = [self.once(order)]
         if took[0] < enough_s:  # a cold start does not matter for a long multiplication
             took.clear()

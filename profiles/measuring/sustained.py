@@ -93,11 +93,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the device has cooled, so that later measurements run at full speed.
-
-    Wait at most 90 seconds or half the duration of the sustained run, whichever is shorter.
-    `before_c` is the temperature before the run; None if unknown.
-    """
+    """Wait until the device has cooled to about `before_c`: up to 90 s or half of the run."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -77,11 +77,7 @@ class SessionTimer:
     def block_s(
         self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Run a tile on the device and return the mean seconds per block (see `TileTimer.block_s`).
-
-        Raises:
-            FleetError: when the device process has ended.
-        """
+        """Run a tile on the device (see `TileTimer.block_s`); FleetError if its process ended."""
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
