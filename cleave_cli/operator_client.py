@@ -47,7 +47,7 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, such as `submit`; return the reply's data, or raise the server's error."""
+        """Send a request, such as `submit`; return the reply's data, or raise its error."""
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:
