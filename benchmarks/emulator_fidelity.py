@@ -45,8 +45,8 @@ from cleave.transport.tls import Security
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
-from profiles.fleet_file import of_profile
-from profiles.profile_file import read_profile
+from profiles.fleets import of_profile
+from profiles.library import read_profile
 
 LINKS = ((55 * MBIT, 7.5 * MBIT), (100 * MBIT, 20 * MBIT), (20 * MBIT, 5 * MBIT))
 VARIANTS = ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16), (DType.BF16, DType.FP32))

@@ -20,7 +20,6 @@ class ClusterOptions:
     """Number of servers that train together, and their addresses.
 
     Attributes:
-        servers: number of servers.
         ray: address of the Ray cluster that starts the servers, or `auto`. If empty, a Ray cluster
             is started on this machine.
         listen: host:port or port at which devices join; empty to emulate the devices.
@@ -34,15 +33,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
-        """Return the options of a `[cluster]` table, overridden by the command line.
-
-        Args:
-            table: the parsed `[cluster]` table; empty if the file has no such table.
-            given: maps the name of each option on the command line to its value.
-
-        Raises:
-            UsageError: when the table or an option is invalid.
-        """
+        """Return the options of a `[cluster]` table, overridden by the command line's."""
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
             wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
@@ -55,11 +46,7 @@ class ClusterOptions:
         return found.checked()
 
     def checked(self) -> ClusterOptions:
-        """Return these options if they are valid.
-
-        Raises:
-            UsageError: when two options contradict each other, or `servers` is below 1.
-        """
+        """Return these options if they are valid."""
         if self.servers < 1:
             raise UsageError(f"--servers is {self.servers}; give 1 or more")
         if self.ray and self.servers == 1:
@@ -73,11 +60,7 @@ class ClusterOptions:
 
 
 def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
-    """Return a context manager that connects to the given Ray cluster, or starts a local cluster.
-
-    Raises:
-        UsageError: when Ray must start on this machine, and it has no network address.
-    """
+    """Return a context manager that connects to the given Ray cluster or starts a local one."""
     if cluster.ray:
         return ray_cluster(cluster.ray)
     own = outside_address()

@@ -1,24 +1,80 @@
-"""`cleave emulate` in real time: runs the devices, and shows a status line and a summary."""
+"""`cleave emulate` in real time: the devices, a status line, a summary, and the files it writes."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
+from cleave.files import check_output, open_output
 from cleave_cli.options import counted, human_bytes
-from cleave_cli.render.narrow import filled
-from cleave_cli.render.say import say
+from cleave_cli.render.text import filled, say
 
 if TYPE_CHECKING:
-    from cleave_cli.emulate_files import Watch
-    from emulator.paced import Lateness
-    from emulator.realtime import RealTimeCounters
+    from emulator.realtime import Lateness, RealTimeCounters
     from profiles.fleet_device import FleetDevice
+
+
+class Watch:
+    """The observers for `--trace` and `--log`, which write a trace file and a log file."""
+
+    def __init__(self, trace: Path | None, log: Path | None) -> None:
+        from emulator.trace import TraceLog, TraceWriter
+
+        if trace is not None and log is not None and trace.absolute() == log.absolute():
+            raise UsageError(f"--trace and --log are both {trace}; give two files")
+        self._trace_path = trace
+        self._log_path = log
+        self.observers: list[Any] = []
+        self._trace = TraceWriter()
+        self._file: IO[str] | None = None
+        self._fault: OSError | None = None
+        if trace is not None:
+            _checked(trace)  # report an error before the emulation starts
+            self.observers.append(self._trace)
+        if log is not None:
+            _checked(log)
+            self._file = io.TextIOWrapper(io.BufferedWriter(open_output(log)), encoding="utf-8")
+            self.observers.append(TraceLog(self._log))
+
+    def _log(self, line: str) -> None:
+        """Write a line to the log. `finish` reports a failure to write."""
+        try:
+            if self._file is not None and self._fault is None:
+                self._file.write(line)
+        except OSError as error:
+            self._fault = error
+
+    def finish(self) -> None:
+        """Write the trace file and close the log file."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fault = error
+        if self._trace_path is not None:
+            self._trace.write(self._trace_path)
+            if self._trace.left_out:
+                typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
+        if self._fault is not None:
+            raise CleaveError(f"{self._log_path} is not whole: {self._fault.strerror}")
+
+
+def _checked(path: Path) -> None:
+    """Raise UsageError if a file cannot be written."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        check_output(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
 
 _LOOK_S = 1.0
 _JUDGED_S = 10.0  # length of the window in which late results are counted
@@ -79,18 +135,7 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run a fleet and show its status until Ctrl-C.
-
-    Args:
-        fleet: the real-time fleet.
-        devices: number of devices in the fleet.
-        duration: seconds after which the run ends; 0 for no limit.
-        gone: returns True once the fleet's own server has stopped, which ends the run.
-        as_json: whether to print the status as JSON lines.
-
-    Raises:
-        CleaveError: when the fleet's own server has stopped, or no device can join.
-    """
+    """Run a fleet for `duration` seconds (0: no limit), or until Ctrl-C or its server ends."""
     import asyncio
     import signal
     import time
@@ -143,14 +188,7 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return a warning if too many recent results were late; otherwise an empty string.
-
-        The warning is returned only once.
-
-        Args:
-            lateness: lateness of all results so far.
-            now_s: monotonic time in seconds.
-        """
+        """Return a warning, only once, if too many recent results were late; otherwise ""."""
         if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
             return ""
         answers, late = lateness.answers - self._answers, lateness.late - self._late

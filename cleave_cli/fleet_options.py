@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from cleave.errors import UsageError
+from cleave_cli.options import usage_errors
 
 if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
-MAX_VIRTUAL: Final = 100_000
-"""Maximum number of devices in virtual time, where each device is emulated separately."""
-
-DEVICES: Final = 8
-"""Default number of devices, for a fleet name without a size."""
-
-FLEET_FILE: Final = "fleet.toml"
-"""Name of the file in a run folder that stores the fleet options."""
+MAX_VIRTUAL: Final = 100_000  # maximum number of devices in virtual time
+DEVICES: Final = 8  # for a fleet name without a size
+FLEET_FILE: Final = "fleet.toml"  # in a run folder, with the fleet options
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +37,7 @@ class FleetOptions:
 
     @classmethod
     def of_run(cls, run: Path) -> Self:
-        """Return the options that a run saved; the defaults if it saved no options.
-
-        Raises:
-            UsageError: when the file cannot be read.
-        """
+        """Return the options that a run saved; the defaults if it saved no options."""
         path = run / FLEET_FILE
         if not path.is_file():
             return cls()
@@ -61,15 +53,7 @@ class FleetOptions:
         return cls(**saved)
 
     def members(self, dtype: str, seed: int) -> list[FleetDevice]:
-        """Return the devices to emulate; an empty list for plain PyTorch.
-
-        Args:
-            dtype: dtype of the matrix multiplications, which determines the devices' throughput.
-            seed: seed of the devices' random properties.
-
-        Raises:
-            UsageError: when the fleet is unknown or too large.
-        """
+        """Return the devices to emulate; an empty list for plain PyTorch."""
         if self.devices == 0:
             return []
         return choose_fleet(
@@ -77,11 +61,7 @@ class FleetOptions:
         )
 
     def keep(self, run: Path) -> None:
-        """Save the options in a run folder.
-
-        Raises:
-            CleaveError: when the file cannot be written.
-        """
+        """Save the options in a run folder."""
         import tomli_w
 
         from cleave.files import write_atomically
@@ -107,19 +87,9 @@ def choose_fleet(
     stragglers: float = 0.0,
     seed: int = 0,
 ) -> list[FleetDevice]:
-    """Return the devices of a fleet.
+    """Return the devices of a fleet, with their throughput for `dtype`.
 
-    Args:
-        fleet: name of a fleet, or path of a TOML file.
-        devices: number of devices; None for the fleet's default size.
-        default: number of devices for a built-in fleet if `devices` is None.
-        dtype: dtype of the matrix multiplications, which determines the devices' throughput.
-        churn: mean times between joining and leaving, or the name of a preset; may be empty.
-        stragglers: share of devices whose rates are divided by ten.
-        seed: seed of the devices' random properties.
-
-    Raises:
-        UsageError: when the fleet or the seed is invalid, or the fleet is too large.
+    `devices` is None for the fleet's size, or `default` for a built-in fleet without a size.
     """
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
@@ -127,11 +97,9 @@ def choose_fleet(
         raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
     _need_few(size or size_in(fleet) or 0)  # check before the devices are created
-    try:
+    with usage_errors():
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     _need_few(len(found))
     return found
 

@@ -1,4 +1,4 @@
-"""Checks whether this machine meets Cleave's requirements, with advice for missing ones."""
+"""Checks of `cleave doctor`: this machine's requirements, and whether a model fits in memory."""
 
 from __future__ import annotations
 
@@ -14,41 +14,29 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from cleave.errors import to_install
+from cleave.errors import CleaveError, UsageError, to_install
 from cleave.files import cache_folder
 from cleave.machine.graph_choice import installed
 from cleave.machine.graph_session import GraphError, setups_of
-from cleave.machine.sensors import this_machine
+from cleave.machine.sensors import this_machine, total_memory_bytes
+from cleave.planner.coding import CodingPolicy, payload_rates
+from cleave.planner.forecast import Forecast
+from cleave.planner.plan import ElementBytes, Method, PsRates
+from cleave.planner.stages.model import PsCompute
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.workload.models.build import resolve_model
+from cleave.workload.stages import StageSizes, recomputed_elements
+from cleave.workload.step import step_gemms
 from cleave_cli.options import human_bytes
+from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
 
-LEAST_DISK_BYTES: Final = 10**9
-"""Minimum free disk space. With less, the first checkpoint of a small model may fail."""
+LEAST_DISK_BYTES: Final = 10**9  # with less, the first checkpoint of a small model may fail
 
-
-class Verdict(Enum):
-    """The result of a check: whether the machine meets a requirement."""
-
-    OK = "ok"
-    WITHOUT = "without"
-    """The requirement is missing, but Cleave works without it."""
-
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One checked requirement.
-
-    Attributes:
-        verdict: whether the machine meets the requirement.
-        what: readable description of the requirement and its purpose.
-        advice: how to meet the requirement; empty if it is met.
-    """
-
-    verdict: Verdict
-    what: str
-    advice: str = ""
-
+_ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
+_ANY_FLOPS_PER_S = 1e12  # throughput of the server; any value, because only memory is checked
+_CHECKPOINTS = 3  # on disk at once: two retained checkpoints, and the next during its write
+_FP32_BYTES = 4
+_STATE_BYTES = 8  # AdamW's two fp32 moments of one parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
@@ -61,15 +49,27 @@ _MODULES: Final = (
 )
 
 
+class Verdict(Enum):
+    """The result of a check. `WITHOUT` means that Cleave works without the requirement."""
+
+    OK = "ok"
+    WITHOUT = "without"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One checked requirement; `advice` says how to meet it, and is empty if it is met."""
+
+    verdict: Verdict
+    what: str
+    advice: str = ""
+
+
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Check this machine, and yield the result of each check.
-
-    Args:
-        runs: parent folder of run folders.
-        has: returns True if a Python module is installed.
-    """
+    """Check this machine and the disk of `runs`, and yield the result of each check."""
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
     yield Check(
@@ -86,9 +86,19 @@ def machine_checks(
             names = ", ".join(f"{name} {version(name)}" for name in modules)
             yield Check(Verdict.OK, f"{names}: {use}")
     yield _graphs()
-    yield _pages()
+    pages = "web pages: the dashboard, and joining by a browser"
+    if (files("cleave.server") / "web" / "index.html").is_file():
+        yield Check(Verdict.OK, pages)
+    else:
+        advice = "install Node.js with npm, then run: make web"
+        yield Check(Verdict.WITHOUT, f"no {pages}", advice)
     for name, folder in (("runs", runs), ("cache", cache_folder())):
-        yield _disk(name, folder)
+        free = free_bytes(folder)
+        what = f"{human_bytes(free)} free for {name}, in {str(folder)!r}"
+        if free < LEAST_DISK_BYTES:
+            yield Check(Verdict.FAILED, what, "free some space there, or choose another folder")
+        else:
+            yield Check(Verdict.OK, what)
 
 
 def _graphs() -> Check:
@@ -107,16 +117,6 @@ def _graphs() -> Check:
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 
 
-def _pages() -> Check:
-    if (files("cleave.server") / "web" / "index.html").is_file():
-        return Check(Verdict.OK, "web pages: the dashboard, and joining by a browser")
-    return Check(
-        Verdict.WITHOUT,
-        "no web pages: the dashboard, and joining by a browser",
-        "install Node.js with npm, then run: make web",
-    )
-
-
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
     there = folder.expanduser().absolute()
@@ -125,9 +125,114 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _disk(name: str, folder: Path) -> Check:
-    free = free_bytes(folder)
-    what = f"{human_bytes(free)} free for {name}, in {str(folder)!r}"
-    if free < LEAST_DISK_BYTES:
-        return Check(Verdict.FAILED, what, "free some space there, or choose another folder")
-    return Check(Verdict.OK, what)
+# --- memory of a training step ---
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The memory requirement of a training method, and whether the machines have enough memory.
+
+    Attributes:
+        device_bytes: largest memory requirement of a device; 0 if no device is used.
+        server_bytes: memory requirement of the server, if `cleave train` runs with `options`.
+        options: options of `cleave train` that reduce the server's memory requirement.
+        reason: why the step does not fit in memory; empty if it fits.
+    """
+
+    method: Method
+    device_bytes: int
+    server_bytes: int
+    fits: bool
+    options: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
+    """Return the memory requirement of a step by one method, and whether the step fits in memory.
+
+    Args:
+        each: the method's forecast, which is refused if the devices have too little memory.
+        sizes: sizes of the model.
+        rows: number of sequences in the batch.
+        sent: bytes of one activation element.
+        memory_bytes: memory of the server.
+    """
+    if each.refused:
+        return Fit(each.method, 0, 0, fits=False, reason=each.refused)
+    least, options = 0, tuple[str, ...]()
+    for saved, options in _savings(each, sizes, rows, sent):
+        least = max(0, each.server_bytes - saved)
+        if least <= memory_bytes:
+            return Fit(each.method, each.device_bytes, least, fits=True, options=options)
+    reason = (
+        f"the server needs {human_bytes(least)}, even with {' and '.join(options)}, and has "
+        f"{human_bytes(memory_bytes)}"
+    )
+    return Fit(each.method, each.device_bytes, least, fits=False, options=options, reason=reason)
+
+
+def _savings(
+    each: Forecast, sizes: StageSizes, rows: int, sent: int
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield saved server bytes and the options that save them, smallest side effects first."""
+    trained = sizes.trained_parameters
+    state = _STATE_BYTES * trained
+    yield 0, ()
+    if each.method is Method.STAGES:  # the PS has no activations or extra gradients to save
+        yield state, ("--state-dir",)
+        return
+    recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence
+    lean = _FP32_BYTES * trained + recomputed  # frees each gradient after its use
+    yield lean, ("--memory lean",)
+    yield lean + state, ("--memory lean", "--state-dir")
+
+
+def model_fits(
+    model: str,
+    fleet: str,
+    batch: int,
+    seq: int,
+    dtype: str,
+    lora: int,
+    lora_bits: int,
+    server_memory: float,
+    runs: Path,
+) -> tuple[list[Fit], Check]:
+    """Check if a step by each method fits in memory, and checkpoints on disk, for the options."""
+    if dtype not in _ELEMENT_BYTES:
+        raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
+    if not 0 <= server_memory < float("inf"):
+        raise UsageError(f"--server-memory is {server_memory}; give GB, 0 or more")
+    memory_bytes = round(server_memory * 1e9) or total_memory_bytes()
+    if memory_bytes is None:
+        raise CleaveError("this system does not tell its memory; give --server-memory GB")
+    spec, sent, card = resolve_model(model).spec, _ELEMENT_BYTES[dtype], PsRates()
+    sizes = StageSizes(spec, seq, sent, sent, adapters_of(lora, lora_bits))
+    devices, in_fp32 = (
+        rates_of(fleet_devices(fleet, 0.0, each), CodingPolicy.OFF, card)
+        for each in (dtype, "fp32")
+    )
+    question = PlanQuestion(
+        sizes,
+        batch,
+        dtype,
+        step_gemms(spec, batch, seq, fused_siblings=True),
+        TilePlanner(card),
+        ElementBytes(sent, sent),
+        payload_rates(devices, dtype),
+        in_fp32,
+        PsCompute(_ANY_FLOPS_PER_S, 0.0, card),
+    )
+    forecasts = question.choose(Method.AUTO).forecasts
+    fits = [fit(each, sizes, batch, sent, memory_bytes) for each in forecasts]
+    # A checkpoint has the trained fp32 weights and AdamW's moments.
+    one_bytes = (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters
+    free, needed = free_bytes(runs), _CHECKPOINTS * one_bytes
+    what = (
+        f"checkpoints of {human_bytes(one_bytes)} need {human_bytes(needed)} in {str(runs)!r} "
+        f"while the third is written; {human_bytes(free)} are free"
+    )
+    if free >= needed:
+        return fits, Check(Verdict.OK, what)
+    advice = "free some space, give --runs, or --save-total-limit 1"
+    return fits, Check(Verdict.FAILED, what, advice)

@@ -9,6 +9,7 @@ from typing import Final
 
 import typer
 from rich.console import Console
+from typer import Option
 
 import cleave
 from cleave.errors import CleaveError
@@ -33,8 +34,8 @@ from cleave_cli.commands import (
     status,
     train,
 )
-from cleave_cli.help import GroupedCommands, few_options
-from cleave_cli.render.say import printable
+from cleave_cli.options import GroupedCommands, few_options
+from cleave_cli.render.text import printable
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
 
@@ -57,8 +58,8 @@ def _version(asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
-    version: bool = typer.Option(
+    debug: bool = Option(False, "--debug", help="Show tracebacks of errors."),
+    version: bool = Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:

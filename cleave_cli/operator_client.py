@@ -14,6 +14,10 @@ from cleave.transport.connection import ConnectionLostError, WebSocketConnection
 from cleave.transport.join_url import parse_join_url, read_url
 
 
+def _gone(error: ConnectionLostError) -> CleaveError:
+    return CleaveError(f"the server has gone ({error}); is `cleave serve` running?")
+
+
 class OperatorClient:
     """A client that sends operator requests to a server. Create it with `connect`."""
 
@@ -23,14 +27,7 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session.
-
-        Args:
-            url: operator URL that the server printed, or `@FILE` for a file with this URL.
-
-        Raises:
-            CleaveError: when no server answers, or the server refuses the session.
-        """
+        """Open an operator session at an operator URL; raise CleaveError if the server refuses."""
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
         hello = messages.Hello(
@@ -48,15 +45,7 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; return the data of the server's reply.
-
-        Args:
-            action: name of the request, such as `submit`.
-            arguments: arguments of the request.
-
-        Raises:
-            CleaveError: when the server refuses the request. The message has the server's reason.
-        """
+        """Send a request, such as `submit`; return the reply's data, or raise its error."""
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:
@@ -85,17 +74,13 @@ class OperatorClient:
         try:
             await self._connection.send(encode(message))
         except ConnectionLostError as error:
-            raise CleaveError(
-                f"the server has gone ({error}); is `cleave serve` running?"
-            ) from None
+            raise _gone(error) from None
 
     async def _receive(self) -> Message:
         try:
             message = decode(await self._connection.receive())
         except ConnectionLostError as error:
-            raise CleaveError(
-                f"the server has gone ({error}); is `cleave serve` running?"
-            ) from None
+            raise _gone(error) from None
         if isinstance(message, messages.Error):
             raise CleaveError(f"the server refused: {message.message}")
         return message

@@ -9,42 +9,32 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from cleave.errors import CleaveError
 from cleave_cli.options import not_empty
 
 Server = Annotated[
     str,
-    typer.Option(
-        help="Operator's URL, or @FILE that holds it; else the server of --data.",
+    Option(
+        help="Operator URL, or @FILE with that URL; else the server of --data.",
         callback=not_empty,
     ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         envvar="CLEAVE_DATA",
-        help="Folder of the server on this machine; its default one unless given.",
+        help="Data folder of the server on this machine, if not the default folder.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
     """Send a request to a server, or execute it on the data folder if no server is running.
 
-    Args:
-        action: name of the request.
-        arguments: arguments of the request.
-        server: operator URL; empty for the server that uses the folder `data`.
-        data: data folder of the server; None for the default folder.
-
-    Returns:
-        The data of the reply.
-
-    Raises:
-        CleaveError: when the request fails.
+    Without a `server` URL, this is the server that uses `data`, or the default folder.
     """
     url = _find(server, data)
     if url:
@@ -56,15 +46,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """Return the operator URL of a running server.
-
-    Args:
-        server: operator URL; empty for the server that uses the folder `data`.
-        data: data folder of the server; None for the default folder.
-
-    Raises:
-        CleaveError: when no server is running.
-    """
+    """Return the operator URL of a running server. The arguments are those of `ask`."""
     url = _find(server, data)
     if not url:
         raise CleaveError("no server runs here; start one with `cleave serve`")
@@ -72,14 +54,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the operator URL of the server that uses `$CLEAVE_DATA` or the default folder.
-
-    Returns:
-        The URL; empty if no server is running.
-
-    Raises:
-        CleaveError: when the server is still starting.
-    """
+    """Return the URL of the server on `$CLEAVE_DATA` or the default folder; empty if none runs."""
     from cleave.server.store import data_folder
 
     named = os.environ.get("CLEAVE_DATA", "")
@@ -88,11 +63,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return the operator URL; empty if no running server uses the folder.
-
-    Raises:
-        CleaveError: when the folder does not exist, or the server is still starting.
-    """
+    """Return the operator URL; empty if no running server uses the folder."""
     from cleave.server.store import data_folder
 
     if server:

@@ -1,20 +1,28 @@
-"""Helpers for the options and the output of several commands."""
+"""Helpers for the options and the output of several commands, and the form of `cleave --help`."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
+from typer import Option
+from typer.core import TyperCommand, TyperGroup
 
 from cleave.errors import UsageError, not_installed
+from cleave.transport.addresses import is_loopback
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Raise if a Python module for training, or one of `more`, is not installed.
-
-    Raises:
-        UsageError: when a module is missing. The message names the extra to install.
-    """
+    """Raise UsageError, with the extra to install, if a Python module for training is missing."""
     missing = [
         name
         for name in ("torch", "transformers", "tokenizers", "safetensors", *more)
@@ -22,6 +30,25 @@ def need_train_extra(command: str, *more: str) -> None:
     ]
     if missing:
         raise not_installed(command, ", ".join(missing), "train")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert a ValueError from the package `profiles` to a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def writes(path: Path) -> Iterator[None]:
+    """Convert an error in writing a plot to a UsageError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
@@ -48,11 +75,131 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
     """Return an option's value; refuse an empty one, such as an unset shell variable.
 
     Without this check, a command for a server would silently run without one.
-
-    Raises:
-        UsageError: when the option is given and empty.
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
         raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give it, or leave it out")
     return value
+
+
+GROUPS: Final = {
+    "Start here": {
+        "demo": "Show in a minute that a fleet has the losses of one machine.",
+        "train": "Train a model, on emulated devices or those of a server.",
+        "serve": "Run the parameter server, which devices join.",
+        "join": "Make this machine a device of a server.",
+        "pair": "Make a join code for a device; phones scan it.",
+        "doctor": "Check this machine, and whether a model fits in memory.",
+    },
+    "A running server": {
+        "status": "Show its job, devices, traffic, energy and events.",
+        "dashboard": "Print the address of its dashboard.",
+        "jobs": "List its jobs; stop, pause and resume them, read logs.",
+        "devices": "List its devices; revoke and release them, mark your own.",
+        "service": "Start `cleave join` with the machine.",
+    },
+    "After training": {
+        "export": "Write a run's model as a folder that transformers loads.",
+        "eval": "Measure a model on a text or on questions.",
+        "generate": "Continue a text with a model.",
+        "footprint": "Report the energy and carbon of a run.",
+    },
+    "Without devices": {
+        "plan": "Compare the ways to train a model on a fleet.",
+        "emulate": "Emulate a fleet of up to thousands of devices.",
+        "simulate": "Compare with other systems, and with cloud GPUs.",
+        "profile": "Measure devices and links; list and compare profiles.",
+    },
+}
+
+
+class GroupedCommands(TyperGroup):
+    """The `cleave` command, whose help lists its subcommands in the groups of `GROUPS`."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the subcommands, group by group."""
+        widest = max(len(name) for commands in GROUPS.values() for name in commands)
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])
+
+
+def few_options(common: Set[str]) -> type[TyperCommand]:
+    """Return a command class whose `--help` lists only `common`; `--help-all` lists all options."""
+
+    class FewOptions(TyperCommand):
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            shown = [
+                record
+                for parameter in self.get_params(ctx)
+                if ctx.meta.get(_EVERY) or parameter.name in common | {"help_all", "help"}
+                if (record := parameter.get_help_record(ctx)) is not None
+            ]
+            with formatter.section("Options"):
+                formatter.write_dl(shown)
+
+    return FewOptions
+
+
+def show_every_option(context: typer.Context, asked: bool) -> None:
+    """Print the help with every option and end, as the callback of `--help-all`."""
+    if asked:
+        context.meta[_EVERY] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_EVERY: Final = "cleave.help_all"
+
+
+def only_here(url: str) -> str:
+    """Return a hint if the URL has a loopback address; otherwise an empty string."""
+    host = urlsplit(url).hostname or ""
+    if not is_loopback(host):
+        return ""
+    return (
+        f"{host} is this machine alone: for phones and other machines, start the server with "
+        f"`cleave serve --host 0.0.0.0`"
+    )
+
+
+Jobs = Annotated[int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")]
+RayAddress = Annotated[
+    str | None,
+    Option(
+        "--ray", help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationProgress:
+    """A progress bar on stderr that counts finished simulations."""
+
+    _bar: Progress
+    _task: TaskID
+
+    def done(self, what: str) -> None:
+        """Count one finished simulation, and show `what` as its description."""
+        self._bar.update(self._task, advance=1, description=what)
+
+    def say(self, what: str) -> None:
+        """Show a description of the running simulation."""
+        self._bar.update(self._task, description=what)
+
+
+@contextmanager
+def simulation_progress(total: int) -> Iterator[SimulationProgress]:
+    """Show a progress bar for `total` simulations until the `with` block ends."""
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=16),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield SimulationProgress(bar, bar.add_task("simulating", total=total))

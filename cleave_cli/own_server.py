@@ -1,4 +1,4 @@
-"""A temporary parameter server, which runs in its own process for one command."""
+"""Temporary processes for one command: a parameter server, and a device for measurements."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cleave.errors import CleaveError
 
+if TYPE_CHECKING:
+    from profiles.measuring.tile_timer import SessionTimer
+
+
 _STOP_S = 30.0
+_MOST_BYTES = 4 * 10**9  # memory of the measured device, larger than any tile
 
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running temporary server.
-
-    Attributes:
-        url: join URL for devices.
-        operator_url: operator URL for `cleave train --server`.
-        process: process of the server.
-    """
+    """A running temporary server, with URLs for devices and for `cleave train --server`."""
 
     url: str
     operator_url: str
@@ -39,14 +39,7 @@ class OwnServer:
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` on a free port of this machine until the `with` block ends.
-
-    Args:
-        options: additional options of `cleave serve`.
-
-    Raises:
-        CleaveError: when the server does not start.
-    """
+    """Run `cleave serve` with these options on a free port until the `with` block ends."""
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
     command += ["--data", "none"]  # store no data, because all devices share one credential
     process = subprocess.Popen(
@@ -77,3 +70,43 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             reader.join(_STOP_S)
         if not reader.is_alive():  # closing would wait for a running reader
             process.stdout.close()
+
+
+@contextmanager
+def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start `cleave join` processes, and stop them when the `with` block ends."""
+    from cleave.transport.join_url import url_file
+
+    with url_file(url) as source:  # a file, because other users can read command lines
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once", *options]
+        started = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
+        try:
+            yield started
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+
+
+@contextmanager
+def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
+    """Yield a timer that measures tiles on a new `cleave join` process; 0 threads: all cores."""
+    import numpy as np
+
+    from cleave.machine.sensors import total_memory_bytes
+    from cleave.server.fleet_server import serve
+    from profiles.measuring.tile_timer import SessionTimer
+
+    total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
+    offered = min(_MOST_BYTES, total_bytes // 2)
+    options = ["--backend", backend, "--memory", str(offered // 10**6)]
+    options += ["--cores", str(threads)] if threads else []
+    with serve() as server, own_devices(server.url, 1, *options) as (process,):
+        yield SessionTimer(
+            server, np.random.default_rng(0), ended=lambda: process.poll() is not None
+        )

@@ -17,6 +17,7 @@ from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
 from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import StepGemm
+from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 from simulator.sweep import stated_rates
@@ -27,15 +28,11 @@ class PlanQuestion:
     """A model, a batch, a fleet and a server, for which to forecast a training step.
 
     Attributes:
-        sizes: sizes of the model.
         rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
         gemms: GEMMs of a step by tiles.
-        planner: planner for the GEMMs.
-        element: bytes per element of the GEMMs' operands and results.
         devices: rates of the devices, with the throughput in `dtype`.
         in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
-        ps: throughput and network card of the parameter server.
     """
 
     sizes: StageSizes
@@ -49,10 +46,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step by each method that `method` permits, and choose one method.
-
-        A step on the server without devices is always included.
-        """
+        """Forecast a step by each permitted method and without devices, and choose one method."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -83,12 +77,7 @@ class PlanQuestion:
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return the server's throughput in FLOP/s.
-
-    Args:
-        gflops: value of `--ps-gflops`; 0 to measure the throughput of this machine.
-        dtype: dtype of the matrix multiplications for the measurement.
-    """
+    """Return the server's throughput from `--ps-gflops`; 0 measures this machine in `dtype`."""
     if gflops:
         return gflops * 1e9
     from cleave.arrays import DType
@@ -100,11 +89,7 @@ def server_flops_per_s(gflops: float, dtype: str) -> float:
 
 
 def adapters_of(rank: int, bits: int) -> Adapters | None:
-    """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model.
-
-    Raises:
-        UsageError: when the rank or the number of bits is invalid.
-    """
+    """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model."""
     if rank < 0:
         raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
     if bits not in (0, *Bits):
@@ -115,22 +100,13 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return the devices of a fleet, with their throughput for `dtype`.
-
-    Raises:
-        UsageError: when the fleet is unknown.
-    """
-    try:
+    """Return the devices of a fleet, with their throughput for `dtype`."""
+    with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the stated rates of devices, and which link directions are compressed.
-
-    The devices are numbered from 0 in the given order.
-    """
+    """Return the stated rates of devices (numbered from 0), and which links are compressed."""
     return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cleave.energy.run_energy import RunEnergy, side_by_side
 from cleave.errors import UsageError
 from cleave.ray_cluster import need_ray
 from cleave_cli.cluster_options import ClusterOptions, ray_of
@@ -17,6 +18,8 @@ from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from cleave.cluster.endpoints import Endpoints
     from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
@@ -25,14 +28,47 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatedFleets:
-    """Opens each server's share of the emulated devices.
+class RunMeasured:
+    """Measures the energy of a run: `sample` reads this machine's counters before they overflow.
 
-    Attributes:
-        members: the devices of all servers. Server i of n emulates devices i, i + n, i + 2n, ...
-        seed: seed of the devices' random behavior.
-        coding: links on which payloads count as compressed; a value of `--coding`.
+    `record` returns the run's energy record from the energy of each server's emulated devices.
     """
+
+    sample: Callable[[], object]
+    record: Callable[[Sequence[RunEnergy]], dict[str, Any]]
+
+
+def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
+    """Measure the energy of this machine and of joined devices, until `open_here` closes."""
+    from cleave.cluster.endpoints import EndpointLogs
+    from cleave.machine.sensors import PowerMeter, Sensors
+    from cleave.server.jobs.job_energy import JobMeter, OwnPower
+
+    power, alone = OwnPower(PowerMeter(Sensors())), endpoints.on_one_machine
+    meter = JobMeter([EndpointLogs(endpoints.calls, alone)], power, alone=alone)
+    open_here.callback(meter.close)
+    return RunMeasured(power.used, lambda servers: meter.record())
+
+
+def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
+    """Measure the energy of this machine; unknown if servers run on other machines as well."""
+    from cleave.machine.sensors import PowerMeter, Sensors
+    from emulator.run_meter import RunMeter
+
+    meter = RunMeter(PowerMeter(Sensors()))
+
+    def record(servers: Sequence[RunEnergy]) -> dict[str, Any]:
+        machine = meter.finish()
+        if not on_one_machine:
+            machine = replace(machine, machine_j=None, machine_source="")
+        return side_by_side(machine, servers).to_record()
+
+    return RunMeasured(meter.sample, record)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedFleets:
+    """Opens each server's share of the devices: server i of n emulates i, i + n, i + 2n, ..."""
 
     members: Sequence[FleetDevice]
     seed: int
@@ -63,18 +99,7 @@ def train_on_several(
     grid: str,
     display: Display,
 ) -> None:
-    """Train a model on several servers, for `cleave train --servers`.
-
-    Args:
-        request: the job, as the arguments of the operator request `submit`.
-        options: options of the emulated devices, which are distributed among the servers.
-        cluster: number of servers, and their addresses.
-        grid: electricity grid; empty if unknown.
-        display: shows the records of the run.
-
-    Raises:
-        CleaveError: for every problem that the user can solve.
-    """
+    """Train a model on several servers, for `cleave train --servers`."""
     need_train_extra("cleave train")
     need_ray("--servers")
     from cleave.cluster.endpoints import machines_of
@@ -88,7 +113,6 @@ def train_on_several(
     from cleave.training.loop.run_job import JobRequest
     from cleave.training.loop.trainer import TrainContext, prepare
     from cleave_cli.render.footprint import summary
-    from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 
     if grid:
         electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
@@ -164,18 +188,7 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Endpoints:
-    """Open the listeners of all servers, and show the join URL of each server.
-
-    Args:
-        ray: the Ray module, connected to a cluster.
-        servers: number of servers.
-        at: host and first port to listen on.
-        display: shows the join URLs.
-        open_here: exit stack that closes the listeners.
-
-    Raises:
-        UsageError: when a node cannot listen at the address.
-    """
+    """Open the listeners of all servers from host and port `at`, and show each join URL."""
     from cleave.cluster.endpoint import EndpointSetup
     from cleave.cluster.endpoints import open_endpoints
     from cleave.cluster.spreading import Spreading, everybody
@@ -197,11 +210,7 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Parse the host and port of `--listen`.
-
-    Raises:
-        UsageError: when the text is neither host:port nor a port.
-    """
+    """Parse the host and port of `--listen`."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise UsageError(f"--listen is {text!r}; give HOST:PORT, as 0.0.0.0:8765, or a port")

@@ -11,14 +11,9 @@ from contextlib import contextmanager
 def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Handle Ctrl-C and SIGTERM until the `with` block ends.
 
-    After the first signal, the caller should stop after the current step. The second signal raises
-    KeyboardInterrupt.
-
-    Args:
-        tell: called with a message for the user after the first signal.
-
-    Returns:
-        A context manager. It yields a function that returns True after the first signal.
+    Yields a function that returns True after the first signal: the caller should stop after the
+    current step. The second signal raises KeyboardInterrupt. `tell` receives a message for the user
+    after the first signal.
     """
     stopping = False
 
@@ -42,7 +37,7 @@ def ending_signals() -> list[signal.Signals]:
     """Return the signals that shut a server down cleanly: SIGINT, SIGTERM and usually SIGHUP.
 
     SIGHUP means that the terminal was closed. Under `nohup`, SIGHUP is ignored and not returned, so
-    that the server outlives its terminal.
+    the server outlives its terminal.
     """
     found = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError
 from cleave_cli.options import not_empty
@@ -19,37 +19,29 @@ if TYPE_CHECKING:
 
 
 Model: TypeAlias = Annotated[
-    Path, typer.Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
+    Path, Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
 ]
 Devices: TypeAlias = Annotated[
-    int, typer.Option(help="Emulated devices that multiply; 0: this machine alone.")
+    int, Option(help="Number of emulated devices; 0: this machine alone.")
 ]
 Server: TypeAlias = Annotated[
     str,
-    typer.Option(
-        help="A server's operator URL, or @FILE: its devices multiply; paths are on the server.",
+    Option(
+        help="Operator URL of a server, or @FILE: use its devices. Paths are on the server.",
         callback=not_empty,
     ),
 ]
 Step: TypeAlias = Annotated[
-    int, typer.Option(help="Of a run's checkpoint; 0: the newest that is whole.", min=0)
+    int, Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
 ]
 
 
 def use(
     request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Generate text with a model or evaluate it, and report the results.
+    """Generate text with a model or evaluate it, on emulated devices or those of a server.
 
-    Args:
-        request: the model, and what to do with it.
-        devices: number of emulated devices that execute matrix multiplications; 0 for none.
-        server: operator URL of a server whose devices execute matrix multiplications; empty for
-            this machine.
-        report: called with each record of `cleave.training.results.uses`, as a dictionary.
-
-    Raises:
-        CleaveError: when the model cannot be opened or executed.
+    `report` is called with each record of `cleave.training.results.uses`, as a dictionary.
     """
     import cleave
     from cleave.training.loop.records import Record, to_dict
@@ -66,10 +58,7 @@ def use(
     def told(record: Record) -> None:
         report(to_dict(record))
 
-    if not devices:
-        use_model(request, None, told, lambda: False)
-        return
-    with cleave.emulated(devices) as fleet:
+    with cleave.emulated(devices) if devices else nullcontext() as fleet:
         use_model(request, fleet, told, lambda: False)
 
 
@@ -99,11 +88,7 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
 
 @contextmanager
 def progress_bar(what: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr until the `with` block ends.
-
-    Yields:
-        A function that sets the number of finished units and the total number of units.
-    """
+    """Show a progress bar until the `with` block ends; yield a function (done, total) to set it."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)

@@ -10,15 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """The processor of one emulated device, which executes one order at a time.
-
-    Args:
-        device: the device's throughput, performance models and owner's load.
-        now_s: start time in seconds. The processor starts at ambient temperature and idle.
-
-    Attributes:
-        free_s: time when the processor has executed all queued orders.
-    """
+    """The processor of one device, which executes one order at a time, and is free at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 
@@ -45,11 +37,8 @@ class EmulatedProcessor:
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
         """Return the seconds of a matrix multiplication on a cool device without other load.
 
-        Marks the operands as used, because the first use of an operand takes longer.
-
-        Args:
-            order: the matrix multiplication.
-            woken: whether the processor was idle before this order.
+        Marks the operands as used, because the first use of an operand takes longer. `woken` is
+        True if the processor was idle before this order.
         """
         model = self._device.compute
         if model is None:

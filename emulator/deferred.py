@@ -1,11 +1,9 @@
 """Deferred matrix multiplications, which avoid multiplying many small blocks.
 
-In virtual time, an emulated device returns a `DeferredProduct` instead of a computed block. The
-size of a deferred product is known, and its elements are computed only if they are packed for a
-network. When a GEMM is complete, all blocks of a tile are computed in one multiplication. It reads
-the arrays that the devices received and writes directly into C. Separate multiplications of small
-blocks would take 2 to 6 times as long. The result equals that of a device that multiplies its whole
-tile in one call.
+In virtual time, a device returns a `DeferredProduct` instead of a block. When a GEMM is complete,
+all blocks of a tile are computed in one multiplication, directly into C. Separate small blocks
+would take 2 to 6 times as long. The result equals that of a device that multiplies its tile in one
+call.
 """
 
 from __future__ import annotations
@@ -99,23 +97,17 @@ class DeferredOutput:
         self._output.finish()
 
     def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
-        """Execute a tile's tasks as one multiplication; return False if that is not possible.
-
-        One multiplication requires that the strips of the tile are adjacent in memory.
-        """
-        deferred: list[tuple[GemmTask, DeferredProduct]] = []
-        for task, payload in tile:
-            if not isinstance(payload, DeferredProduct):
-                return False
-            deferred.append((task, payload))
-        first = deferred[0][0]
-        m = _hull(task.block.m for task, _ in deferred)
-        n = _hull(task.block.n for task, _ in deferred)
-        if sum(task.block.elements for task, _ in deferred) != m.size * n.size:
+        """Execute a tile's tasks as one multiplication; return False if memory is not adjacent."""
+        if not all(isinstance(payload, DeferredProduct) for _, payload in tile):
             return False
+        first, product = tile[0]
+        m, n = _hull(task.block.m for task, _ in tile), _hull(task.block.n for task, _ in tile)
+        if sum(task.block.elements for task, _ in tile) != m.size * n.size:
+            return False
+        backend = product.backend
         a_parts: dict[tuple[Span, Span], Buffer] = {}
         b_parts: dict[tuple[Span, Span], Buffer] = {}
-        for task, product in deferred:
+        for task, product in tile:
             block, order = task.block, product.order
             for k, (a, b) in zip(block.pieces, order.pairs, strict=True):
                 if (block.m, k) not in a_parts:
@@ -125,7 +117,6 @@ class DeferredOutput:
         left, right = _joined(a_parts, m, first.block.k), _joined(b_parts, first.block.k, n)
         if left is None or right is None:
             return False
-        backend = deferred[0][1].backend
         if not first.partial:
             backend.matmul(left, right, self._output.out.region(m, n))
         else:
@@ -141,7 +132,6 @@ def _hull(spans: Iterable[Span]) -> Span:
 
 
 def _oriented(array: Any, transposed: bool) -> Buffer:
-    """Return an array as a buffer, transposed if `transposed`."""
     buffer = as_buffer(array)
     return buffer.T if transposed else buffer
 
@@ -170,10 +160,7 @@ def _address(view: Array) -> int:
 
 
 def default_backend() -> MatmulBackend:
-    """Return the torch backend if torch is installed, else the NumPy backend.
-
-    With torch installed, the operands usually are torch tensors.
-    """
+    """Return the torch backend if torch is installed, else the NumPy backend."""
     from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:

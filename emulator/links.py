@@ -1,11 +1,9 @@
 """Emulated links: one link for each direction of a device, and bottlenecks that links share.
 
-A link sends one message after another at its rate, and each message arrives after the latency. The
-rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian noise, because
-measured rates are correlated over all time scales. Jitter is added to the latency and never
-reorders messages, as on one TCP connection. Packet loss lowers the rate: a TCP connection that
-loses a share p of its packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and
-sends a share p of the packets twice.
+Messages leave one after another and arrive after the latency. The rate drifts by exp(sigma x -
+sigma^2/2), where x is fractional Gaussian noise. Jitter adds to the latency and never reorders
+messages. With packet loss p, a TCP connection reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al.
+1997), and sends a share p of the packets twice.
 """
 
 from __future__ import annotations
@@ -24,20 +22,14 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
-PIECE_BYTES: Final = 2**18
-"""Bytes of a message that cross a shared bottleneck before another message may cross it."""
+PIECE_BYTES: Final = 2**18  # bytes that cross a shared bottleneck before another message may
 
 
 class FractionalNoise:
     """Fractional Gaussian noise of unit variance. Read the values with non-decreasing indices.
 
-    Blocks of 1024 values are drawn exactly, by circulant embedding (Davies and Harte 1987), and
-    independently of each other. Only the current block is stored, because an emulation may last for
-    months of virtual time.
-
-    Args:
-        hurst: Hurst exponent, from 0.5 (white noise) to 1.
-        rng: random number generator.
+    Blocks of 1024 values are drawn independently, each exactly by circulant embedding (Davies and
+    Harte 1987). `hurst` is from 0.5 (white noise) to 1.
     """
 
     def __init__(self, hurst: float, rng: np.random.Generator) -> None:
@@ -74,11 +66,7 @@ class Shared:
 
 
 class SharedLines:
-    """The shared bottlenecks of a fleet.
-
-    Args:
-        card: the PS's network card, which all devices share; None for an unlimited card.
-    """
+    """The shared bottlenecks of a fleet. `card` is the PS's network card; None if unlimited."""
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
         self._lines: dict[str, tuple[Shared, Shared]] = {}
@@ -86,29 +74,20 @@ class SharedLines:
 
     def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
         """Return the shared bottlenecks on a device's downlink, and those on its uplink."""
-        down, up = [], []
-        for bottleneck in (device.bottleneck, self._card):
-            if bottleneck is not None:
-                lines = self._lines.get(bottleneck.name)
-                if lines is None:
-                    lines = self._lines[bottleneck.name] = (
-                        Shared(bottleneck.downlink_bytes_per_s),
-                        Shared(bottleneck.uplink_bytes_per_s),
-                    )
-                down.append(lines[0])
-                up.append(lines[1])
-        return down, up
+        found = []
+        for line in filter(None, (device.bottleneck, self._card)):
+            rates = line.downlink_bytes_per_s, line.uplink_bytes_per_s
+            made = Shared(rates[0]), Shared(rates[1])
+            found.append(self._lines.setdefault(line.name, made))
+        return [down for down, _ in found], [up for _, up in found]
 
 
 @dataclass(slots=True)
 class Departure:
-    """A message on a link with shared bottlenecks, which is sent in pieces.
+    """A message that is sent in pieces over shared bottlenecks.
 
-    Attributes:
-        left_bytes: remaining bytes to send.
-        left: called after the last piece, with the times when the message's first byte and last
-            byte were sent.
-        begin_s: time when the first byte was sent; None if no byte was sent yet.
+    `left` is called after the last piece, with the times when the first byte and the last byte were
+    sent.
     """
 
     left_bytes: int
@@ -137,12 +116,10 @@ class Link:
         sigma: standard deviation of the logarithm of the drifting rate.
         interval_s: seconds for which the drifting rate stays constant.
         noise: fractional Gaussian noise of the drift; None for a constant rate.
-        rng: random number generator for jitter.
         free_s: time when all queued bytes have been sent.
         arrived_s: latest arrival time so far, if the link has jitter.
-        shared: bottlenecks on the path. If the path has a bottleneck, the caller sends a message in
-            pieces of `PIECE_BYTES`, each after the previous piece was sent. A whole message would
-            reserve the bottleneck too early, and block the messages of other devices.
+        shared: bottlenecks on the path. With a bottleneck, the caller sends a message in pieces of
+            `PIECE_BYTES`, because a whole message would block the messages of other devices.
         queue: on a link with bottlenecks, the messages to send; the first message is being sent.
     """
 
@@ -159,21 +136,12 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message after all queued messages.
-
-        Returns:
-            Times, in seconds, when the first byte leaves, the last byte leaves, and the message
-            arrives.
-        """
+        """Send a message; return when the first byte and last byte leave, and when it arrives."""
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send `nbytes` of a message after all queued bytes.
-
-        Returns:
-            Times, in seconds, when the first byte leaves and when the last byte leaves.
-        """
+        """Send `nbytes` after all queued bytes; return when the first and the last byte leave."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
             end_s = begin_s + nbytes / self.bytes_per_s
@@ -209,30 +177,27 @@ def links_of(
     device: FleetDevice, rng: random.Random, lines: SharedLines, now_s: float = 0.0
 ) -> tuple[Link, Link]:
     """Return the downlink and the uplink of a device that connects at `now_s`."""
-    down_lines, up_lines = lines.of(device)
-    made = []
-    for rate, shared in (
-        (device.downlink_bytes_per_s, down_lines),
-        (device.uplink_bytes_per_s, up_lines),
-    ):
+
+    def link(bytes_per_s: float, shared: list[Shared]) -> Link:
         noise = None
         if device.drift_sigma:
             generator = np.random.default_rng(rng.getrandbits(64))
             noise = FractionalNoise(device.drift_hurst, generator)
-        made.append(
-            Link(
-                _with_loss(rate, device),
-                device.latency_s,
-                device.jitter_s,
-                device.drift_sigma,
-                device.drift_interval_s,
-                noise,
-                rng,
-                shared,
-                now_s,
-            )
+        return Link(
+            _with_loss(bytes_per_s, device),
+            device.latency_s,
+            device.jitter_s,
+            device.drift_sigma,
+            device.drift_interval_s,
+            noise,
+            rng,
+            shared,
+            now_s,
         )
-    return made[0], made[1]
+
+    down_lines, up_lines = lines.of(device)
+    down = link(device.downlink_bytes_per_s, down_lines)
+    return down, link(device.uplink_bytes_per_s, up_lines)
 
 
 def _with_loss(bytes_per_s: float, device: FleetDevice) -> float:

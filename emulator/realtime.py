@@ -1,8 +1,8 @@
 """A fleet of real-time emulated devices that joins a running parameter server.
 
-Each device has its own agent, as in `cleave join`, and its own WebSocket connection. The server
-cannot distinguish an emulated device from a phone. All devices share the event loop, the threads
-and the backend of this process.
+An emulated device is the session that `cleave join` runs. Two wrappers delay each message and each
+result until the modelled link or processor would be done. The server cannot distinguish an emulated
+device from a phone. Emulated time is this machine's time multiplied by a speed factor.
 """
 
 from __future__ import annotations
@@ -11,28 +11,247 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice, ServerSelection
+from cleave.device.compute_thread import Outcome, compute
+from cleave.device.core import Order
 from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
-from cleave.errors import CleaveError, UsageError
-from cleave.machine.backends import MatmulBackend
+from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.machine.backends import Compute, MatmulBackend
+from cleave.protocol import messages
+from cleave.protocol.codec import Buffer, decode
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Feature, Welcome
-from cleave.transport.connection import open_connection
+from cleave.scheduler.sessions.probe import FIRST_ID
+from cleave.transport.connection import Connection, ConnectionLostError, open_connection
 from cleave.transport.join_url import JoinUrl
-from emulator.activity import Activity, Presence
+from emulator.activity import Activity, Direction, Presence, Transfer, execution
 from emulator.compute import EmulatedProcessor
-from emulator.links import SharedLines, links_of
-from emulator.paced import Clock, Lateness, PacedComputer, PacedConnection
+from emulator.links import Departure, Link, SharedLines, links_of
 from emulator.virtual import hello_of
 from profiles.availability import Availability
 from profiles.fleet_device import FleetDevice
+
+_WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
+
+LATE_S: Final = 0.02  # tolerated lateness, about the precision of a busy machine's timers
+AHEAD_S: Final = 0.5  # read no message while the modelled downlink is this far behind
+
+
+class Clock:
+    """A clock of emulated seconds since its creation: event-loop time multiplied by `speed`."""
+
+    def __init__(self, speed: float = 1.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin_s = self._loop.time()
+        self._speed = speed
+
+    def now_s(self) -> float:
+        """Return the emulated time in seconds."""
+        return (self._loop.time() - self._begin_s) * self._speed
+
+    def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function at an emulated time."""
+        return self._loop.call_at(self._begin_s + when_s / self._speed, what)
+
+    async def sleep(self, wait_s: float) -> None:
+        """Sleep for `wait_s` emulated seconds."""
+        await asyncio.sleep(wait_s / self._speed)
+
+    async def sleep_until(self, when_s: float) -> None:
+        """Sleep until an emulated time."""
+        wait_s = when_s - self.now_s()
+        if wait_s > 0:
+            await self.sleep(wait_s)
+
+
+@dataclass(slots=True)
+class Lateness:
+    """Lateness of the results of all emulated devices, except results of the server's probes.
+
+    `late` counts results that were more than `LATE_S` late. Times are in emulated seconds.
+    """
+
+    answers: int = 0
+    late: int = 0
+    worst_s: float = 0.0
+
+    def count(self, late_s: float) -> None:
+        """Count one result that was `late_s` emulated seconds late."""
+        self.answers += 1
+        self.worst_s = max(self.worst_s, late_s)
+        self.late += late_s > LATE_S
+
+
+class PacedConnection:
+    """A connection that delays messages as a modelled link does.
+
+    A received message is read before the modelled link would deliver it. A sent message is written
+    at its modelled arrival time. The modelled latency thus delays each message exactly once.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        down: Link,
+        up: Link,
+        clock: Clock,
+        observe: Callable[[Activity], None] | None = None,
+        device: int = 0,
+    ) -> None:
+        self._connection = connection
+        self._down = down
+        self._up = up
+        self._clock = clock
+        self._observe = observe
+        self._device = device
+        self._inbox: asyncio.Queue[tuple[float, bytes | Exception]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[float, Sequence[Buffer]]] = asyncio.Queue()
+        self._failure: Exception | None = None
+        self._tasks = [asyncio.create_task(self._take_in()), asyncio.create_task(self._give_out())]
+
+    async def receive(self) -> bytes:
+        """Return the next message at its modelled arrival time (`Connection.receive`)."""
+        arrives_s, data = await self._inbox.get()
+        await self._clock.sleep_until(arrives_s)
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    async def send(self, parts: Sequence[Buffer]) -> int:
+        """Send a message; return its size in bytes once the modelled uplink has sent it."""
+        if self._failure is not None:
+            raise self._failure
+        nbytes = sum(len(part) for part in parts)
+        times = await self._transmit(self._up, nbytes)
+        if self._observe is not None:
+            self._note(Direction.UP, b"".join(parts), times)
+        self._outbox.put_nowait((times[-1], parts))
+        await self._clock.sleep_until(self._up.free_s)
+        return nbytes
+
+    async def answers(self, within_s: float) -> bool:
+        """Return True if the peer answers a ping in time, without modelled delays."""
+        return await self._connection.answers(within_s)
+
+    async def close(self) -> None:
+        """Close the connection; wait up to 1 s until all sent messages have arrived."""
+        self._tasks[0].cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._outbox.join()
+        self._tasks[1].cancel()
+        await self._connection.close()
+
+    async def _take_in(self) -> None:
+        try:
+            while True:
+                data = await self._connection.receive()
+                times = await self._transmit(self._down, len(data))
+                self._note(Direction.DOWN, data, times)
+                self._inbox.put_nowait((times[-1], data))
+                await self._clock.sleep_until(self._down.free_s - AHEAD_S)
+        except (ConnectionLostError, ProtocolError) as error:
+            self._inbox.put_nowait((0.0, error))
+
+    async def _give_out(self) -> None:
+        while True:
+            arrives_s, parts = await self._outbox.get()
+            await self._clock.sleep_until(arrives_s)
+            try:
+                await self._connection.send(parts)
+            except (ConnectionLostError, ProtocolError) as error:
+                self._failure = error
+            finally:
+                self._outbox.task_done()
+
+    async def _transmit(self, link: Link, nbytes: int) -> tuple[float, float, float, float]:
+        now_s = self._clock.now_s()
+        if not link.shared:
+            return now_s, *link.transmit(now_s, nbytes)
+        passed: list[tuple[float, float]] = []
+        departure = Departure(nbytes, lambda begin_s, end_s: passed.append((begin_s, end_s)))
+        while not passed:  # each piece reserves the bottleneck only after the previous piece
+            await self._clock.sleep_until(link.free_s)
+            departure.depart(link, self._clock.now_s())
+        ((begin_s, end_s),) = passed
+        return now_s, begin_s, end_s, link.arrival_s(end_s)
+
+    def _note(
+        self, direction: Direction, data: bytes, times: tuple[float, float, float, float]
+    ) -> None:
+        if self._observe is None:
+            return
+        at_s, *later_s = times
+        message = decode(data)
+        if isinstance(message, _WITH_ARRAYS):
+            message.payload = None  # an observer may keep the message
+        self._observe(Transfer(at_s, self._device, direction, message, len(data), *later_s))
+
+
+@dataclass(slots=True)
+class PacedComputer:
+    """A `Computer` that returns results, or zeros without a backend, at their modelled times."""
+
+    processor: EmulatedProcessor
+    backend: MatmulBackend | None
+    pool: Pool
+    clock: Clock
+    lateness: Lateness
+    observe: Callable[[Activity], None] | None = None
+    device: int = 0
+    _closed: bool = False
+    _last_graph: Future[None] | None = None
+
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
+        """Start an order; call `done` when the modelled device would have finished the order."""
+        now_s = self.clock.now_s()
+        begin_s, end_s = self.processor.run(order, now_s)
+        done_then = execution(self.device, order, begin_s, end_s)
+        if self.observe is not None and done_then is not None:
+            self.observe(done_then)
+        loop = asyncio.get_running_loop()
+
+        def computed(outcome: Outcome) -> None:
+            if not self._closed:
+                self.clock.call_at(end_s, lambda: answer(outcome))
+
+        def answer(outcome: Outcome) -> None:
+            if not self._closed:
+                if order.run < FIRST_ID:  # skip probes, which arrive all at once
+                    self.lateness.count(self.clock.now_s() - end_s)
+                told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
+                done(order, told)
+
+        if (backend := self.backend) is None:
+            computed((memoryview(bytes(order.result_bytes)), 0.0))
+            return
+
+        # A graph may need the outputs of the previous graph. The pool starts tasks in order, so
+        # the previous graph has already begun.
+        before = None if isinstance(order, Compute) else self._last_graph
+
+        def work() -> None:
+            if before is not None:
+                before.result()
+            outcome = compute(backend, order)
+            loop.call_soon_threadsafe(computed, outcome)
+
+        begun = self.pool.submit(work)
+        if not isinstance(order, Compute):
+            self._last_graph = begun
+
+    def close(self) -> None:
+        """Discard the results of all pending orders."""
+        self._closed = True
+
 
 _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
@@ -43,11 +262,8 @@ _ASKING_AT_ONCE: Final = 8  # concurrent handshakes; fewer than the refusals tha
 class RealTimeCounters:
     """Counters of a real-time fleet since its start.
 
-    Attributes:
-        connected: number of sessions that the server has welcomed and that have not ended.
-        joined, left: number of times that a device joined, and that a device left.
-        done: blocks, FLOPs and bytes of all sessions, ended and current.
-        lateness: lateness of the devices' results.
+    `connected` counts the current sessions, `joined` and `left` those that began and ended. `done`
+    has the blocks, FLOPs and bytes of all sessions.
     """
 
     connected: int = 0
@@ -58,11 +274,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Raise the limit of open files so that this process can open a connection per device.
-
-    Raises:
-        UsageError: when the hard limit is too low. The message says how to raise the hard limit.
-    """
+    """Raise the limit of open files to one per device; UsageError if the hard limit is too low."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -80,11 +292,7 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session of an emulated device, which does not reconnect after the server's `bye`.
-
-    Attributes:
-        over: callbacks that run when the session ends.
-    """
+    """A session that does not reconnect after the server's `bye`, and runs `over` at its end."""
 
     over: ExitStack
 
@@ -103,18 +311,13 @@ class RealTimeFleet:
     """Emulated devices that join a server and take as long as the modelled devices would.
 
     Args:
-        devices: the devices to emulate.
         target: join URL of the server.
-        backend: executes the matrix multiplications of all devices; None to return zeros instead of
-            results.
-        speed: emulated seconds per real second.
-        seed: seed of jitter, drift and the presence of devices.
-        start_hour: hour of the day at emulated time 0, for devices with daily hours.
+        backend: executes the matrix multiplications of all devices; None to return zeros.
+        speed: emulated seconds per real second. Observers are called with emulated times.
+        seed, start_hour: as for `emulator.virtual.emulated`.
         threads: number of threads that execute matrix multiplications.
 
     Attributes:
-        observers: functions that are called with every activity of every device. Times are in
-            emulated seconds.
         notes: for each reason, how often a device could not join or lost its connection.
     """
 
@@ -157,11 +360,7 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left permanently; cancel this coroutine to end earlier.
-
-        Raises:
-            CleaveError: when no device can join. The message has the reason.
-        """
+        """Run the devices until all have left permanently; CleaveError if no device can join."""
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
         self._asking = asyncio.Semaphore(_ASKING_AT_ONCE)
@@ -239,16 +438,11 @@ class RealTimeFleet:
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
             down, up = links_of(device, rng, self._lines, now_s)
-            observe = self._tell if self.observers else None
-            connection = PacedConnection(real, down, up, clock, observe, number)
+            told = self._tell if self.observers else None, number
+            connection = PacedConnection(real, down, up, clock, *told)
+            processor = EmulatedProcessor(device, now_s)
             computer = PacedComputer(
-                EmulatedProcessor(device, now_s),
-                self._backend,
-                self._pool,
-                clock,
-                self._lateness,
-                observe,
-                number,
+                processor, self._backend, self._pool, clock, self._lateness, *told
             )
 
             def joined(id: int) -> None:

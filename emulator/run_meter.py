@@ -36,12 +36,8 @@ class _Sums:
 class FleetMeter:
     """Sums the compute time and traffic of emulated devices, as an observer of their runtime.
 
-    Args:
-        profiles: maps a device's name to the name of its profile.
-        here: maps the ID of each connected device to the device's name.
-        now_s: current time on the runtime's clock, in seconds.
-        active_power_w: maps a device's name to its power in watts while it computes, from the fleet
-            file.
+    `profiles` and `active_power_w` are by device name; `here` has the connected devices' names by
+    ID.
     """
 
     def __init__(
@@ -111,14 +107,7 @@ class FleetMeter:
 
 
 class RunMeter:
-    """Measures the energy of a run, from the creation of this object to `finish`.
-
-    Args:
-        power: measures the energy of this machine.
-        runtime: runtime of the emulated fleet; None without an emulated fleet.
-        members: the devices of the emulated fleet.
-        clock: returns real time in seconds.
-    """
+    """Measures the energy of this machine and of a fleet, if any, from creation to `finish`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Emulates steps by stages from array sizes only, for models larger than this machine's memory.
 
-The devices compute no results. Every message of a step is still sent over the emulated links, and a
-graph run takes the time of its FLOPs. Sizes and FLOPs come from `cleave.workload.stages`.
+The devices compute no results. Every message is still sent over the emulated links, and a graph run
+takes the time of its FLOPs. Sizes and FLOPs come from `cleave.workload.stages`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Final
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import FleetError
-from cleave.planner.stages.model import HeadSlice, StageModel, StagePlan
+from cleave.planner.coding import CodingPolicy
+from cleave.planner.plan import PsRates
+from cleave.planner.stages.model import HeadSlice, PsCompute, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stages.arrays import StageArray
@@ -34,17 +36,11 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
-from cleave.workload.stages import (
-    HEAD,
-    Adapters,
-    LayerSizes,
-    Parameter,
-    StageSizes,
-    cut_batch,
-)
+from cleave.workload.stages import HEAD, Adapters, LayerSizes, Parameter, StageSizes, cut_batch
 from emulator.activity import Activity, Direction, Transfer
 from emulator.deferred import SizedProduct
-from emulator.virtual import VirtualRuntime
+from emulator.virtual import Arithmetic, VirtualRuntime
+from profiles.fleet_device import FleetDevice
 
 _FP32_BYTES: Final = 4
 _INDEX_BYTES: Final = 8
@@ -53,38 +49,22 @@ _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Graphs:
-    """The graphs of a layer, or of a part of a layer (attention or MLP)."""
-
-    forward: StageGraph
-    backward: StageGraph
-    from_activations: StageGraph
+_Graphs = tuple[StageGraph, StageGraph, StageGraph]  # forward, backward, from activations
 
 
 class SizedModel:
     """A model and a batch whose arrays have sizes but no elements.
 
-    Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step.
-    Devices therefore retain them and do not receive them again.
+    Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step,
+    so devices do not receive them again.
 
     Args:
-        spec: the model.
         rows: number of sequences in the batch.
-        sequence: number of tokens in a sequence.
-        micro_batches: number of micro-batches.
         dtype: dtype of parameters and activations in messages.
         gradients: dtype of gradients in messages; None for `dtype`.
         adapters: adapters to train while the model's parameters are frozen; None to train the whole
             model.
         in_parts: whether a layer's attention and MLP may run on different devices.
-
-    Attributes:
-        sizes: sizes and FLOPs of the layers and of the LM head.
-        tokens: number of tokens in each micro-batch.
-
-    Raises:
-        UsageError: when `micro_batches` is below 1 or above `rows`.
     """
 
     def __init__(
@@ -118,14 +98,11 @@ class SizedModel:
         self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
-        """Return the planner's model of the layers: their FLOPs, memory and traffic."""
+        """Return the planner's model of the layers."""
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return the work of one step.
-
-        Inputs and trained parameters are new arrays in every step. All other arrays are reused.
-        """
+        """Return the work of one step. Only inputs and trained parameters are new arrays."""
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -134,7 +111,7 @@ class SizedModel:
         return StepWork(
             layers=layers,
             loss=self._loss_work() if plan.stages[-1].loss else None,
-            x=[self.activation(tokens) for tokens in self.tokens],
+            x=[_array(tokens, self.spec.width, self.dtype) for tokens in self.tokens],
             width=self.spec.width,
             tokens=self.tokens,
             stages=plan.stages,
@@ -145,26 +122,23 @@ class SizedModel:
             slice_works=[self._slice_work(p.slice) for p in plan.slices if p.slice is not None],
         )
 
-    def activation(self, tokens: int) -> StageArray:
-        """Return the activations of `tokens` tokens, as an array without elements."""
-        return _array(tokens, self.spec.width, self.dtype)
-
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
-        sequence = self.sizes.sequence
+        tokens = self.sizes.sequence // part.pieces
+        forward, backward, from_activations = graphs
         return LayerWork(
-            graphs.forward,
-            graphs.backward,
+            forward,
+            backward,
             self._parameters(number, part.parameters),
             _sums(part.parameters),
             self._beside if part.heads_width else {},
             part.forward_flops,
             part.backward_flops,
-            graphs.from_activations,
+            from_activations,
             {
-                names.activation(place): _FP32_BYTES * elements * sequence // part.pieces
+                names.activation(place): _FP32_BYTES * elements * self.sizes.sequence // part.pieces
                 for place, elements in enumerate(part.activations)
             },
-            sequence // part.pieces,
+            tokens,
             part.backward_flops - part.spared_flops,
         )
 
@@ -174,10 +148,7 @@ class SizedModel:
         return LossWork(self._loss, parameters, _sums(sizes.head), self._targets, sizes.loss_flops)
 
     def _slice_work(self, part: HeadSlice) -> SliceWork:
-        """Return the work of one slice of the vocabulary-parallel loss.
-
-        The slice has some rows of the LM head, and all other parameters of the head.
-        """
+        """Return the work of one slice of the vocabulary-parallel loss."""
         first, stop = part.rows(self.spec.vocabulary)
         head = [replace(p, rows=stop - first) if p.name == HEAD else p for p in self.sizes.head]
         parameters = self._parameters(self.spec.layers, head, first)
@@ -193,20 +164,12 @@ class SizedModel:
     def _parameters(
         self, number: int, parameters: Sequence[Parameter], first: int = 0
     ) -> dict[str, StageArray]:
-        """Return the arrays of parameters as sent, by name.
-
-        Args:
-            number: index of the layer. The head has the index after the last layer.
-            parameters: parameters of the layer, the head, or a slice of the head.
-            first: first LM head row of the slice; 0 for a layer or the whole head.
-        """
+        """Return parameters as sent, by name. `first` is the first LM head row of a slice."""
         found = {}
         for one in parameters:
-            made = self._frozen.get((number, one, first))
-            if made is None:
-                made = self._parameter(one)
-                if not one.trained:
-                    self._frozen[number, one, first] = made
+            made = self._frozen.get((number, one, first)) or self._parameter(one)
+            if not one.trained:
+                self._frozen[number, one, first] = made
             found[names.parameter(one.name)] = made
         return found
 
@@ -219,35 +182,39 @@ class SizedModel:
 
     def _graphs_of(self, part: LayerSizes) -> _Graphs:
         beside = self._beside if part.heads_width else {}
-        held = (names.X, *(names.parameter(t.name) for t in part.parameters), *beside)
-        trained = [one.name for one in part.parameters if one.trained]
+        parameters, totals, new_totals = _names(part.parameters)
+        held = (names.X, *parameters, *beside)
         activations = [names.activation(number) for number in range(len(part.activations))]
-        of_backward = (*held, names.DY, *map(names.total, trained))
-        found = (names.DX, *map(names.new_total, trained))
-        return _Graphs(
+        of_backward, found = (*held, names.DY, *totals), (names.DX, *new_totals)
+        return (
             StageGraph(bytes(_FORWARD_GRAPH_BYTES), held, (names.Y, *activations)),
             StageGraph(bytes(_BACKWARD_GRAPH_BYTES), of_backward, found),
             StageGraph(bytes(_BACKWARD_GRAPH_BYTES), (*of_backward, *activations), found),
         )
 
     def _graph_of_loss(self) -> StageGraph:
-        trained = [one.name for one in self.sizes.head if one.trained]
-        inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
+        parameters, totals, new_totals = _names(self.sizes.head)
         return StageGraph(
             bytes(_LOSS_GRAPH_BYTES),
-            (*inputs, names.TARGETS, names.SCALE, *map(names.total, trained)),
-            (names.LOSS, names.DX, *map(names.new_total, trained)),
+            (names.X, *parameters, names.TARGETS, names.SCALE, *totals),
+            (names.LOSS, names.DX, *new_totals),
         )
 
     def _graphs_of_slice(self) -> tuple[StageGraph, StageGraph]:
         """Return the forward and backward graphs of a slice of the vocabulary-parallel loss."""
-        trained = [one.name for one in self.sizes.head if one.trained]
-        parameters = (names.parameter(one.name) for one in self.sizes.head)
+        parameters, totals, new_totals = _names(self.sizes.head)
         held = (names.X, names.TARGETS, names.FIRST, *parameters)
-        of_backward = (*held, names.SCALE, names.DY, *map(names.total, trained))
-        found = (names.DX, *map(names.new_total, trained))
+        of_backward = (*held, names.SCALE, names.DY, *totals)
         size = bytes(_LOSS_GRAPH_BYTES)
-        return StageGraph(size, held, (names.Y,)), StageGraph(size, of_backward, found)
+        backward = StageGraph(size, of_backward, (names.DX, *new_totals))
+        return StageGraph(size, held, (names.Y,)), backward
+
+
+def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of all parameters, and of the trained parameters' old and new totals."""
+    trained = [one.name for one in parameters if one.trained]
+    every = [names.parameter(one.name) for one in parameters]
+    return every, list(map(names.total, trained)), list(map(names.new_total, trained))
 
 
 def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
@@ -276,13 +243,10 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStep:
-    """Result of an emulated step by stages.
+    """Result of an emulated step by stages, which ends when the PS has received all gradients.
 
-    Attributes:
-        seconds: virtual seconds until the PS has received all gradients.
-        downlink_bytes, uplink_bytes: bytes of encoded messages to and from the devices.
-        kept_bytes: bytes that the PS retains until the end of the step: inputs, outputs and
-            gradients of stages, and accumulated weight gradients.
+    `kept_bytes` are those that the PS retains until then: inputs, outputs and gradients of stages,
+    and accumulated weight gradients.
     """
 
     seconds: float
@@ -293,12 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Result of several emulated steps by stages.
-
-    Attributes:
-        steps: the steps, in order. Frozen parameters are sent only in the first step.
-        memory_bytes: maps a device's number to the peak bytes of the arrays on that device.
-    """
+    """Emulated steps in order, and each device's peak bytes of arrays, by device number."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]
@@ -312,17 +271,8 @@ def run_steps(
 ) -> EmulatedSteps:
     """Emulate steps on a virtual fleet that computes no results.
 
-    The PS computes the loss of one micro-batch after another. Meanwhile, the devices continue.
-
-    Args:
-        runtime: runtime of the virtual fleet.
-        work_of_step: returns the work of the next step.
-        loss_s: for each micro-batch, the seconds that the PS takes to compute the loss. Unused if
-            devices compute the loss.
-        steps: number of steps to emulate.
-
-    Raises:
-        FleetError: when a step cannot be completed.
+    The PS computes the loss of one micro-batch after another, each in `loss_s` seconds. Meanwhile,
+    the devices continue. Raises FleetError when a step cannot be completed.
     """
     meter = _Meter()
     runtime.observers.append(meter)
@@ -371,12 +321,7 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Observes messages to measure each device's memory and the size of the results.
-
-    Attributes:
-        most_bytes: maps a device's number to the peak bytes of the arrays on that device.
-        fetched_bytes: bytes of results that devices returned in the current step.
-    """
+    """Observes messages: each device's peak bytes, and the bytes of the current step's results."""
 
     most_bytes: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
@@ -409,3 +354,65 @@ class _Meter:
                 now_bytes -= sum(sizes.pop(name, 0) for name in message.ids)
         self._now_bytes[device] = now_bytes
         self.most_bytes[device] = max(self.most_bytes.get(device, 0), now_bytes)
+
+
+OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates, on several cores
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStages:
+    """Result of emulated steps by stages; `alone_s` is the time of a step without devices."""
+
+    model: StageModel
+    plan: StagePlan
+    steps: Sequence[EmulatedStep]
+    ps: PsCompute
+    alone_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Return the virtual seconds of the last step, including the optimizer step."""
+        return self.steps[-1].seconds + self.ps.optimizer_s
+
+
+def emulate_stages(
+    spec: ModelSpec,
+    rows: int,
+    sequence: int,
+    members: Sequence[FleetDevice],
+    ps_flops_per_s: float,
+    card: PsRates,
+    *,
+    dtype: DType = DType.BF16,
+    steps: int = 2,
+    coding: CodingPolicy | str = CodingPolicy.AUTO,
+    seed: int = 0,
+    observers: Sequence[Callable[[Activity], None]] = (),
+) -> EmulatedStages:
+    """Plan stages for a fleet, and emulate training steps from array sizes only.
+
+    Args:
+        rows: number of sequences in the batch.
+        members: the devices with their fp32 throughput, because graphs compute in fp32.
+        ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
+        dtype: dtype of parameters, activations and gradients in messages.
+        coding, seed: as for `emulator.virtual.emulated`.
+
+    Raises:
+        PlanError: when the devices cannot run the model in stages, for example for lack of memory.
+    """
+    runtime = VirtualRuntime(
+        members, None, Arithmetic.NONE, card, verify=False, coding=coding, seed=seed
+    )
+    runtime.observers.extend(observers)
+
+    sizes = StageSizes(spec, sequence, dtype.itemsize, dtype.itemsize)
+    ps = PsCompute(ps_flops_per_s, sizes.trained_parameters / OPTIMIZER_PER_S, card)
+    forecaster = sizes.forecaster(rows, ps)
+    found = forecaster.by_stages(list(runtime.stage_devices().values()))
+    assert found.stages is not None
+    model, plan = found.stages
+    sized = SizedModel(spec, rows, sequence, len(model.tokens), dtype, in_parts=model.in_parts)
+    loss_s = [tokens * sized.sizes.loss_flops / ps_flops_per_s for tokens in model.tokens]
+    ran = run_steps(runtime, lambda: sized.work(plan), loss_s, steps)
+    return EmulatedStages(model, plan, ran.steps, ps, forecaster.alone().step_s)

@@ -1,8 +1,7 @@
 """Traces of a fleet's activity, for the Perfetto or Chrome trace viewer, or as an event log.
 
-The viewer (ui.perfetto.dev, or chrome://tracing) shows each device as a group of three rows:
-receive, compute, send. A matrix multiplication starts when both of its strips have arrived. The
-device sends the resulting block while it receives the next strips.
+The viewer (ui.perfetto.dev, or chrome://tracing) shows three rows per device: receive, compute,
+send.
 """
 
 from __future__ import annotations
@@ -29,14 +28,7 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects activities and writes them as a trace (JSON, Trace Event Format).
-
-    Args:
-        limit: maximum number of events in the trace. Later events are only counted.
-
-    Attributes:
-        left_out: number of events beyond `limit`.
-    """
+    """Collects activities up to `limit` for a trace (JSON, Trace Event Format); counts the rest."""
 
     def __init__(self, limit: int = 2_000_000) -> None:
         self.left_out = 0
@@ -45,63 +37,40 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Add one activity to the trace. A runtime calls this method as its observer."""
+        """Add one activity to the trace."""
+        arguments: dict[str, Any] = {}
         match activity:
-            case Transfer():
-                down = activity.direction is Direction.DOWN
-                self._add(
-                    "receive" if down else "send",
-                    activity.device,
-                    _label(activity.message),
-                    activity.begin_s,
-                    activity.end_s,
-                    {"bytes": activity.nbytes, "queued_s": activity.begin_s - activity.at_s},
-                )
-            case Multiplication():
-                label = f"{activity.rows}x{activity.columns}"
-                work = {"run": activity.run, "flops": activity.flops}
-                device = activity.device
-                self._add("compute", device, label, activity.begin_s, activity.end_s, work)
-            case GraphExecution():
-                work = {"run": activity.run, "flops": activity.flops}
-                device = activity.device
-                self._add("compute", device, "graph", activity.begin_s, activity.end_s, work)
-            case Presence():
+            case Transfer(begin_s=begin_s, end_s=end_s):
+                row = "receive" if activity.direction is Direction.DOWN else "send"
+                label = _label(activity.message)
+                arguments = {"bytes": activity.nbytes, "queued_s": begin_s - activity.at_s}
+            case Multiplication(begin_s=begin_s, end_s=end_s):
+                row, label = "compute", f"{activity.rows}x{activity.columns}"
+                arguments = {"run": activity.run, "flops": activity.flops}
+            case GraphExecution(begin_s=begin_s, end_s=end_s):
+                row, label = "compute", "graph"
+                arguments = {"run": activity.run, "flops": activity.flops}
+            case Presence(at_s=begin_s):
                 self._names.setdefault(activity.device, activity.name)
-                what = "joins" if activity.here else "leaves"
-                self._add("receive", activity.device, what, activity.at_s, activity.at_s, {})
-
-    def _add(
-        self,
-        row: str,
-        device: int,
-        name: str,
-        begin_s: float,
-        end_s: float,
-        arguments: dict[str, Any],
-    ) -> None:
+                row, label, end_s = "receive", "joins" if activity.here else "leaves", begin_s
         if len(self._events) >= self._limit:
             self.left_out += 1
             return
         self._events.append(
             {
-                "name": name,
+                "name": label,
                 "cat": row,
                 "ph": "X",
                 "ts": begin_s * 1e6,
                 "dur": (end_s - begin_s) * 1e6,
-                "pid": device,
+                "pid": activity.device,
                 "tid": _ROWS[row],
                 "args": arguments,
             }
         )
 
     def write(self, path: Path) -> None:
-        """Write the collected events to a trace file.
-
-        Raises:
-            UsageError: when the file cannot be written.
-        """
+        """Write the collected events to a trace file; raise UsageError if that fails."""
         heads: list[dict[str, Any]] = []
         for device in sorted({event["pid"] for event in self._events}):
             name = self._names.get(device, f"device {device}")
@@ -132,50 +101,21 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes one JSON line for each activity, with times in full precision.
-
-    Two runs with the same seed write identical logs.
-
-    Args:
-        write: called with each line, including its newline.
-    """
+    """Writes a JSON line for each activity. Two runs with the same seed write identical logs."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Write the line of one activity. A runtime calls this method as its observer."""
+        """Write the line of one activity."""
         match activity:
-            case Transfer():
-                line = [
-                    activity.direction.value,
-                    activity.device,
-                    _label(activity.message),
-                    activity.nbytes,
-                    activity.begin_s,
-                    activity.end_s,
-                    activity.arrives_s,
-                ]
-            case Multiplication():
-                line = [
-                    "multiply",
-                    activity.device,
-                    activity.run,
-                    activity.rows,
-                    activity.columns,
-                    activity.begin_s,
-                    activity.end_s,
-                ]
-            case GraphExecution():
-                line = [
-                    "graph",
-                    activity.device,
-                    activity.run,
-                    activity.flops,
-                    activity.begin_s,
-                    activity.end_s,
-                ]
-            case Presence():
-                what = "join" if activity.here else "leave"
-                line = [what, activity.device, activity.name, activity.at_s]
+            case Transfer() as a:
+                times = (a.begin_s, a.end_s, a.arrives_s)
+                line = [a.direction.value, a.device, _label(a.message), a.nbytes, *times]
+            case Multiplication() as a:
+                line = ["multiply", a.device, a.run, a.rows, a.columns, a.begin_s, a.end_s]
+            case GraphExecution() as a:
+                line = ["graph", a.device, a.run, a.flops, a.begin_s, a.end_s]
+            case Presence() as a:
+                line = ["join" if a.here else "leave", a.device, a.name, a.at_s]
         self._write(json.dumps(line) + "\n")

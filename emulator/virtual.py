@@ -1,14 +1,8 @@
-"""The virtual-time runtime: one event heap drives the real scheduler and real device cores.
+"""Virtual time: one event heap drives the real scheduler and real device cores.
 
-Links (`emulator.links`), processors (`emulator.compute`) and the presence of devices are modelled.
-All other code is the code of a real fleet. The clock advances only while the caller waits for a
-result, so GEMMs that are submitted before the first wait start at the same virtual time. Several
-threads may share a fleet, but only one thread at a time advances the clock. Processing on the PS
-takes time if the rates of the PS are given.
-
-Payloads are not compressed, because most emulations have no payloads. Where a real session would
-compress a payload (`cleave.planner.coding`), the emulated size is multiplied by the typical
-compression ratio of the payload's dtype.
+Only links, processors and the presence of devices are modelled. The clock advances only while the
+caller waits for a result. Threads may share a fleet, but one thread at a time advances the clock.
+Payloads are not compressed: their sizes are multiplied by typical ratios (`cleave.planner.coding`).
 """
 
 from __future__ import annotations
@@ -68,9 +62,7 @@ from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
-LOG_LENGTH: Final = 1_000
-"""Maximum number of events and instructions in the scheduler's history. A longer history would
-trigger garbage collections of 0.1 s each. It is not needed, because runs can be repeated."""
+LOG_LENGTH: Final = 1_000  # a longer scheduler log would trigger garbage collections of 0.1 s
 
 
 class Arithmetic(Enum):
@@ -79,11 +71,8 @@ class Arithmetic(Enum):
     WHOLE_TILES = "whole-tiles"
     """One multiplication for each tile, once a GEMM is complete (`emulator.deferred`)."""
 
-    BLOCKS = "blocks"
-    """One multiplication for each block, when the emulated device finishes the block."""
-
-    NONE = "none"
-    """No multiplications. Results have only a size, so models may exceed this machine's memory."""
+    BLOCKS = "blocks"  # one multiplication for each block, when the device finishes the block
+    NONE = "none"  # results have only a size, so models may exceed this machine's memory
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -122,19 +111,10 @@ class VirtualRuntime(Runtime):
     Args:
         profiles: the devices to emulate.
         backend: executes the matrix multiplications of all devices; None to compute nothing.
-        arithmetic: how matrix multiplications are computed.
-        ps: rates of the PS's network card and event loop; None for a PS whose processing takes no
-            time.
-        seed: seed of all random numbers. The same seed produces the same events.
-        start_hour: hour of the day at virtual time 0, for devices with daily hours.
-        verify: which results to check. `auto` checks none, because results never leave the process.
-        observe: True to plan with observed rates; False to plan with stated rates, so that plans
-            are reproducible.
-        coding: links on which payloads count as compressed; a value of `--coding`.
+        ps, seed, start_hour, verify, coding: as for `emulated`.
+        observe: True to plan with observed rates; False for reproducible plans with stated rates.
 
     Attributes:
-        now_s: virtual time in seconds.
-        events: number of processed events.
         observers: functions that are called with every activity of every device.
     """
 
@@ -180,7 +160,6 @@ class VirtualRuntime(Runtime):
             )
         self.devices: dict[int, _VirtualDevice] = {}
         self.seed = seed
-        self._start_hour = start_hour
         self._block_s, self._byte_s = (ps.block_s, ps.byte_s) if ps else (0.0, 0.0)
         self._ps_free_s = 0.0
         card = None
@@ -194,23 +173,18 @@ class VirtualRuntime(Runtime):
         self._ids = count(1)
         self._released: deque[int] = deque()
         self._outcomes: deque[StageOutcome] = deque()
-        for number, profile in enumerate(profiles):
-            self._populate(number, profile)
+        for number, profile in enumerate(profiles):  # join now, or when the device is present
+            when = profile.availability
+            if when is None or when.always:
+                self.join(profile)
+            else:
+                rng = random.Random(f"{seed} presence {number} {profile.name}")
+                self._expect(profile, when.presences(rng, start_hour))
         here = list(self.devices.values())
         while any(self._joining(device) for device in here):
             self._step()
 
     # --- the population ---
-
-    def _populate(self, number: int, profile: FleetDevice) -> None:
-        """Let a device join, now or at the start of its first presence period."""
-        when = profile.availability
-        if when is None or when.always:
-            self.join(profile)
-            return
-        rng = random.Random(f"{self.seed} presence {number} {profile.name}")
-        presences = when.presences(rng, self._start_hour)
-        self._expect(profile, next(presences), presences)
 
     def _joining(self, device: _VirtualDevice) -> bool:
         """Return True if the PS has neither welcomed nor refused a device that is still present."""
@@ -219,37 +193,32 @@ class VirtualRuntime(Runtime):
         return waits and device.alive and not device.core.draining
 
     def _expect(
-        self,
-        profile: FleetDevice,
-        presence: availability.PresencePeriod,
-        later: Iterator[availability.PresencePeriod],
+        self, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
+        """Schedule the device's next presence, if one is left."""
+        presence = next(presences, None)
+        if presence is None:
+            return
         if presence.from_s <= self.now_s:
-            self._come(profile, presence, later)
+            self._come(profile, presence.to_s, presences)
         else:
-            self._at(presence.from_s, self._come, profile, presence, later)
+            self._at(presence.from_s, self._come, profile, presence.to_s, presences)
 
     def _come(
-        self,
-        profile: FleetDevice,
-        presence: availability.PresencePeriod,
-        later: Iterator[availability.PresencePeriod],
+        self, profile: FleetDevice, to_s: float, presences: Iterator[availability.PresencePeriod]
     ) -> None:
         device = self.join(profile)
-        if presence.to_s < float("inf"):
-            self._at(presence.to_s, self._go, device, profile, later)
+        if to_s < float("inf"):
+            self._at(to_s, self._go, device, profile, presences)
 
     def _go(
-        self, device: int, profile: FleetDevice, later: Iterator[availability.PresencePeriod]
+        self, device: int, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
-        assert profile.availability is not None
-        if profile.availability.drains:
+        if profile.availability is not None and profile.availability.drains:
             self._drain(device)
         else:
             self._vanish(device)
-        following = next(later, None)
-        if following is not None:
-            self._expect(profile, following, later)
+        self._expect(profile, presences)
 
     @_alone
     def join(self, profile: FleetDevice) -> int:
@@ -312,12 +281,7 @@ class VirtualRuntime(Runtime):
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """Process events until a GEMM is done or the timeout expires; return whether it is done.
 
-        Args:
-            future: the GEMM to wait for.
-            timeout_s: timeout in virtual seconds; None for no timeout.
-
-        Raises:
-            FleetError: when the GEMM cannot finish.
+        Raises FleetError when the GEMM cannot finish. The timeout is in virtual seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -343,9 +307,8 @@ class VirtualRuntime(Runtime):
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Process events until a condition is true; return False if that does not happen.
 
-        Args:
-            condition: returns whether the condition is true; called after every event.
-            timeout_s: timeout in virtual seconds; None to wait until no events are left.
+        The condition is checked after every event. The timeout is in virtual seconds; None to wait
+        until no events are left.
         """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
@@ -381,11 +344,8 @@ class VirtualRuntime(Runtime):
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """Process events until the step has an outcome; return None if the timeout expires first.
 
-        Args:
-            timeout_s: timeout in virtual seconds; None for no timeout.
-
-        Raises:
-            FleetError: when no device is left and none will join.
+        Raises FleetError when no device is left and none will join. The timeout is in virtual
+        seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -408,8 +368,7 @@ class VirtualRuntime(Runtime):
 
     def quarantine(self, device: int, reason: str) -> None:
         """End the session of a device that returned a wrong result; refuse its later sessions."""
-        quarantined = ErrorCode.QUARANTINED
-        self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
+        self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now_s))
 
     @_alone
     def withdraw_step(self) -> None:
@@ -424,10 +383,7 @@ class VirtualRuntime(Runtime):
     @_alone
     def advance_for_local_work(self, flops: float) -> None:
         """Advance the clock by the time that the caller needs for `flops`, so devices can join."""
-        until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
-        while self.next_event_s <= until_s:
-            self._step()
-        self.now_s = max(self.now_s, until_s)
+        self._advance(self.now_s + flops / ASSUMED_FLOPS_PER_S)
 
     def release(self, operand: int) -> None:
         """Queue an operand for release. The garbage collector may call this in any thread."""
@@ -438,10 +394,9 @@ class VirtualRuntime(Runtime):
         self.manager.unbind(operand)
 
     def add(self, counters: FleetCounters) -> None:
-        """Add the counters of GEMMs that were replayed from a timeline (`emulator.timeline`)."""
+        """Add the counters of GEMMs that were replayed from a timeline (`emulator.sized_step`)."""
         # The scheduler counts blocks, reissued and late. A replay spends no time waiting.
-        kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
-        self._counters = self._counters + kept
+        self._counters += replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
 
     def close(self) -> None:
         """End all sessions."""
@@ -464,22 +419,23 @@ class VirtualRuntime(Runtime):
     def settle(self) -> bool:
         """Process events until all messages in flight have arrived.
 
-        Call this method after all GEMMs are done and all operands are released.
-
-        Returns:
-            True if devices hold no arrays and no tasks are in flight, as in a new fleet.
+        Call this method after all GEMMs are done and all operands are released. Return True if
+        devices hold no arrays and no tasks are in flight, as in a new fleet.
         """
         self._forget_released()
         self.execute(self.manager.pause(self.now_s))
         last_s = self.now_s
         for device in self.devices.values():
-            down, up = device.down, device.up
-            last_s = max(last_s, device.processor.free_s, up.free_s + up.latency_s)
-            last_s = max(last_s, down.free_s + down.latency_s)
-        while self._heap and self._heap[0][0] <= last_s:
-            self._step()
-        self.now_s = max(self.now_s, last_s)
+            links_s = (link.free_s + link.latency_s for link in (device.down, device.up))
+            last_s = max(last_s, device.processor.free_s, *links_s)
+        self._advance(last_s)
         return self.manager.scheduler.blank
+
+    def _advance(self, until_s: float) -> None:
+        """Process all events up to `until_s`, and set the clock."""
+        while self.next_event_s <= until_s:
+            self._step()
+        self.now_s = max(self.now_s, until_s)
 
     @property
     def next_event_s(self) -> float:
@@ -498,14 +454,12 @@ class VirtualRuntime(Runtime):
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
         """Send a message to a device and count its bytes; do nothing if the device has left."""
-        device = self.devices.get(session)
-        if device is not None:
+        if (device := self.devices.get(session)) is not None:
             self._send_down(device, message, kind)
 
     def end(self, session: int) -> None:
         """Disconnect the device of a session."""
-        device = self.devices.get(session)
-        if device is not None:
+        if (device := self.devices.get(session)) is not None:
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
@@ -513,7 +467,8 @@ class VirtualRuntime(Runtime):
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
-            self._counters.tiles += _tiles(future)
+            plan = future.job.plan
+            self._counters.tiles += len(plan.tiles) if plan else 0
         future.error, future.done = error, True
 
     # --- links and compute ---
@@ -561,16 +516,7 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule the arrival of a message.
-
-        Args:
-            device: the sender or receiver at the end of the link.
-            link: link of the device.
-            message: the message.
-            nbytes: size of the encoded message, after any compression.
-            at_s: time when the message was queued.
-            times_s: times when the first byte leaves, the last byte leaves and the message arrives.
-        """
+        """Schedule a message's arrival. `times_s`: first byte leaves, last byte leaves, arrival."""
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
         heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
@@ -663,14 +609,7 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return the `hello` message of an emulated device.
-
-    The message states the rates of the device's link, so the PS does not probe them.
-
-    Args:
-        profile: the device.
-        credential: credential for the PS.
-    """
+    """Return an emulated device's `hello`, which states the link's rates to save their probe."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -686,11 +625,6 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         latency_s=profile.latency_s,
         features=(Feature.GRAPHS.value, Feature.CODING.value),
     )
-
-
-def _tiles(future: GemmFuture) -> int:
-    plan = future.job.plan
-    return len(plan.tiles) if plan else 0
 
 
 def emulated(
@@ -710,8 +644,8 @@ def emulated(
     Args:
         devices: number of devices of the built-in `paper-N` fleet, or a list of devices.
         backend: backend for matrix multiplications; None for torch if it is installed, else NumPy.
-        whole_tiles: True to execute one multiplication for each tile once a GEMM is complete; False
-            to execute one multiplication for each block, as a real device does.
+        whole_tiles: True for one multiplication per tile once a GEMM is complete; False for one
+            multiplication per block, as on a real device.
         compute: False to emulate only the sizes of results, without computing them.
         ps: rates of the server's network card and event loop; None for a server whose processing
             takes no time.
@@ -726,18 +660,17 @@ def emulated(
         >>> fleet.device_count
         8
     """
-    if isinstance(devices, int) and devices < 1:
-        raise UsageError(f"emulated takes 1 device or more, not {devices}")
-    if not isinstance(devices, int) and (
-        isinstance(devices, str) or not isinstance(devices, Sequence)
-    ):
+    if isinstance(devices, int):
+        if devices < 1:
+            raise UsageError(f"emulated takes 1 device or more, not {devices}")
+        devices = paper_fleet(devices)
+    elif isinstance(devices, str) or not isinstance(devices, Sequence):
         raise UsageError(f"emulated takes a number of devices, or a list of them, not {devices!r}")
-    profiles = paper_fleet(devices) if isinstance(devices, int) else list(devices)
-    arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
-    if not compute:
-        arithmetic = Arithmetic.NONE
-    chosen = None if not compute else backend or default_backend()
+    arithmetic, chosen = Arithmetic.NONE, None
+    if compute:
+        arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
+        chosen = backend or default_backend()
     runtime = VirtualRuntime(
-        profiles, chosen, arithmetic, ps, seed, start_hour, verify, coding=coding
+        list(devices), chosen, arithmetic, ps, seed, start_hour, verify, coding=coding
     )
     return Fleet(runtime, TilePlanner(ps) if ps else TilePlanner())

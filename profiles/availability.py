@@ -1,7 +1,5 @@
-"""Device availability: sessions and gaps, hours of the day, and charging hours.
+"""Device availability: sessions and gaps (a renewal process), and hours of the day.
 
-A device alternates between sessions and gaps. Session and gap lengths are drawn from two separate
-distributions (a renewal process). A device may also be limited to certain hours of its day.
 Published session lengths are not exponentially distributed. Their Weibull shape parameters of 0.34
 to 0.82 (`profiles/library/availability`) mean many short sessions and a few very long ones.
 """
@@ -29,32 +27,21 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period in which a device is available.
-
-    Attributes:
-        from_s, to_s: start and end in seconds; `to_s` is infinite if the device never leaves.
-    """
+    """A period in which a device is available. `to_s` is infinite if the device never leaves."""
 
     from_s: float
     to_s: float
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A probability distribution of durations.
-
-    Attributes:
-        mean_s: mean duration in seconds.
-        family: exponential, Weibull or log-normal.
-        shape: parameter k of a Weibull distribution, or sigma of a log-normal distribution. It is
-            not used for an exponential distribution.
-    """
+    """A probability distribution of durations. `shape` is Weibull's k, or sigma of a log-normal."""
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
-        """Draw a random duration, in seconds, from this distribution."""
+        """Draw a random duration in seconds."""
         match self.family:
             case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
@@ -70,9 +57,8 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
         gap: distribution of the gaps between sessions; None means no gap.
-        hours: daily window of availability: its first and last hour in the device's local time.
-            (22, 7) means overnight; None means all day. For a charging-only policy, set the hours
-            in which the owner charges the device.
+        hours: first and last hour of the daily window, in the device's local time. (22, 7) means
+            overnight; None means all day. A charging-only device has its charging hours here.
         drains: True if the device finishes its current tasks before leaving. False if the device
             disconnects without notice.
         source: publication or measurement from which the distributions come.
@@ -106,8 +92,8 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """Yield the device's periods of availability in order, starting at time zero.
 
         The iterator ends only after a period that never ends. Time zero falls into a session or a
-        gap with probabilities in proportion to the mean lengths. The length of this first session
-        or gap is drawn in full, although it may have begun before time zero.
+        gap with probabilities in proportion to the mean lengths. The first session or gap is drawn
+        in full, although it may have begun before time zero.
 
         Args:
             rng: random generator for the lengths of sessions and gaps.

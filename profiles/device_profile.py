@@ -1,8 +1,7 @@
 """The schema of device profiles: measured or published figures for one type of device.
 
-A profile is a TOML file that `profiles.profile_file` reads and writes. Figures are in SI units
-unless a field name states another unit. Profiles leave out unknown figures.
-`Provenance.assumed` lists the unknown figures that had to be assumed to emulate the device.
+Figures are in SI units unless a field name states another unit. Unknown figures are left out. A
+table's `source` is the publication or measurement from which its figures come.
 """
 
 from __future__ import annotations
@@ -50,16 +49,13 @@ class Origin(Enum):
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base class of the tables in a profile file. Unknown fields and invalid values are errors."""
+    """Base class of the tables in a profile file. Unknown fields are errors."""
 
 
 class Provenance(_Table, frozen=True):
     """The origin of a profile's figures.
 
     Attributes:
-        origin: whether `cleave profile device` measured the figures or others published them.
-        source: who measured or published the figures. Each table of figures may state a different
-            `source`.
         date: date of the measurement or of the look-up, such as 2026-11-21.
         licence: licence of the published figures.
         notes: measurement conditions and caveats for users of the profile.
@@ -89,14 +85,11 @@ class Quantiles(_Table, frozen=True):
 
     @classmethod
     def exactly(cls, value: float) -> Quantiles:
-        """Return three quantiles that all equal `value`, for a constant."""
+        """Return the quantiles of a constant."""
         return cls(value, value, value)
 
     def at(self, z: float) -> float:
-        """Return the value that lies `z` standard deviations from the median.
-
-        The distribution consists of two half log-normals that join at p50.
-        """
+        """Return the value `z` standard deviations from p50, which joins two log-normals."""
         if self.p10 <= 0:  # log(p10) does not exist, so use a normal distribution instead
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
@@ -107,12 +100,7 @@ _Z90 = 1.2815515655446004  # 90 % quantile of the standard normal distribution
 
 
 class LinkProfile(_Table, frozen=True):
-    """A device's network link: goodput (not signalling rate) and round-trip time.
-
-    Attributes:
-        downlink_bytes_per_s, uplink_bytes_per_s: goodput from PS to device and from device to PS.
-        round_trip_s: round-trip time of a small message.
-        source: publication or measurement from which the figures come.
+    """A device's network link: goodput (not signalling rate), and round trips of small messages.
 
     Raises:
         ValueError: when a rate is outside 100 to 1e12 bytes/s, or a round trip exceeds a minute.
@@ -152,11 +140,10 @@ class ComputeProfile(_Table, frozen=True):
 
     Attributes:
         flops_per_s: throughput for large matrices, before the device slows down from heat.
-        source: publication or measurement from which the figures come.
         models: maps a layout to its fitted performance model. If empty, the throughput is
             `flops_per_s` for every shape.
-        samples: timed multiplications to which the models were fitted. Each sample has rows,
-            columns, depth, layout, seconds, and strips per side of the tile.
+        samples: timed multiplications: rows, columns, depth, layout, seconds, and strips per side
+            of the tile.
         fits: maps a layout to the prediction error of its model on held-out samples.
     """
 
@@ -174,12 +161,8 @@ class ComputeProfile(_Table, frozen=True):
 class GraphProfile(_Table, frozen=True):
     """A device's throughput when ONNX Runtime runs layers as fp32 graphs.
 
-    `profiles.measuring.graphs` measures this throughput. The kernels of ONNX Runtime may be twice
-    as fast as the matrix multiplication kernels that `ComputeProfile` describes.
-
-    Attributes:
-        flops_per_s: throughput, counting only the FLOPs of matrix multiplications.
-        source: publication or measurement from which the throughput comes.
+    `flops_per_s` counts only the FLOPs of matrix multiplications. ONNX Runtime may be twice as fast
+    as the kernels that `ComputeProfile` describes.
     """
 
     flops_per_s: FlopsPerS
@@ -187,13 +170,7 @@ class GraphProfile(_Table, frozen=True):
 
 
 class MemoryProfile(_Table, frozen=True):
-    """A device's memory.
-
-    Attributes:
-        bytes: memory that the device offers for training data, not its installed memory.
-        installed_bytes: installed memory; 0 if unknown.
-        source: publication or measurement from which the figures come.
-    """
+    """The bytes that a device offers for training, and its installed bytes (0 if unknown)."""
 
     bytes: Annotated[int, msgspec.Meta(ge=2**24, le=10**14)]
     installed_bytes: Annotated[int, msgspec.Meta(ge=0, le=10**14)] = 0
@@ -203,16 +180,15 @@ class MemoryProfile(_Table, frozen=True):
 class Sustained(_Table, frozen=True):
     """A device's throughput over minutes under load.
 
+    Each series has pairs of seconds since the start and a value. A series is empty if the system
+    does not report it.
+
     Attributes:
         thermal: fitted thermal model; None if the device did not slow down, or the measurement was
             too short to tell.
-        speeds: measurements to which `thermal` was fitted. Each has the seconds since the start
-            and the speed as a share of full speed.
-        temperatures: pairs of seconds since the start and degrees Celsius; empty if the system
-            reports no temperature.
-        frequencies: pairs of seconds since the start and clock frequency in Hz; empty if the system
-            reports no frequency.
-        source: publication or measurement from which the figures come.
+        speeds: measured shares of full speed, to which `thermal` was fitted.
+        temperatures: degrees Celsius.
+        frequencies: clock frequency in Hz.
     """
 
     thermal: ThermalModel | None = None
@@ -228,9 +204,7 @@ class Power(_Table, frozen=True):
     Attributes:
         idle_w, compute_w: power of the whole device while idle, and while multiplying matrices.
         radio_w: additional power while sending or receiving data.
-        source: publication or measurement from which the figures come.
-        at_wall: True if `idle_w` and `compute_w` were measured at the wall socket and therefore
-            include the losses of the charger or power supply.
+        at_wall: True if `idle_w` and `compute_w` include the losses of the charger or power supply.
     """
 
     idle_w: Watts | None = None
@@ -241,10 +215,7 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return the watts that matrix multiplication adds to idle power; None if unknown.
-
-        An unknown idle power counts as zero.
-        """
+        """Return the watts that matrix multiplication adds to idle power (0 if unknown)."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
@@ -257,15 +228,7 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The machine on which a profile was measured.
-
-    Attributes:
-        cpu: name of the CPU; empty if unknown.
-        cores: number of CPU cores.
-        threads: number of threads that the backend used.
-        executor: name of the matrix multiplication backend.
-        system: description of the operating system.
-    """
+    """The machine, the backend and its threads with which a profile was measured."""
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -281,16 +244,11 @@ class DeviceProfile(_Table, frozen=True):
         schema: version of the profile schema.
         name: identifier by which fleet files refer to the profile.
         title: human-readable name.
-        kind: the kind of device.
-        year: year of release; 0 if unknown.
-        provenance: origin of the figures.
         compute: maps a dtype in `DTYPES` to matrix multiplication figures. `bf16>fp32` stands for
             bf16 inputs with an fp32 result.
-        memory: memory of the device.
-        graphs: throughput for layers as graphs. None means that layers run at the throughput of
-            matrix multiplication.
-        link: network link of the device; None if the fleet file defines the network.
-        sustained, power, embodied, availability: further figures; None if unknown.
+        year: year of release; 0 if unknown.
+        graphs: None means that layers as graphs run at the throughput of matrix multiplication.
+        link: None if the fleet file defines the network.
         contention: slowdown factor of a tile when 1, 2, ... single-threaded processes multiply
             concurrently; empty if unknown.
         host: machine on which the profile was measured; None for published profiles.
@@ -324,16 +282,16 @@ class DeviceProfile(_Table, frozen=True):
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Return the performance models for each dtype and layout of this profile.
+        """Return the performance models, with a constant throughput where none is fitted."""
+        return ComputeModel(
+            {
+                (dtype, layout): model
+                for dtype, entry in self.compute.items()
+                for layout, model in (
+                    entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
+                ).items()
+            }
+        )
 
-        A dtype without fitted models gets a model with constant throughput.
-        """
-        models = {}
-        for dtype, entry in self.compute.items():
-            fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
-            models.update({(dtype, layout): model for layout, model in fitted.items()})
-        return ComputeModel(models)
 
-
-DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")
-"""Dtypes that `DeviceProfile.compute` may have as keys."""
+DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")  # keys of `DeviceProfile.compute`

@@ -11,24 +11,14 @@ if TYPE_CHECKING:
     from profiles.performance import ComputeModel
     from profiles.thermal import ThermalModel
 
-_POSITIVE = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
-_NOT_NEGATIVE = (
-    "latency_s",
-    "active_power_w",
-    "jitter_s",
-    "drift_sigma",
-)
+_LINKS = ("downlink_bytes_per_s", "uplink_bytes_per_s")
+_POSITIVE = ("flops_per_s", *_LINKS, "memory_bytes", "drift_interval_s")
+_NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A line that several devices share, such as an access point or a household's connection.
-
-    Attributes:
-        name: name of the line. All devices with the same line name share one line.
-        downlink_bytes_per_s, uplink_bytes_per_s: total rates of all devices on the line.
-        devices: number of devices that share the line.
-    """
+    """A line, identified by its name, that `devices` devices share; the rates are totals."""
 
     name: str
     downlink_bytes_per_s: float
@@ -36,7 +26,7 @@ class SharedBottleneck:
     devices: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("downlink_bytes_per_s", "uplink_bytes_per_s"):
+        for field in _LINKS:
             value = getattr(self, field)
             if not value > 0:
                 raise ValueError(f"{field} of {self.name!r} is {value}; it must be above zero")
@@ -47,10 +37,8 @@ class FleetDevice:
     """A device of a fleet: its compute and link rates, and how these rates vary over time.
 
     Attributes:
-        name: name of the device.
         flops_per_s: matrix multiplication throughput that the device reports.
-        downlink_bytes_per_s, uplink_bytes_per_s: link rates from PS to device and from device to
-            PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
         latency_s: one-way latency of the link.
         memory_bytes: memory that the device offers.
         active_power_w: watts that matrix multiplication adds to idle power; None if unknown.
@@ -69,8 +57,7 @@ class FleetDevice:
         availability: times at which the device is available; None means always.
 
     Raises:
-        ValueError: when a rate is not above zero, or a share is out of range. The message names the
-            field and the value.
+        ValueError: when a rate is not above zero, or a share is out of range.
     """
 
     name: str
@@ -94,7 +81,7 @@ class FleetDevice:
     availability: Availability | None = None
 
     def __post_init__(self) -> None:
-        for field in (*_POSITIVE, "drift_interval_s"):
+        for field in _POSITIVE:
             value = getattr(self, field)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(
@@ -142,9 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True if the device always takes the same time for the same task.
-
-        Jitter, drift, limited availability and thermal slowdown make a device unsteady.
-        """
+        """Return True without jitter, drift, limited availability and thermal slowdown."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

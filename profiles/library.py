@@ -1,70 +1,238 @@
-"""Look-up of device profiles, networks and availabilities in the built-in library.
+"""Reads and writes TOML profiles, and looks up the library's profiles, networks and availabilities.
 
 The library's files in `profiles/library/` can be read even inside a zipped wheel. Every function
-that takes a library name also takes a path that ends in `.toml`. Figures are in SI units: FLOP/s,
-bytes, bytes/s, seconds, watts, and grams of CO2 equivalent.
+that takes a library name also takes a path that ends in `.toml`. Figures are in SI units.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from profiles.availability import Availability
-from profiles.device_profile import DeviceProfile, Embodied, LinkProfile, Text
-from profiles.profile_file import convert, read_profile, read_toml
+from cleave.errors import not_installed
+from cleave.files import write_output
+from profiles.availability import Availability, AvailabilityFamily
+from profiles.device_profile import (
+    SCHEMA,
+    DeviceKind,
+    DeviceProfile,
+    Embodied,
+    LinkProfile,
+    Origin,
+    Text,
+)
+from profiles.performance import Layout
 
 _T = TypeVar("_T")
+
+
+def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
+    """Read a device profile from a TOML file.
+
+    Args:
+        where: name of the file in error messages; empty means the word "profile" and the path.
+
+    Raises:
+        ValueError: when the file cannot be read or violates the schema.
+    """
+    where = where or f"profile {file}"
+    table = read_toml(file, where)
+    version = table.get("schema")
+    if version is None:
+        raise ValueError(f"{where} lacks schema; a profile begins with: schema = {SCHEMA}")
+    if version != SCHEMA:
+        raise ValueError(
+            f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
+        )
+    return convert(table, DeviceProfile, where)
+
+
+def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
+    """Read a TOML file into nested dictionaries, and check its numbers.
+
+    Raises:
+        ValueError: when the file cannot be read, a number is not finite, or an integer needs more
+            than 64 bits.
+    """
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # tomllib lets Python's errors through
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{where} cannot be read: {reason}") from None
+    for path, value in _leaves(table, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{path} of {where} is {value}; give a finite number")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError(f"{path} of {where} has {len(str(value))} digits; give fewer")
+    return table
+
+
+def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
+    """Convert nested dictionaries from a TOML file to an instance of a schema class.
+
+    Args:
+        where: name of the file or table in error messages.
+
+    Raises:
+        ValueError: when `table` violates the schema.
+    """
+    try:
+        return msgspec.convert(table, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error), table, kind, where)) from None
+
+
+def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str) -> str:
+    """Translate an error message of msgspec into a sentence that includes the invalid value."""
+    found = re.fullmatch(r"(.*?) - at (?:`key` in )?`\$\.?(.*)`", message, re.DOTALL)
+    text, path = (found[1], found[2]) if found else (message, "")
+    path = _with_keys(path, table, kind)
+    place = f"{path} of {where}" if path else where
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing:
+        return f"{place} lacks {missing[1]}"
+    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", text)
+    if unknown:
+        return f"{place} has the unknown field {unknown[1]!r}; check its spelling"
+    wrong_word = re.fullmatch(r"Invalid enum value (.+)", text)
+    if wrong_word:
+        known = ", ".join(member.value for member in _words(path))
+        return f"{place} has {wrong_word[1]}; use one of {known}"
+    text = text.replace("Expected `", "expected `").replace("`", "")
+    value = _value_at(table, path)
+    if text.startswith("expected"):
+        shown = "" if value is _NOTHING else f" is {value!r};"
+        return f"{place}{shown} {text}"
+    return f"{place}: {text}"
+
+
+def _words(path: str) -> type[Enum]:
+    """Return the enum class of the field at `path`."""
+    return {"kind": DeviceKind, "origin": Origin, "family": AvailabilityFamily}.get(
+        path.rpartition(".")[2], Layout
+    )
+
+
+def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
+    """Replace each "[...]" in msgspec's path by the key whose conversion alone fails."""
+    while "[...]" in path:
+        before, _, after = path.partition("[...]")
+        for key, value in _value_at(table, before).items():
+            alone = _replaced(table, before.split("."), {key: value})
+            try:
+                msgspec.convert(alone, kind, strict=True)
+            except msgspec.ValidationError:
+                path, table = f"{before}.{key}{after}", alone
+                break
+        else:
+            return path.replace("[...]", ".*")
+    return path
+
+
+def _replaced(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """Return a copy of nested dictionaries in which the value at `path` is replaced."""
+    key, *rest = path
+    return {**table, key: _replaced(table[key], rest, value) if rest else value}
+
+
+_NOTHING = object()
+
+
+def _value_at(table: Any, path: str) -> Any:
+    value = table
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return _NOTHING
+    return value
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        joined = [(f"{path}.{key}" if path else str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list):
+        joined = [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
+    else:
+        return [(path, value)]
+    return [leaf for inner_path, inner in joined for leaf in _leaves(inner, inner_path)]
+
+
+def write_profile(profile: DeviceProfile, path: Path) -> None:
+    """Write a device profile to a TOML file atomically.
+
+    Raises:
+        ValueError: when the package tomli-w is missing, or the file cannot be written.
+    """
+    try:
+        import tomli_w
+    except ImportError:
+        raise ValueError(not_installed("writing a profile", "tomli-w", "profile")) from None
+    values = _without_none(msgspec.to_builtins(profile))
+    text = tomli_w.dumps({"schema": SCHEMA, **values})
+    try:
+        write_output(path, _compact(text).encode())
+    except OSError as error:
+        raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _compact(text: str) -> str:
+    """Put each sample of a TOML text on one line; tomli-w puts every number on its own line."""
+    item = r'\s+(?:[-+.\w]+|"\w*")'  # matches numbers and words, but no text with commas
+    return re.sub(
+        rf"\[(?:{item},)+\s*\]",
+        lambda m: "[" + ", ".join(re.findall(r"[^\s,\[\]]+", m[0])) + "]",
+        text,
+    )
+
+
 _SUFFIX = ".toml"
 
 
-class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network from which the links of devices are drawn.
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An entry of the library.
 
-    Attributes:
-        name: identifier by which fleet files refer to the network.
-        title: human-readable name.
-        link: quantiles of link rates and round-trip times across devices.
-        source: publication or measurement from which the figures come.
-        notes: measurement conditions and caveats for users of the network.
-        assumed: one line for each unknown figure, with the assumed value and its justification.
+    `assumed` has one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text
     title: Text
+    source: Text
+    notes: str = ""
+    assumed: tuple[Text, ...] = ()
+
+
+class NamedLink(_Named, frozen=True, kw_only=True):
+    """A network from which the links of devices are drawn: quantiles across devices."""
+
     link: LinkProfile
-    source: Text
-    notes: str = ""
-    assumed: tuple[Text, ...] = ()
 
 
-class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The availability of a population of devices.
+class NamedAvailability(_Named, frozen=True, kw_only=True):
+    """The availability of a population of devices."""
 
-    Attributes:
-        name: identifier by which fleet files refer to the availability.
-        title: human-readable name.
-        availability: distributions of sessions and gaps, and hours of the day.
-        source: publication or measurement from which the figures come.
-        notes: measurement conditions and caveats for users of the availability.
-        assumed: one line for each unknown figure, with the assumed value and its justification.
-    """
-
-    name: Text
-    title: Text
     availability: Availability
-    source: Text
-    notes: str = ""
-    assumed: tuple[Text, ...] = ()
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file that maps profile names to embodied carbon, and states the licence of the figures."""
+    """Embodied carbon by profile name. The licence of the figures requires a separate file."""
 
     attribution: Text
     licence: Text
@@ -80,12 +248,8 @@ def profile_names() -> list[str]:
 def load_profile(name_or_path: str) -> DeviceProfile:
     """Load a device profile from the library or from a TOML file.
 
-    Args:
-        name_or_path: name of a profile in the library, or a path that ends in `.toml`.
-
     Raises:
-        ValueError: when the name is unknown, or the file is unreadable or violates the schema. The
-            message is one sentence for users.
+        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
     """
     if name_or_path.endswith(_SUFFIX):
         return read_profile(Path(name_or_path))
@@ -94,13 +258,15 @@ def load_profile(name_or_path: str) -> DeviceProfile:
         _folder("devices") / (name_or_path + _SUFFIX), f"profile {name_or_path!r} of the library"
     )
     if profile.embodied is None:
-        found = _separate_embodied().get(name_or_path)
+        where = "the embodied carbon of the library"
+        table = read_toml(_folder("embodied") / "boavizta.toml", where)
+        found = convert(table, _EmbodiedFile, where).embodied.get(name_or_path)
         profile = msgspec.structs.replace(profile, embodied=found)
     return profile
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load all device profiles of the library into a dictionary with profile names as keys."""
+    """Load all device profiles of the library, by name."""
     return {name: load_profile(name) for name in profile_names()}
 
 
@@ -111,9 +277,6 @@ def network_names() -> list[str]:
 
 def load_network(name_or_path: str) -> NamedLink:
     """Load a network from the library or from a TOML file.
-
-    Args:
-        name_or_path: name of a network in the library, or a path that ends in `.toml`.
 
     Raises:
         ValueError: when the name is unknown, or the file is unreadable or violates the schema.
@@ -128,9 +291,6 @@ def availability_names() -> list[str]:
 
 def load_availability(name_or_path: str) -> NamedAvailability:
     """Load an availability from the library or from a TOML file.
-
-    Args:
-        name_or_path: name of an availability in the library, or a path that ends in `.toml`.
 
     Raises:
         ValueError: when the name is unknown, or the file is unreadable or violates the schema.
@@ -168,8 +328,42 @@ def _folder(name: str) -> Traversable:
     return files("profiles") / "library" / name
 
 
-def _separate_embodied() -> dict[str, Embodied]:
-    """Read the embodied carbon of each profile from a separate file, as its licence requires."""
-    where = "the embodied carbon of the library"
-    table = read_toml(_folder("embodied") / "boavizta.toml", where)
-    return convert(table, _EmbodiedFile, where).embodied
+# Upper bounds, to reject impossible energy reports. They lie above measurements and power supply
+# ratings: phones draw up to 18 W in bursts (notebookcheck), laptop power supplies deliver up to
+# 330 W and desktop power supplies up to 1600 W, and a DGX A100 draws 6.5 kW.
+_MOST_W = {
+    DeviceKind.PHONE: 25.0,
+    DeviceKind.TABLET: 60.0,
+    DeviceKind.LAPTOP: 330.0,
+    DeviceKind.SBC: 150.0,
+    DeviceKind.DESKTOP: 1600.0,
+    DeviceKind.SERVER: 10_000.0,
+    DeviceKind.CLOUD_GPU: 10_000.0,
+}
+_STRANGER_W = 1600.0  # a device without a known profile is assumed to be a desktop, not a server
+
+SLACK_S = 30.0  # maximum by which a device's energy report may be ahead of the PS's clock
+
+
+def most_w(profile: str) -> float:
+    """Return the upper bound on a device's power in watts; a desktop's for an unknown profile."""
+    return _by_profile().get(profile, _STRANGER_W)
+
+
+def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
+    """Return True if a device can have used `energy_j` joules since the device connected.
+
+    Args:
+        energy_j: joules that the device reports. They may be any number, even NaN.
+        profile: profile name that the device reports. It may be any text.
+        present_s: seconds since the device connected.
+    """
+    return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
+
+
+@cache
+def _by_profile() -> dict[str, float]:
+    return {
+        name: max(_MOST_W[profile.kind], (profile.power.compute_w or 0.0) if profile.power else 0.0)
+        for name, profile in load_profiles().items()
+    }

@@ -10,32 +10,24 @@ A model predicts the time to multiply an a x c matrix by a c x b matrix in a giv
               + wake if the device has been idle
 
 Every coefficient is 0 or more. Without the edge terms, the throughput saturates as each side grows,
-
-    2abc / (seconds - startup) = flops_per_s / (1 + a0/a + b0/b + c0/c),    flops_per_s = 2 / volume
-
-with half-saturation sides a0 = right/volume, b0 = left/volume and c0 = out/volume. These stand for
-the costs of packing the operands and writing the result. The edge terms are the cost of sides that
-are no multiples of a kernel's register tile. On x86, edge terms reduce prediction errors from 50 %
-to 12 %. The fresh terms are the cost of reading an operand that has just arrived over a socket and
-is not yet in the core's caches.
+at 2 / volume. The terms `out`, `left` and `right` are the costs of packing the operands and writing
+the result. The edge terms are the cost of sides that are no multiples of a kernel's register tile.
+On x86, they reduce prediction errors from 50 % to 12 %. The fresh terms are the cost of reading an
+operand that is not yet in the core's caches.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from cleave.errors import not_installed
 
-EDGE_WIDTHS: Final = (2, 4, 8, 16, 32, 48)
-"""Candidate widths of a kernel's register tile, in elements. The fit assigns a coefficient of zero
-to widths that do not matter."""
-
+EDGE_WIDTHS: Final = (2, 4, 8, 16, 32, 48)  # candidate widths of a register tile, in elements
 _MOST_KNOWN: Final = 65536
 
 
@@ -59,7 +51,6 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns and depth of the block.
-        layout: storage layout of the operands.
         seconds: mean seconds per block of the tile, as the median of several measurements.
         strips: strips per side of the measured tile, which has strips x strips blocks. The device
             was idle before the tile, and all strips had just arrived.
@@ -93,8 +84,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the width does not divide b.
         fresh_left_s, fresh_right_s: additional seconds per element of an operand that is multiplied
             for the first time.
-        wake_s: additional seconds on a device that has been idle, because of cold caches and a
-            sleeping thread.
+        wake_s: additional seconds on a device that has been idle.
     """
 
     startup_s: _Cost
@@ -110,12 +100,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model with constant throughput, whatever the shape of the matrices.
-
-        Args:
-            flops_per_s: throughput in FLOP/s.
-            startup_s: fixed seconds of every multiplication.
-        """
+        """Return a model with constant throughput for matrices of every shape."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property
@@ -134,13 +119,11 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        The last three arguments may also be shares between 0 and 1. The result is then the mean
-        over multiplications, of which these shares have fresh operands or a woken device.
-
         Args:
             a, b, c: rows, columns and depth.
-            fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0.
-            woken: 1 if the device has been idle, else 0.
+            fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0. A
+                share between 0 and 1 gives the mean over multiplications.
+            woken: 1 if the device has been idle, else 0, or a share.
         """
         total = self.startup_s + self.volume_s * a * b * c
         left_s = self.left_s + fresh_left * self.fresh_left_s
@@ -160,28 +143,19 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def scaled(self, factor: float) -> PerformanceModel:
         """Return a model that predicts `factor` times the seconds of this model."""
-        return PerformanceModel(
-            self.startup_s * factor,
-            self.volume_s * factor,
-            self.out_s * factor,
-            self.left_s * factor,
-            self.right_s * factor,
-            tuple(edge * factor for edge in self.edge_a_s),
-            tuple(edge * factor for edge in self.edge_b_s),
-            self.fresh_left_s * factor,
-            self.fresh_right_s * factor,
-            self.wake_s * factor,
-        )
+        costs: list[Any] = [
+            tuple(each * factor for each in cost) if isinstance(cost, tuple) else cost * factor
+            for cost in msgspec.structs.astuple(self)
+        ]
+        return PerformanceModel(*costs)
 
 
 class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prediction error of a performance model on samples that were not used to fit it.
 
     Attributes:
-        fitted: number of samples to which the model was fitted.
-        held_out: number of samples on which the error was measured.
-        median_error, p95_error: median and 95 % quantile of |predicted / measured - 1| on the
-            held-out samples.
+        fitted, held_out: numbers of samples for the fit and for the error.
+        median_error, p95_error: median and 95 % quantile of |predicted / measured - 1|.
     """
 
     fitted: int
@@ -190,9 +164,7 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p95_error: float
 
 
-POOR_ERROR: Final = 0.25
-"""Value of `FitReport.median_error` above which a model is unreliable. Good models have an error of
-a few percent."""
+POOR_ERROR: Final = 0.25  # `FitReport.median_error` above which a model is unreliable
 
 
 def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
@@ -236,29 +208,21 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
     """Fit a performance model to all samples, and measure the error that such a fit has.
 
-    For the error, a second model is fitted to four of every five samples and tested on the fifth.
-
-    Returns:
-        The model that was fitted to all samples, and the error of the second model.
+    The report is about a second model, which is fitted to four of every five samples and tested on
+    the fifth.
 
     Raises:
         ValueError: when the samples are too few to fit a model, or scipy is missing.
     """
+    import numpy as np
+
     ordered = sorted(samples, key=lambda s: (s.a * s.b * s.c, s.a, s.b, s.c))
     held_out = ordered[2::5]
     kept = [s for i, s in enumerate(ordered) if i % 5 != 2]
     judged = fit(kept)
-    errors = sorted(abs(judged.expected(s) / s.seconds - 1) for s in held_out)
-    report = FitReport(len(kept), len(errors), _quantile(errors, 0.5), _quantile(errors, 0.95))
-    return fit(samples), report
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile with linear interpolation, as numpy does."""
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    errors = [abs(judged.expected(s) / s.seconds - 1) for s in held_out]
+    median, p95 = (float(q) for q in np.quantile(errors, (0.5, 0.95)))
+    return fit(samples), FitReport(len(kept), len(errors), median, p95)
 
 
 class ComputeModel:
@@ -292,12 +256,8 @@ class ComputeModel:
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        Args:
-            dtype, out: dtype names of the operands and of the result, as in the protocol.
-            layout: storage layout of the operands.
-            a, b, c: rows, columns and depth.
-            fresh_left, fresh_right: True if the operand is multiplied for the first time.
-            woken: True if the device has been idle.
+        `dtype` and `out` are names of the protocol. The flags are those of
+        `PerformanceModel.seconds`.
         """
         # The tiles of a GEMM have few distinct shapes, but this is called millions of times.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
@@ -314,10 +274,6 @@ class ComputeModel:
 
         If no model has the result dtype `out`, a model with result dtype `dtype` is used, and
         otherwise an fp32 model. A missing layout is replaced by another layout of the same dtypes.
-
-        Args:
-            dtype, out: dtype names of the operands and of the result, as in the protocol.
-            layout: storage layout of the operands.
         """
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):

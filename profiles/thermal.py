@@ -1,15 +1,13 @@
 """A thermal model with two parameters and throttle points, for a device's slowdown under load.
 
-The model treats a device as one body with thermal resistance R (K/W) and heat capacity C (J/K). The
-power P of computing heats this body:
+A device is one body with thermal resistance R (K/W) and heat capacity C (J/K), which power P heats:
 
     dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
 
-s(T) is the device's speed and power at temperature T, as a share of full speed and full power. It
-is 1 below the first throttle point, linear between throttle points, and constant beyond the last
-throttle point. The two parameters are the steady-state temperature rise R P at full speed and the
-time constant tau. If a source publishes only throughput over time, the rise is set to 1, and
-temperatures are in units of the rise.
+s(T) is the speed and power at temperature T, as a share of full speed and full power. It is 1 below
+the first throttle point, linear between throttle points, and constant beyond the last. The
+parameters are the steady-state temperature rise R P at full speed and the time constant tau.
+Without published temperatures, the rise is 1, and temperatures are in units of the rise.
 """
 
 from __future__ import annotations
@@ -24,12 +22,7 @@ import msgspec
 
 
 class ThrottlePoint(NamedTuple):
-    """A point of the throttle curve s(T).
-
-    Attributes:
-        temperature: temperature in degrees Celsius, or in units of the model's rise.
-        speed: speed at this temperature, as a share of full speed.
-    """
+    """A point of the throttle curve s(T), in degrees Celsius or in units of the model's rise."""
 
     temperature: float
     speed: float
@@ -40,12 +33,11 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
-        time_constant_s: the time constant tau, in seconds.
         ambient: ambient temperature, in the unit of the throttle points' temperatures.
         points: throttle points with rising temperatures and falling speeds.
 
     Raises:
-        ValueError: when a throttle point is impossible. The message names the throttle point.
+        ValueError: when a throttle point is impossible.
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -78,13 +70,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.points[-1].speed
 
     def after(self, temperature: float, seconds: float, load: float) -> float:
-        """Return the temperature after `seconds` at constant power.
-
-        Args:
-            temperature: temperature at the start.
-            seconds: duration in seconds.
-            load: power as a share of full power; 0 for an idle device.
-        """
+        """Return the temperature after `seconds` at `load`, a share of full power."""
         steady = self.ambient + self.rise * load
         return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
 
@@ -93,7 +79,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the long-term speed under full load, as a share of full speed.
 
         Heating and cooling balance at this speed. If the speed jumps at a throttle point, the
-        device switches between both speeds, and the result is the device's mean speed.
+        result is the mean of both speeds, between which the device switches.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:
@@ -109,27 +95,18 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ThermalState:
-    """The current temperature of one device.
-
-    Attributes:
-        model: thermal model of the device.
-        temperature: temperature at time `at_s`.
-        at_s: time of the last update in seconds.
-    """
+    """The temperature of one device at time `at_s`, in seconds."""
 
     model: ThermalModel
     temperature: float
     at_s: float = 0.0
 
     def busy(self, begin_s: float, work_s: float) -> float:
-        """Advance the temperature over an idle period and a task, and return the task's seconds.
+        """Advance over an idle period and a task; return the task's seconds at throttled speed.
 
         Args:
             begin_s: start of the task in seconds, not before `at_s`. The device is idle until then.
             work_s: seconds that the task would take at full speed.
-
-        Returns:
-            Seconds that the task takes at the throttled speed.
         """
         model = self.model
         if begin_s > self.at_s:
@@ -148,16 +125,9 @@ class ThermalState:
 def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
     """Fit a thermal model with a normalized temperature rise of 1 to a sustained run.
 
-    The model assumes that the device runs at full speed until it is hot, and then settles at the
-    mean of the last three speeds. A grid search finds the time constant with the least squared
-    error.
-
-    Args:
-        speeds: pairs of seconds since the start and speed as a share of full speed.
-        ambient: ambient temperature of the fitted model, in units of the rise.
-
-    Returns:
-        The fitted model; None if the device settles above 97 % of full speed.
+    The model assumes full speed until the device is hot, and then the mean of the last three
+    speeds. A grid search finds the time constant. The result is None if the device settles above 97
+    % of full speed. `speeds` has pairs of seconds since the start and share of full speed.
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

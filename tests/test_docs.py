@@ -17,8 +17,7 @@ import pytest
 import typer
 
 from cleave_cli.main import app
-from profiles.fleet_file import _GROUP_KEYS
-from profiles.fleets import find_fleet
+from profiles.fleets import _GROUP_KEYS, find_fleet
 from tests.integration.processes import here
 
 pytestmark = pytest.mark.slow

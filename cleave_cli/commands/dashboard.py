@@ -6,22 +6,23 @@ import json
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from cleave_cli.operator_link import Data, Json, Server, ask
 from cleave_cli.render.qr import qr_code
-from cleave_cli.render.say import say
+from cleave_cli.render.text import say
 
 
 def dashboard(
-    qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
+    qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Print the address of a running server's dashboard.
 
-    Whoever has it may look at jobs, devices and events, and change nothing. `cleave status` shows
-    the same in a terminal.
+    The address lets its holder view jobs, devices and events, but change nothing. `cleave status`
+    shows the same in a terminal.
 
     Examples:
 

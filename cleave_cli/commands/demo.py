@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer import Option
 
 from cleave.errors import CleaveError
 from cleave_cli.options import human_bytes, need_train_extra
+from cleave_cli.own_server import own_devices
 
 if TYPE_CHECKING:
     from cleave.fleet.fleet import Fleet
@@ -34,13 +33,13 @@ _LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding erro
 
 
 def demo(
-    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    runs: Annotated[Path, Option(help="Folder for run folders.")] = Path("runs"),
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Train a small model here and on four devices, kill one, and compare; then a large one.
+    """Train a small model here and on four devices, kill one device, and compare the losses.
 
-    The devices are processes of this machine that join a server over its loopback. The large
-    model's step is simulated: nine devices of a household, by their measured speeds.
+    The devices are processes of this machine that join a server over loopback. Then a step of a
+    large model is simulated on nine devices of a household, at their measured speeds.
 
     Examples:
 
@@ -90,7 +89,12 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     _train(runs, "local", None, lambda record: plain.append(record.loss))
     say("   step   this machine      devices   difference      time")
     found: list[StepRecord] = []
-    with cleave.serve() as server, _devices(server.url, _DEVICES) as processes:
+    options = ("--backend", "numpy", "--threads", "1")  # the backend that starts fastest
+    with cleave.serve() as server, own_devices(server.url, _DEVICES, *options) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise CleaveError("a device process ended before it had joined")
         server.fleet.wait_for(_DEVICES)
 
         def report(record: StepRecord) -> None:
@@ -126,14 +130,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
 def _train(
     runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
 ) -> Path:
-    """Train the small model; return the path of the run folder.
-
-    Args:
-        runs: parent folder of run folders.
-        method: training method, `local` or `tiles`.
-        fleet: fleet to train on; None for this machine.
-        report: called with the record of each step.
-    """
+    """Train the small model by a method on a fleet, or on this machine; return the run folder."""
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
@@ -151,35 +148,6 @@ def _train(
     return folder.path
 
 
-@contextmanager
-def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Start `count` device processes; yield them once they have joined a server.
-
-    The processes are stopped when the `with` block ends.
-    """
-    from cleave.transport.join_url import url_file
-
-    with url_file(url) as source:  # a file, because other users can read command lines
-        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]
-        command += ["--backend", "numpy", "--threads", "1"]  # the backend that starts fastest
-        started = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
-        ]
-        try:
-            for process in started:
-                assert process.stdout is not None
-                if not process.stdout.readline():
-                    raise CleaveError("a device process ended before it had joined")
-            yield started
-        finally:
-            for process in started:
-                process.terminate()
-            for process in started:
-                process.wait()
-                assert process.stdout is not None
-                process.stdout.close()
-
-
 # --- emulation of a large model, from array sizes ---
 
 
@@ -190,7 +158,7 @@ def _large() -> dict[str, Any]:
     from cleave.machine.backends import TorchBackend
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
-    from emulator.by_stages import emulate_stages
+    from emulator.sized_stages import emulate_stages
     from profiles.fleets import find_fleet
 
     backend = TorchBackend()

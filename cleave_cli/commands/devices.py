@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.options import human_bytes
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import Csv, Form, form_of, printable, say, write_csv
 
 app = typer.Typer(
     name="devices",
@@ -33,7 +33,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _WIDE: Final = 120  # terminal width, in characters, for all columns of the table
 
-Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave devices` lists it.")]
+Name = Annotated[str, Argument(help="The device's name or id, as `cleave devices` lists it.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -46,7 +46,7 @@ def devices(
 ) -> None:
     """List the devices that a server knows: states with reasons, reputation, contribution.
 
-    A terminal of less than 120 columns shows the most important part.
+    A terminal of less than 120 columns shows the most important columns.
 
     Examples:
 
@@ -81,10 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Format a device's number of failed runs, with the last failure.
-
-    The last failure is omitted if the reason of the device's state already contains it.
-    """
+    """Format a device's number of failed runs; name the last failure unless the state does."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]
@@ -120,12 +117,12 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
 @app.command("revoke")
 def revoke(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why; the device is told.")] = "",
+    reason: Annotated[str, Option(help="Reason, which the device also gets.")] = "",
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Make a device's credential invalid, for good; its session ends at once.
+    """Invalidate a device's credential permanently, and end its session at once.
 
     Examples:
 
@@ -145,7 +142,7 @@ def revoke(
 
 @app.command("release")
 def release(name: Name, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Let a device out of quarantine; what it did wrong counts no more.
+    """Release a device from quarantine, and reset its wrong results.
 
     Examples:
 
@@ -158,15 +155,15 @@ def release(name: Name, server: Server = "", data: Data = None, as_json: Json = 
 @app.command("own")
 def own(
     name: Name,
-    no: Annotated[bool, typer.Option("--no", help="It is not your own any more.")] = False,
+    no: Annotated[bool, Option("--no", help="Remove the mark.")] = False,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Mark a device as your own: it may train whole layers, from now on and at once.
+    """Mark a device as your own: from now on, it may train whole layers.
 
-    It sees parameters and activations of those layers, and what it computes of them is not
-    checked: mark only devices that you trust. `cleave pair --own` marks those that are to come.
+    The device sees parameters and activations of those layers, and its results for them are not
+    checked: mark only devices that you trust. `cleave pair --own` marks future devices.
 
     Examples:
 

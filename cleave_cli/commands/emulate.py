@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError
-from cleave_cli.emulate_files import Watch
-from cleave_cli.emulate_real_time import real_time
+from cleave_cli.emulate_real_time import Watch, real_time
 from cleave_cli.fleet_options import choose_fleet
 from cleave_cli.options import counted, human_bytes, not_empty, was_given
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.narrow import filled
+from cleave_cli.render.text import Csv, Form, filled, form_of, write_csv
 
 if TYPE_CHECKING:
     from emulator.sized_step import SizedStep
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_REAL_TIME = 20_000
 _DTYPES = ("fp32", "bf16", "fp16")
+_COUNTED = ("gemms", "tiles", "blocks", "reissued", "downlink_bytes", "uplink_bytes")
 _REAL_TIME = ("duration", "speed")
 _VIRTUAL = (
     "method", "batch", "seq", "steps", "ps_gbit", "ps_gflops", "coding", "reuse", "as_csv",
@@ -31,72 +33,62 @@ _VIRTUAL = (
 
 def emulate(
     devices: Annotated[
-        int | None, typer.Option(help="How many [default: as --fleet says, else 1000]")
+        int | None, Option(help="Number of devices [default: that of --fleet, else 1000]")
     ] = None,
     fleet: Annotated[
-        str, typer.Option(help="paper, home-mix, campus, ..., with a size or not, or a TOML file.")
+        str, Option(help="paper, home-mix, campus, ..., with a size or not, or a TOML file.")
     ] = "paper",
     server: Annotated[
         str,
-        typer.Option(
-            help="Join URL of a running server, or @FILE; one of its own unless given.",
+        Option(
+            help="Join URL of a running server, or @FILE. Default: start a server.",
             callback=not_empty,
         ),
     ] = "",
-    model: Annotated[
-        str, typer.Option(help="No server: steps of this model in virtual time, sizes only.")
-    ] = "",
-    churn: Annotated[
-        str, typer.Option(help="Devices come and go: mean seconds on:off, as 600:120, or a name.")
-    ] = "",
-    stragglers: Annotated[
-        float, typer.Option(help="Share of devices whose rates are divided by ten.")
-    ] = 0.0,
-    duration: Annotated[float, typer.Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
-    speed: Annotated[float, typer.Option(help="Emulated seconds in a real one.")] = 1.0,
+    model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
+    churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
+    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    duration: Annotated[float, Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
+    speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
-        bool, typer.Option("--compute/--no-compute", help="Really multiply, or answer zeros.")
+        bool, Option("--compute/--no-compute", help="Compute results, or return zeros.")
     ] = True,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write what devices did, for ui.perfetto.dev.")
-    ] = None,
-    log: Annotated[Path | None, typer.Option(help="Write every event, a JSON line each.")] = None,
-    seed: Annotated[int, typer.Option(help="Of links, jitter, drift and churn.")] = 0,
+    trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
+    log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,
+    seed: Annotated[int, Option(help="Seed of links, jitter, drift and churn.")] = 0,
     start_hour: Annotated[
-        float, typer.Option(help="Hour of the day at the start, for devices that keep hours.")
+        float, Option(help="Hour of the day at the start, for devices with daily hours.")
     ] = 22.0,
-    batch: Annotated[int, typer.Option(help="With --model: sequences per step.")] = 128,
-    seq: Annotated[int, typer.Option(help="With --model: tokens per sequence.")] = 1024,
+    batch: Annotated[int, Option(help="With --model: sequences per step.")] = 128,
+    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 1024,
     method: Annotated[
-        str, typer.Option(help="With --model: tiles, or stages (whole layers on devices).")
+        str, Option(help="With --model: tiles, or stages (whole layers on devices).")
     ] = "tiles",
-    steps: Annotated[int, typer.Option(help="With --model: how many.")] = 1,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "fp32",
+    steps: Annotated[int, Option(help="With --model: number of steps.")] = 1,
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     ps_gbit: Annotated[
-        float, typer.Option(help="With --model: the PS's card, Gbit/s each way; 0: unlimited.")
+        float, Option(help="With --model: card of the PS, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
     ps_gflops: Annotated[
         float,
-        typer.Option(
-            help="With --model: GFLOP/s of the server; 0: by stages as measured on this machine, "
-            "by tiles what it does itself is left out."
+        Option(
+            help="With --model: GFLOP/s of the server. 0: measured here (stages), or no time for "
+            "the server's own work (tiles)."
         ),
     ] = 0.0,
-    coding: Annotated[
-        str, typer.Option(help="With --model: count payloads as coded: auto, on, off.")
-    ] = "auto",
+    coding: Annotated[str, Option(help="With --model, compress payloads: auto, on, off.")] = "auto",
     reuse: Annotated[
         bool,
-        typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
+        Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
     as_csv: Csv = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Emulate a fleet: device sessions that pace themselves by measured profiles.
+    """Emulate a fleet of devices, as slow as their measured profiles.
 
-    In real time, against a parameter server that cannot tell them from phones; or with --model in
-    virtual time, as fast as this machine can count.
+    In real time, the devices join a parameter server, which cannot distinguish them from phones.
+    With --model, steps run in virtual time, as fast as this machine can count.
 
     Examples:
 
@@ -114,11 +106,8 @@ def emulate(
         raise UsageError(f"--devices is {devices}; give 1 or more")
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_DTYPES)}")
-    for name, value in (
-        ("--duration", duration),
-        ("--ps-gbit", ps_gbit),
-        ("--ps-gflops", ps_gflops),
-    ):
+    numbers = {"--duration": duration, "--ps-gbit": ps_gbit, "--ps-gflops": ps_gflops}
+    for name, value in numbers.items():
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 or more")
     for name, count in (("--steps", steps), ("--batch", batch), ("--seq", seq)):
@@ -137,25 +126,19 @@ def emulate(
     _need_meaning(context, virtual=bool(model))
     form = form_of(as_json=as_json, as_csv=as_csv)
     members = choose_fleet(
-        fleet,
-        devices,
-        default=1000,
-        dtype="fp32" if method == "stages" else dtype,
-        churn=churn,
-        stragglers=stragglers,
-        seed=seed,
-    )
+        fleet, devices, default=1000, dtype="fp32" if method == "stages" else dtype, churn=churn,
+        stragglers=stragglers, seed=seed,
+    )  # fmt: skip
     watch = Watch(trace, log)
-    if model and method == "stages":
-        _stages(
-            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, watch,
-            coding=coding, form=form,
+    if model:
+        asked = _Asked(
+            members, model, batch, seq, dtype, steps, ps_gbit * 1e9 / 8 or math.inf, ps_gflops,
+            coding, seed, start_hour, reuse, watch, form,
         )  # fmt: skip
-    elif model:
-        _virtual(
-            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, start_hour, reuse,
-            watch, coding=coding, form=form,
-        )  # fmt: skip
+        if method == "stages":
+            _stages(asked)
+        else:
+            _tiles(asked)
     else:
         if len(members) > MAX_REAL_TIME:
             raise UsageError(
@@ -168,12 +151,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Raise if an option of the other mode is given, because it would be ignored silently.
-
-    Args:
-        context: context of the command.
-        virtual: True for virtual time, False for real time.
-    """
+    """Raise if an option of the other mode is given, because it would be ignored silently."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -189,23 +167,27 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
 # --- virtual time ---
 
 
-def _virtual(
-    members: list[FleetDevice],
-    model: str,
-    rows: int,
-    sequence: int,
-    dtype: str,
-    steps: int,
-    ps_gbit: float,
-    ps_gflops: float,
-    seed: int,
-    start_hour: float,
-    reuse: bool,
-    watch: Watch,
-    *,
-    coding: str,
-    form: Form,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options of the command for steps in virtual time."""
+
+    members: list[FleetDevice]
+    model: str
+    rows: int
+    sequence: int
+    dtype: str
+    steps: int
+    card_bytes_per_s: float
+    ps_gflops: float
+    coding: str
+    seed: int
+    start_hour: float
+    reuse: bool
+    watch: Watch
+    form: Form
+
+
+def _tiles(asked: _Asked) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -217,57 +199,43 @@ def _virtual(
     from emulator.sized_step import SizedStepper, server_s
     from emulator.virtual import emulated
 
-    card = ps_gbit * 1e9 / 8 or float("inf")
+    card, form, watch, devices = asked.card_bytes_per_s, asked.form, asked.watch, len(asked.members)
     with emulated(
-        members,
-        compute=False,
-        ps=PsRates(card, card),
-        seed=seed,
-        start_hour=start_hour,
-        coding=coding,
-    ) as fleet:
+        asked.members, compute=False, ps=PsRates(card, card), seed=asked.seed,
+        start_hour=asked.start_hour, coding=asked.coding,
+    ) as fleet:  # fmt: skip
         # The server's event loop takes no virtual time, but plans account for it as on a real
         # server.
         fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
         runtime: Any = fleet.runtime
         runtime.observers.extend(watch.observers)
-        spec = find_model(model)
-        stepper = SizedStepper(fleet, spec, rows * sequence, DType(dtype), reuse=reuse)
-        here_s = server_s(spec, rows, sequence, ps_gflops * 1e9) if ps_gflops else None
+        spec, rows, sequence = find_model(asked.model), asked.rows, asked.sequence
+        dtype = DType(asked.dtype)
+        stepper = SizedStepper(fleet, spec, rows * sequence, dtype, reuse=asked.reuse)
+        flops_per_s = asked.ps_gflops * 1e9
+        here_s = server_s(spec, rows, sequence, flops_per_s) if flops_per_s else None
         console = Console(stderr=True)
         hidden = form is not Form.PEOPLE or not console.is_terminal
         rows_done = list[dict[str, Any]]()
         try:
-            for number in range(1, steps + 1):
+            for number in range(1, asked.steps + 1):
                 # Remove the progress bar of a step before printing the result on the same terminal.
-                with Progress(console=console, transient=True, disable=hidden) as progress:
-                    step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
-                rows_done.append(_step_values(step, here_s, number, len(members)))
+                with Progress(console=console, transient=True, disable=hidden) as bar:
+                    title = f"step {number} of {asked.model}"
+                    task = bar.add_task(title, total=2 * stepper.groups)
+                    step = stepper.step(partial(_advance, bar, task))
+                rows_done.append(_step_values(step, here_s, number, devices))
                 if form is Form.JSON:
                     typer.echo(json.dumps(rows_done[-1]))
                 elif form is Form.PEOPLE:
-                    _show_step(step, here_s, number, len(members))
+                    _show_step(step, here_s, number, devices)
         finally:
             watch.finish()  # write the files even after Ctrl-C
             if form is Form.CSV and rows_done:
                 write_csv(rows_done)
 
 
-def _stages(
-    members: list[FleetDevice],
-    model: str,
-    rows: int,
-    sequence: int,
-    dtype: str,
-    steps: int,
-    ps_gbit: float,
-    ps_gflops: float,
-    seed: int,
-    watch: Watch,
-    *,
-    coding: str,
-    form: Form,
-) -> None:
+def _stages(asked: _Asked) -> None:
     from rich.console import Console
 
     from cleave.arrays import DType
@@ -275,19 +243,19 @@ def _stages(
     from cleave.planner.stages.prediction import in_seconds
     from cleave.workload.registry import find_model
     from cleave_cli.plan_question import server_flops_per_s
-    from emulator.by_stages import emulate_stages
+    from emulator.sized_stages import emulate_stages
 
-    card = ps_gbit * 1e9 / 8 or float("inf")
-    speed = server_flops_per_s(ps_gflops, "fp32")
+    card, form, members = asked.card_bytes_per_s, asked.form, asked.members
+    speed = server_flops_per_s(asked.ps_gflops, "fp32")
     try:
-        with Console(stderr=True).status(f"planning and emulating {model} by stages"):
+        with Console(stderr=True).status(f"planning and emulating {asked.model} by stages"):
             found = emulate_stages(
-                find_model(model), rows, sequence, members, speed, PsRates(card, card),
-                dtype=DType(dtype), steps=steps, coding=coding, seed=seed,
-                observers=watch.observers,
+                find_model(asked.model), asked.rows, asked.sequence, members, speed,
+                PsRates(card, card), dtype=DType(asked.dtype), steps=asked.steps,
+                coding=asked.coding, seed=asked.seed, observers=asked.watch.observers,
             )  # fmt: skip
     finally:
-        watch.finish()
+        asked.watch.finish()
     values = [
         {
             "event": "step", "step": number, "devices": len(members), "method": "stages",
@@ -312,7 +280,7 @@ def _stages(
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
-    whose = "of --ps-gflops" if ps_gflops else "of this machine"
+    whose = "of --ps-gflops" if asked.ps_gflops else "of this machine"
     text = (
         f"  the PS alone: {in_seconds(found.alone_s)}, simulated, at the "
         f"{speed / 1e9:.3g} GFLOP/s {whose}\n"
@@ -321,13 +289,8 @@ def _stages(
     typer.echo(filled(text))
 
 
-def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:
-    task = progress.add_task(title, total=2 * stepper.groups)
-
-    def advance(done: int, _: int) -> None:
-        progress.update(task, completed=done)
-
-    return advance
+def _advance(bar: Any, task: Any, done: int, _: int) -> None:
+    bar.update(task, completed=done)
 
 
 def _step_values(
@@ -340,12 +303,7 @@ def _step_values(
         "devices": devices,
         "fleet_s": seconds,
         "server_s": here_s,
-        "gemms": done.gemms,
-        "tiles": done.tiles,
-        "blocks": done.blocks,
-        "reissued": done.reissued,
-        "downlink_bytes": done.downlink_bytes,
-        "uplink_bytes": done.uplink_bytes,
+        **{name: getattr(done, name) for name in _COUNTED},
         "coding_saved_down_bytes": done.saved.down.total,
         "coding_saved_up_bytes": done.saved.up.total,
         "ps_egress_bytes_per_s": done.downlink_bytes / seconds,
@@ -357,14 +315,7 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Print the time and traffic of a step by tiles.
-
-    Args:
-        step: result of the emulated step.
-        here_s: seconds of attention, which the server computes; None to leave attention out.
-        number: number of the step.
-        devices: number of devices in the fleet.
-    """
+    """Print the time and traffic of a step by tiles. `here_s`: seconds of attention, if known."""
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s

@@ -7,35 +7,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError
-from cleave_cli.render.say import say
+from cleave_cli.render.text import say
 from cleave_cli.trained_model import Devices, Model, Server, Step, progress_bar, use
 
 
 def evaluate(
     model: Model,
-    data: Annotated[
-        str, typer.Option(help="Text to predict: a file, folder, JSONL, Parquet.")
-    ] = "",
-    choices: Annotated[
-        Path | None, typer.Option(help="Questions: a CSV file in the format of MMLU.")
-    ] = None,
-    examples: Annotated[
-        Path | None, typer.Option(help="With --choices: answered questions to begin with.")
-    ] = None,
-    shots: Annotated[int, typer.Option(help="How many of --examples.", min=0)] = 5,
-    subject: Annotated[str, typer.Option(help="With --choices: what they are about.")] = "",
-    seq: Annotated[
-        int, typer.Option(help="Tokens of a window; 0: 1024, or what the model takes.", min=0)
-    ] = 0,
-    batch: Annotated[int, typer.Option(help="Windows at once.", min=1)] = 4,
+    data: Annotated[str, Option(help="Text to predict: a file, folder, JSONL, Parquet.")] = "",
+    choices: Annotated[Path | None, Option(help="Questions: a CSV file in MMLU's format.")] = None,
+    examples: Annotated[Path | None, Option(help="With --choices: questions with answers.")] = None,
+    shots: Annotated[int, Option(help="Number of --examples in the prompt.", min=0)] = 5,
+    subject: Annotated[str, Option(help="With --choices: subject of the questions.")] = "",
+    seq: Annotated[int, Option(help="Tokens per window; 0: 1024 or the model's limit.", min=0)] = 0,
+    batch: Annotated[int, Option(help="Windows per batch.", min=1)] = 4,
     devices: Devices = 0,
     server: Server = "",
     step: Step = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Say how well a model predicts a text, or answers multiple-choice questions.
+    """Measure how well a model predicts a text, or answers multiple-choice questions.
 
     Examples:
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from cleave.errors import UsageError
 from cleave_cli.trained_model import Step
@@ -16,29 +17,25 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder of cleave train.", show_default=False)],
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="The new folder; by default `export` in the run folder."),
-    ] = None,
+    run: Annotated[Path, Argument(help="A run folder of cleave train.", show_default=False)],
+    folder: Annotated[Path | None, Argument(help="New folder. Default: RUN/export.")] = None,
     step: Step = 0,
     best: Annotated[
-        bool, typer.Option("--best", help="The one with the lowest held-out loss (--keep-best).")
+        bool, Option("--best", help="Checkpoint of the lowest held-out loss (--keep-best).")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    dtype: Annotated[str, Option(help="Dtype of the weights: fp32, bf16 or fp16.")] = "fp32",
     merge: Annotated[
-        bool, typer.Option("--merge", help="Of --lora: the whole model, adapters merged into it.")
+        bool, Option("--merge", help="For --lora: the whole model with merged adapters.")
     ] = False,
     while_training: Annotated[
-        bool,
-        typer.Option("--while-training", help="Of a run that goes on; give FOLDER as well."),
+        bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
 
-    It has the weights of a checkpoint, configuration, tokenizer, and a model card that says what
-    the model was trained on, by which devices, and what that took. Of a run with adapters (--lora)
+    The folder has the weights of a checkpoint, the configuration, the tokenizer, and a model card
+    with the training data, the devices, and the cost of training. For a run with adapters (--lora),
     it has the adapters, for peft, unless --merge is given.
 
     Examples:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from cleave.errors import UsageError
-from cleave_cli.commands.footprint_study import study
-from cleave_cli.render.form import Csv, form_of
+from cleave.errors import UsageError, not_installed
+from cleave.files import writable_folder, write_output
+from cleave_cli.options import Jobs, RayAddress, simulation_progress, usage_errors
+from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
     from cleave.energy.account import CloudSpell, Ps
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from cleave.energy.predict import Work
     from cleave.energy.run_energy import RunEnergy
     from profiles.device_profile import DeviceProfile
-    from profiles.fleet_device import FleetDevice
+
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
 _AS_ASSUMED = -1.0  # default of options for which 0 is a valid value
@@ -40,65 +43,50 @@ class _RunOrStudy(TyperGroup):
 
 
 app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
-app.command("study")(study)
 
 
 @app.command("run", hidden=True)
 def footprint(
-    run: Annotated[
-        Path | None, typer.Argument(help="A run folder of cleave train.", show_default=False)
-    ] = None,
-    model: Annotated[str, typer.Option(help="Instead of a run: model name, as opt-1.3b.")] = "",
+    run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
+    model: Annotated[str, Option(help="Instead of a run: model, such as opt-1.3b.")] = "",
     fleet: Annotated[
-        str, typer.Option(help="With --model: laptops-4, home-mix-N, ..., or a TOML file.")
+        str, Option(help="With --model: laptops-4, home-mix-N, ..., or a TOML file.")
     ] = "laptops-4",
     against: Annotated[
-        str, typer.Option(help="With --model: a GPU in a data centre, as a5000; a profile.")
+        str, Option(help="With --model: profile of a data centre's GPU, such as a5000.")
     ] = "",
-    steps: Annotated[int, typer.Option(help="With --model: optimizer steps.")] = 100,
-    batch: Annotated[int, typer.Option(help="With --model: sequences per step.")] = 16,
-    seq: Annotated[int, typer.Option(help="With --model: tokens per sequence.")] = 512,
-    dtype: Annotated[str, typer.Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
+    steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
+    batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
+    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
+    dtype: Annotated[str, Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
     grid: Annotated[
-        str, typer.Option(help="Electricity: a country, as DEU, or a CSV of hours; for carbon.")
+        str, Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hours.")
     ] = "",
-    cloud_grid: Annotated[
-        str, typer.Option(help="The data centre's electricity, where it is another.")
-    ] = "",
-    start_hour: Annotated[
-        float, typer.Option(help="Hour of the day at which it begins, for a CSV of hours.")
-    ] = 0.0,
+    cloud_grid: Annotated[str, Option(help="Electricity of the data centre, if not --grid.")] = "",
+    start_hour: Annotated[float, Option(help="Hour at the start, for a CSV of hours.")] = 0.0,
     lifetime: Annotated[
-        float, typer.Option(help="Years that devices and GPU last; 0: as assumed by kind.")
+        float, Option(help="Lifetime of devices and GPU in years; 0: as assumed by kind.")
     ] = 0.0,
-    utilisation: Annotated[
-        float, typer.Option(help="Share of that in which they are in use; 0: as assumed.")
-    ] = 0.0,
+    utilisation: Annotated[float, Option(help="Share of lifetime in use; 0: as assumed.")] = 0.0,
     charger: Annotated[
-        float, typer.Option(help="Energy at the socket over that used; 0: as assumed by kind.")
+        float, Option(help="Energy at the socket over energy used; 0: as assumed by kind.")
     ] = 0.0,
-    network: Annotated[
-        float, typer.Option(help="kWh per GB between PS and devices; -1: as assumed.")
-    ] = _AS_ASSUMED,
-    ps_watts: Annotated[
-        float, typer.Option(help="What the PS draws at the socket; 0: unknown.")
-    ] = 0.0,
-    pue: Annotated[
-        float, typer.Option(help="Of the data centre, 1 and more; 0: as assumed.")
-    ] = 0.0,
+    network: Annotated[float, Option(help="kWh per GB of traffic; -1: as assumed.")] = _AS_ASSUMED,
+    ps_watts: Annotated[float, Option(help="Watts of the PS at the socket; 0: unknown.")] = 0.0,
+    pue: Annotated[float, Option(help="PUE of the data centre, 1 or more; 0: as assumed.")] = 0.0,
     host_share: Annotated[
-        float, typer.Option(help="What is around the GPU, over the GPU; -1: as assumed.")
+        float, Option(help="Energy of the GPU's host over the GPU's; -1: as assumed.")
     ] = _AS_ASSUMED,
     gpu_share: Annotated[
-        float, typer.Option(help="Of the GPU's multiplications/s that training reaches.")
+        float, Option(help="Share of the GPU's multiplications/s that training reaches.")
     ] = 0.5,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw what each assumption changes (PNG); needs --grid.")
+        Path | None, Option(help="Plot the effect of each assumption (PNG); needs --grid.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
-    """Say what a run cost in energy and carbon, or what one would, and against a data centre.
+    """Report the energy and carbon of a run, or of a planned run compared with a data centre.
 
     Examples:
 
@@ -108,7 +96,7 @@ def footprint(
 
       cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
 
-    `cleave footprint study` holds a paper's claims against its set-up (see its --help).
+    `cleave footprint study` tests the claims of a paper (see its --help).
     """
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.sensitivity import Case
@@ -133,10 +121,17 @@ def footprint(
         question, duration_s, title = _of_run(run, profiles, ps_watts, notes)
     else:
         from cleave.energy.predict import cloud_spell, fleet_spells
+        from profiles.fleets import find_fleet
 
         work = _work(model, batch, seq, steps, dtype)
-        usages, duration_s = fleet_spells(work, _devices(fleet, dtype))
-        cloud = cloud_spell(work, _gpu(against), _share(gpu_share)) if against else None
+        with usage_errors():
+            members = find_fleet(fleet, dtype=dtype)
+        usages, duration_s = fleet_spells(work, members)
+        if against:
+            profile = _gpu(against)
+            if not 0 < gpu_share <= 1:
+                raise UsageError(f"--gpu-share is {gpu_share:g}; give a share above 0, up to 1")
+            cloud = cloud_spell(work, profile, gpu_share)
         question = ComparisonQuestion(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
         notes += _on_work(work, cloud, gpu_share)
@@ -198,34 +193,17 @@ def _on_work(work: Work, cloud: CloudSpell | None, gpu_share: float) -> list[str
     return notes
 
 
-def _devices(fleet: str, dtype: str) -> list[FleetDevice]:
-    from profiles.fleets import find_fleet
-
-    try:
-        return find_fleet(fleet, dtype=dtype)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
 def _gpu(name: str) -> DeviceProfile:
     from profiles.library import load_profile
 
-    try:
+    with usage_errors():
         profile = load_profile(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     if profile.power is None or profile.power.compute_w is None:
         raise UsageError(
             f"the power of {name} is not known, so neither is its energy; give a profile that "
             f"states compute_w, as a5000 or a100-sxm-80gb"
         )
     return profile
-
-
-def _share(value: float) -> float:
-    if not 0 < value <= 1:
-        raise UsageError(f"--gpu-share is {value:g}; give a share above 0, up to 1")
-    return value
 
 
 def _ps(watts: float, seconds: float) -> Ps | None:
@@ -284,3 +262,74 @@ def _assumed(
     if host_share != _AS_ASSUMED:
         made = replace(made, host_share=replace(made.host_share, value=host_share))
     return made
+
+
+@app.command("study")
+def study(
+    out: Annotated[Path, Option(help="Folder for the report and its figures.")] = Path(
+        "footprint-report"
+    ),
+    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
+    quick: Annotated[bool, Option("--quick", help="Only very small models, as a trial.")] = False,
+    jobs: Jobs = 1,
+    ray: RayAddress = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Test the claims of arXiv 2507.01803 in its simulated set-up, and write a report.
+
+    Laptops and phones train OPT-125M and OPT-1.3B, alone, by DT-FM and by Cleave, compared with an
+    NVIDIA A5000: energy, carbon in both views, and under which conditions which claim holds.
+
+    Examples:
+
+      cleave footprint study --out footprint-report
+
+      cleave footprint study --jobs 4 --json > study.json
+    """
+    from cleave.energy.assumptions import load_assumptions
+    from cleave.energy.typical import load_typical
+    from simulator.paper import marked_quick
+    from simulator.study.inputs import inputs
+    from simulator.study.report import document, report
+    from simulator.study.setups import published
+    from simulator.study.setups import quick as small
+    from simulator.study.study import steps_of
+    from simulator.study.study import study as found_of
+    from simulator.workers import workers
+
+    try:
+        from simulator.study.figures import save_all, tornado_files
+    except ImportError:
+        raise not_installed("a report with figures", "matplotlib", "train") from None
+    by = workers(jobs, ray)
+    try:
+        writable_folder(out)  # report an error before the simulations start
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    scope = small() if quick else published()
+    with simulation_progress(steps_of(scope)) as progress:
+        found = found_of(scope, seed, by, progress.done)
+        figures = inputs(scope, load_assumptions(), load_typical())
+        progress.say("drawing")
+        try:
+            save_all(out, found)
+            text = report(found, figures, (name for name, _, _ in tornado_files(found)))
+            text = marked_quick(text) if quick else text
+            write_output(out / "report.md", text.encode())
+        except OSError as error:
+            raise UsageError(f"cannot write into {out}: {error.strerror}") from None
+    if as_json:
+        typer.echo(json.dumps({**document(found, figures), "report": str(out / "report.md")}))
+        return
+    for each in found:
+        best = each.best
+        claims = ", ".join(
+            f"{name} {held.verdict.value} ({held.central:.2g})"
+            for name, held in (
+                ("energy", best.found.energy),
+                ("carbon attributed", best.found.attributed),
+                ("sunk cost", best.found.sunk_cost),
+            )
+        )
+        typer.echo(f"{each.setup.name}, {best.row.name}: {claims}")
+    typer.echo(str(out / "report.md"))

@@ -6,31 +6,30 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError
-from cleave_cli.render.say import printable
+from cleave_cli.render.text import printable
 from cleave_cli.trained_model import Devices, Model, Server, Step, use
 
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option(help="The text; - to read it from stdin.")] = "-",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="It is a question to a chat model; print the answer.")
-    ] = False,
-    tokens: Annotated[int, typer.Option(help="That are added at most.", min=1)] = 100,
+    prompt: Annotated[str, Option(help="The text; -: read it from stdin.")] = "-",
+    chat: Annotated[bool, Option("--chat", help="The text is a question to a chat model.")] = False,
+    tokens: Annotated[int, Option(help="Maximum number of new tokens.", min=1)] = 100,
     temperature: Annotated[
-        float, typer.Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
+        float, Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Of the likeliest tokens that have this share together.")
+        float, Option(help="Sample from the likeliest tokens with this total probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the choice of tokens.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the choice of tokens.")] = 0,
     devices: Devices = 0,
     server: Server = "",
     step: Step = 0,
 ) -> None:
-    """Print a text and what a model adds to it, as it comes.
+    """Print a text and its continuation by a model, token by token.
 
     Examples:
 

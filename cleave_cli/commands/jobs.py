@@ -6,11 +6,10 @@ import json
 from typing import Annotated, Any, Final
 
 import typer
+from typer import Argument, Option
 
 from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
-from cleave_cli.render.narrow import filled
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import Csv, Form, filled, form_of, printable, say, write_csv
 from cleave_cli.render.training import loss_text
 
 app = typer.Typer(
@@ -19,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: job-3.")]
+Job = Annotated[str, Argument(help="The job, as `cleave jobs` lists it: job-3.")]
 
 _RECORDED: Final = (
     "job", "state", "reason", "model", "name", "steps", "steps_in_all", "loss",
@@ -40,7 +39,7 @@ def jobs(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List a server's jobs, also those from before it was started.
+    """List a server's jobs, including jobs from before its start.
 
     Examples:
 
@@ -92,7 +91,7 @@ def _progress(job: dict[str, Any]) -> str:
 
 @app.command("stop")
 def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """End a job before its last step; it writes a checkpoint, and can be resumed.
+    """Stop a job before its last step; it writes a checkpoint, and can be resumed.
 
     Examples:
 
@@ -103,7 +102,7 @@ def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False
 
 @app.command("pause")
 def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Let a job rest: it writes a checkpoint, and the next in the queue begins.
+    """Pause a job: it writes a checkpoint, and the next job in the queue begins.
 
     Examples:
 
@@ -114,7 +113,7 @@ def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = Fals
 
 @app.command("resume")
 def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Queue a job again that was paused, stopped, or left by a server that ended.
+    """Queue a job again that was paused, stopped, or interrupted by the end of its server.
 
     Examples:
 
@@ -126,7 +125,7 @@ def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = Fal
 @app.command("logs")
 def logs(
     job: Job,
-    last: Annotated[int, typer.Option("--last", "-n", help="So many records.", min=1)] = 20,
+    last: Annotated[int, Option("--last", "-n", help="Number of records.", min=1)] = 20,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from cleave.device.host.policy import parse_memory, parse_policy
-from cleave_cli.render.say import printable
+from cleave_cli.render.text import printable
 
 EXAMPLES = """
 Examples:
@@ -29,49 +30,40 @@ Examples:
 
 _MOST_THREADS = 1024
 
-Url = Annotated[
-    str, typer.Argument(help="The join URL that `cleave serve` prints, or @FILE that holds it.")
-]
-Name = Annotated[str, typer.Option(help="What to call this device.")]
+Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FILE with this URL.")]
+Name = Annotated[str, Option(help="Name of this device.")]
 BackendName = Annotated[
     str,
-    typer.Option(
+    Option(
         "--backend",
         "--executor",
-        help="What multiplies: auto, numpy, torch, torch:cpu, cuda, mps or xpu. "
+        help="Backend for multiplications: auto, numpy, torch, torch:cpu, cuda, mps or xpu. "
         "(--executor is the old name.)",
     ),
 ]
 ProviderName = Annotated[
     str,
-    typer.Option(
-        "--provider",
-        help="What runs graphs of whole layers: auto, cpu, cuda, coreml or directml.",
+    Option(
+        "--provider", help="Provider for graphs of layers: auto, cpu, cuda, coreml or directml."
     ),
 ]
-Memory = Annotated[str, typer.Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
-Threads = Annotated[
-    int, typer.Option(help="Threads to multiply with; 0 for one on each core it may use.")
-]
-Cores = Annotated[int, typer.Option(help="Keep to so many cores; 0 for all.")]
+Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
+Threads = Annotated[int, Option(help="Threads for multiplications; 0: one per usable core.")]
+Cores = Annotated[int, Option(help="Maximum number of cores to use; 0: all.")]
 When = Annotated[
-    str, typer.Option(help="Work only when: idle, charging, idle,charging; or always, but stay.")
+    str, Option(help="Work only when: idle, charging, idle,charging; or always (and stay).")
 ]
-Hours = Annotated[str, typer.Option(help="Work only in these hours, like 22-7, local time.")]
-MaxTemp = Annotated[float, typer.Option(help="Stop above so many degrees Celsius; 0 for any.")]
+Hours = Annotated[str, Option(help="Work only in these local hours, such as 22-7.")]
+MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0: no limit.")]
 MaxData = Annotated[
     str,
-    typer.Option(
-        help="Send and receive no more than 500MB/hour, 5GB/day or 50GB/month; 5GB: in all."
-    ),
+    Option(help="Traffic limit, such as 500MB/hour, 5GB/day or 50GB/month; 5GB: in total."),
 ]
-Once = Annotated[
-    bool, typer.Option("--once", help="Serve one session: do not come back when it is lost.")
-]
+Once = Annotated[bool, Option("--once", help="Serve one session: do not reconnect.")]
 Profile = Annotated[
-    str, typer.Option(help="Which device this is, of cleave profile list: to model its energy.")
+    str, Option(help="Profile of this device, from cleave profile list, to model energy.")
 ]
-IdleAfter = Annotated[float, typer.Option(help="Minutes without use after which it is idle.")]
+IdleAfter = Annotated[float, Option(help="Minutes without input until it counts as idle.")]
 
 
 def join(
@@ -89,16 +81,16 @@ def join(
     max_data: MaxData = "",
     once: Once = False,
     profile: Profile = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Make this machine a device: multiply for a parameter server until it ends or Ctrl-C.
+    """Make this machine a device: compute for a parameter server until the server ends or Ctrl-C.
 
-    A connection that is lost is made again, after a second at most and then ever less often, also
-    when the server was stopped, until it refuses the device for good; --once ends with the first
+    The device reconnects after a lost connection or a server restart, first within a second and
+    then less and less often, until the server refuses it for good. --once ends after the first
     session.
 
-    With --when, --hours, --max-temp or --max-data it stays and waits until it may work, leaves when
-    it may not any more, and comes again. See docs/idle.md.
+    With --when, --hours, --max-temp or --max-data, the device waits until it may work, leaves when
+    it may not, and joins again. See docs/idle.md.
     """
     from cleave.device.host import owner
     from cleave.errors import UsageError
@@ -125,11 +117,7 @@ def join(
 
     from cleave.device.agent import Agent, AgentSession, Look, Notice, ServerSelection, State
     from cleave.device.compute_thread import ComputeThread
-    from cleave.device.credentials import (
-        SavedCredential,
-        SavedCredentials,
-        state_folder,
-    )
+    from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.errors import CleaveError
@@ -283,11 +271,7 @@ def join(
 
 
 def known_threads(threads: int) -> None:
-    """Raise if `--threads` is out of range.
-
-    Raises:
-        UsageError: when the number is below 0, or far above the core count of any machine.
-    """
+    """Raise UsageError if `--threads` is below 0, or far above the core count of any machine."""
     from cleave.errors import UsageError
 
     if not 0 <= threads <= _MOST_THREADS:
@@ -298,11 +282,7 @@ def known_threads(threads: int) -> None:
 
 
 def known_length(name: str) -> None:
-    """Raise if `--name` is too long for a protocol message.
-
-    Raises:
-        UsageError: when the name exceeds `limits.MAX_TEXT` characters.
-    """
+    """Raise UsageError if `--name` exceeds `limits.MAX_TEXT` characters."""
     from cleave.errors import UsageError
     from cleave.protocol import limits
 
@@ -311,11 +291,7 @@ def known_length(name: str) -> None:
 
 
 def known_profile(name: str) -> None:
-    """Raise if `--profile` is given but is not in the profile library.
-
-    Raises:
-        UsageError: when the library has no profile of this name.
-    """
+    """Raise UsageError if `--profile` is given but is not in the profile library."""
     from cleave.errors import UsageError
     from profiles.library import load_profiles
 

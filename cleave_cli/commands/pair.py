@@ -9,13 +9,14 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Option
 
 from cleave.errors import UsageError
 from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Json, Server, ask, when
-from cleave_cli.reach import only_here
+from cleave_cli.options import only_here
 from cleave_cli.render.qr import qr_code, write_qr_png
-from cleave_cli.render.say import printable, say
+from cleave_cli.render.text import printable, say
 
 _SIDELOADING: Final = """\
 The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
@@ -29,26 +30,25 @@ leads to, or paste the link into the app."""
 
 
 def pair(
-    uses: Annotated[int, typer.Option(help="For how many devices.")] = 1,
-    minutes: Annotated[float, typer.Option(help="How long it is valid.")] = 10,
+    uses: Annotated[int, Option(help="Number of devices that may use the code.")] = 1,
+    minutes: Annotated[float, Option(help="Minutes for which the code is valid.")] = 10,
     own: Annotated[
-        bool,
-        typer.Option("--own", help="For devices of your own, which may train whole layers."),
+        bool, Option("--own", help="For devices of your own, which may train whole layers.")
     ] = False,
-    qr: Annotated[bool, typer.Option(help="Show it as a QR code, too.")] = True,
-    png: Annotated[Path | None, typer.Option(help="Write the QR code to this PNG file.")] = None,
-    android: Annotated[bool, typer.Option("--android", help="For the Android app.")] = False,
+    qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
+    png: Annotated[Path | None, Option(help="Write the QR code to this PNG file.")] = None,
+    android: Annotated[bool, Option("--android", help="For the Android app.")] = False,
     list_codes: Annotated[
-        bool, typer.Option("--list", help="List the join codes: uses, expiry, who came by them.")
+        bool, Option("--list", help="List join codes and their devices.")
     ] = False,
     void: Annotated[
-        int | None, typer.Option(help="Make the code with this id void; its devices stay.")
+        int | None, Option(help="Invalidate the code with this ID; its devices stay.")
     ] = None,
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Get a join code from a running server: a device that joins with it is known from then on.
+    """Make a join code of a running server. The server recognizes a device that joined with it.
 
     A phone's camera opens the QR code's page, which makes the browser a device; `cleave join` takes
     the same address.
@@ -90,16 +90,11 @@ def pair(
     yours = " of your own" if own else ""
     many = f"{uses} devices{yours} can join" if uses > 1 else f"one device{yours} can join"
     until = when(answer["expires_s"])
+    how = "open the address in its browser, or run there"
     if android:
-        typer.echo(
-            f"until {until}, {many}: open the link, or scan the code, on the phone\n", err=True
-        )
-        say(f"  {url}\n", err=False)
-    else:
-        typer.echo(
-            f"until {until}, {many}: open the address in its browser, or run there\n", err=True
-        )
-        say(f"  cleave join '{url}'\n", err=False)
+        how = "open the link, or scan the code, on the phone"
+    typer.echo(f"until {until}, {many}: {how}\n", err=True)
+    say(f"  {url}\n" if android else f"  cleave join '{url}'\n", err=False)
     if here := only_here(answer["page_url"]):
         say(f"{here}\n")
     if qr:

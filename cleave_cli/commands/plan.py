@@ -6,18 +6,18 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError, choice_of
 from cleave_cli.options import counted
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
+from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from cleave.planner.forecast import Crossing, CrossingPoint, MethodChoice
     from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
-    from cleave.planner.stages.model import PsCompute
     from cleave.planner.tiles.planner import TilePlanner
     from cleave_cli.plan_question import PlanQuestion
 
@@ -27,69 +27,44 @@ _MOST_TOKENS = 2**18  # maximum tokens per step in the search for the crossing
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="Model name, as opt-13b.")] = "",
-    gemm: Annotated[str, typer.Option(help="One GEMM instead of a model: M,N,K.")] = "",
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 128,
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 1024,
-    fleet: Annotated[
-        str, typer.Option(help="paper-N, home-mix-N, ..., or a TOML file.")
-    ] = "paper-256",
-    stragglers: Annotated[
-        float, typer.Option(help="Share of devices whose rates are divided by ten.")
-    ] = 0.0,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    gradients: Annotated[
-        str, typer.Option(help="Dtype in which gradients of stages travel; else --dtype.")
-    ] = "",
-    lora: Annotated[
-        int, typer.Option(help="Rank of adapters, which alone are trained; 0: the whole model.")
-    ] = 0,
-    lora_bits: Annotated[
-        int, typer.Option(help="Width of the elements of frozen weights, 4 or 8; 0: as --dtype.")
-    ] = 0,
-    method: Annotated[
-        str, typer.Option(help="auto, or one of stages, tiles, local (the server alone).")
-    ] = "auto",
-    tiling: Annotated[
-        str, typer.Option(help="3d, or 2d: rows and columns only, as published.")
-    ] = "3d",
+    model: Annotated[str, Option(help="Model name, such as opt-13b.")] = "",
+    gemm: Annotated[str, Option(help="One GEMM instead of a model: M,N,K.")] = "",
+    batch: Annotated[int, Option(help="Sequences per step.")] = 128,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
+    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
+    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
+    lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
+    method: Annotated[str, Option(help="auto, stages, tiles, or local (no devices).")] = "auto",
+    tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
     fused: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--fused/--unfused",
-            help="As if siblings that read one input were one GEMM; training has them apart.",
+            help="Plan Linears that share an input as one GEMM. Training runs them separately.",
         ),
     ] = False,
-    ps_gflops: Annotated[
-        float, typer.Option(help="GFLOP/s of the server alone; 0: measured on this machine.")
-    ] = 0.0,
-    ps_gbit: Annotated[
-        float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
-    ] = 0.0,
+    ps_gflops: Annotated[float, Option(help="GFLOP/s of the server; 0: of this machine.")] = 0.0,
+    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     coding: Annotated[
-        str, typer.Option(help="Count payloads as coded: auto (on slow links), on, off.")
+        str, Option(help="Count payloads as compressed: auto (on slow links), on, off.")
     ] = "auto",
-    ps_memory: Annotated[
-        float, typer.Option(help="GB for partial sums that wait on the PS; 0: unlimited.")
-    ] = 0.0,
+    ps_memory: Annotated[float, Option(help="GB for partial sums on the PS; 0: unlimited.")] = 0.0,
     crossing: Annotated[
-        bool, typer.Option("--crossing", help="From how many tokens stages beat the server alone.")
+        bool, Option("--crossing", help="Find the tokens per step from which stages win.")
     ] = False,
-    servers: Annotated[
-        str, typer.Option(help="Compare so many servers, as 1,2,4, which share fleet and batch.")
-    ] = "",
+    servers: Annotated[str, Option(help="Compare these numbers of servers, such as 1,2,4.")] = "",
     memory: Annotated[
-        str,
-        typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train."),
+        str, Option(help="With --servers: plain, or sharded (by tiles), as for cleave train.")
     ] = "plain",
-    tiles: Annotated[bool, typer.Option("--tiles", help="With --json: every tile.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the chosen plan, or with --crossing where stages win.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    tiles: Annotated[bool, Option("--tiles", help="With --json: list every tile.")] = False,
+    plot: Annotated[Path | None, Option(help="Plot the chosen plan, or the crossing.")] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
-    """Plan a training step by each method, without running it: which is fastest, and why.
+    """Forecast a training step by each method, without running it, and name the bottleneck.
 
     Examples:
 
@@ -105,13 +80,20 @@ def plan(
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.plan import ElementBytes, Method, PsRates
+    from cleave.planner.stages.model import PsCompute
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.tiles.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
-    from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
-    from cleave_cli.render.plan_coding import coding_json, coding_text
+    from cleave_cli.plan_question import (
+        PlanQuestion,
+        adapters_of,
+        fleet_devices,
+        rates_of,
+        server_flops_per_s,
+    )
+    from cleave_cli.render import plan as render
 
     if bool(model) == bool(gemm):
         raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
@@ -175,7 +157,7 @@ def plan(
         element,
         devices,
         in_fp32,
-        _server(ps_gflops, dtype, ps),
+        PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, ps),
     )
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
@@ -196,27 +178,36 @@ def plan(
         title = about if where is None else f"{trained}, sequences of {seq} tokens, {there}"
         _draw(plot, found, where, question, names, title)
     dtypes = list(dict.fromkeys((dtype, gradients or dtype)))
-    if form is Form.CSV:
-        write_csv(_rows(found, where, question))
-        return
-    if form is Form.JSON:
-        document = _document(found, where, question, names)
-        typer.echo(json.dumps(document | {"coding": coding_json(policy, by_link, dtypes)}))
+    if form is not Form.PEOPLE:
+        document = {
+            **render.methods_json(found),
+            "server_flops_per_s": question.ps.flops_per_s,
+            "stages": None if found.stages is None else render.stages_json(*found.stages, names),
+            "tiles": None if found.tiles is None else render.step_json(found.tiles, gemms),
+            "crossing": None if where is None else render.crossing_json(where, seq),
+            "coding": render.coding_json(policy, by_link, dtypes),
+        }
+        if form is Form.JSON:
+            typer.echo(json.dumps(document))
+        else:
+            write_csv(document["methods"] if where is None else document["crossing"]["points"])
         return
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
         f"{about}; the server computes {question.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
-        f"{coding_text(by_link, dtypes)}"
+        f"{render.coding_text(by_link, dtypes)}"
     )
-    _show(title, found, where, question, names)
+    render.show_methods(title, found)
+    if found.chosen.method is Method.STAGES and found.stages is not None:
+        render.show_stages(*found.stages, names)
+    elif found.chosen.method is Method.TILES and found.tiles is not None:
+        render.show_step(found.tiles, gemms)
+    if where is not None:
+        render.show_crossing(where, seq)
 
 
 def _server_counts(text: str) -> list[int]:
-    """Parse `--servers`, such as `1,2,4`; return the sorted numbers, or an empty list if empty.
-
-    Raises:
-        UsageError: when the text is not a list of positive integers.
-    """
+    """Parse `--servers`, such as `1,2,4`; return the sorted numbers."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--servers is {text!r}; give numbers of servers, as 1,2,4")
@@ -233,19 +224,14 @@ def _plan_servers(
     *,
     sharded: bool,
 ) -> None:
-    """Forecast a step for each number of servers, with a progress bar, and print the results.
-
-    Raises:
-        UsageError: when a number of servers exceeds the number of devices or sequences.
-        PlanError: when the devices of one server cannot process that server's share of the batch.
-    """
+    """Forecast a step for each number of servers, with a progress bar, and print the results."""
     from rich.console import Console
     from rich.progress import Progress
 
     from cleave.planner.servers import SharedWeights, plan_servers, shares, weakest
     from cleave.workload.stages import recomputed_elements
     from cleave.workload.step import step_gemms
-    from cleave_cli.render.plan_servers import servers_json, show_servers
+    from cleave_cli.render.plan import servers_json, show_servers
 
     devices, rows = len(question.devices), question.rows
     most = min(devices, rows)
@@ -292,23 +278,8 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
     return [replace(rates, device=number) for number, rates in enumerate(devices)]
 
 
-def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
-    """Return the server's throughput and network card.
-
-    If `ps_gflops` is 0, the throughput of this machine is measured.
-    """
-    from cleave.planner.stages.model import PsCompute
-    from cleave_cli.plan_question import server_flops_per_s
-
-    return PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, card)
-
-
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search for the smallest batch for which stages are faster than the server alone.
-
-    Raises:
-        UsageError: when `method` excludes stages.
-    """
+    """Search for the smallest batch for which stages are faster than the server alone."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -331,21 +302,6 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
         return crossing(predict, most, lambda point: progress.advance(task))
 
 
-def _document(
-    found: MethodChoice, where: Crossing | None, question: PlanQuestion, names: list[str]
-) -> dict[str, Any]:
-    from cleave_cli.render.plan_methods import crossing_json, methods_json, stages_json
-    from cleave_cli.render.plan_tiles import step_json
-
-    return {
-        **methods_json(found),
-        "server_flops_per_s": question.ps.flops_per_s,
-        "stages": None if found.stages is None else stages_json(*found.stages, names),
-        "tiles": None if found.tiles is None else step_json(found.tiles, question.gemms),
-        "crossing": None if where is None else crossing_json(where, question.sizes.sequence),
-    }
-
-
 def _draw(
     path: Path,
     found: MethodChoice,
@@ -354,14 +310,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Draw the crossing if `where` is given, or else the chosen plan.
-
-    If the chosen method is the server without devices, draw the plan of stages; if stages are not
-    possible, draw the plan by tiles.
-
-    Raises:
-        UsageError: when neither plan exists, or the file cannot be written.
-    """
+    """Draw the crossing, or else the chosen plan; without devices, that of stages or tiles."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
@@ -381,41 +330,6 @@ def _draw(
         )
 
 
-def _rows(
-    found: MethodChoice, where: Crossing | None, question: PlanQuestion
-) -> list[dict[str, Any]]:
-    from cleave_cli.render.plan_methods import crossing_json, methods_json
-
-    if where is not None:
-        points: list[dict[str, Any]] = crossing_json(where, question.sizes.sequence)["points"]
-        return points
-    methods: list[dict[str, Any]] = methods_json(found)["methods"]
-    return methods
-
-
-def _show(
-    title: str,
-    found: MethodChoice,
-    where: Crossing | None,
-    question: PlanQuestion,
-    names: list[str],
-) -> None:
-    from cleave.planner.plan import Method
-    from cleave_cli.render.plan_methods import show_crossing, show_methods, show_stages
-    from cleave_cli.render.plan_tiles import show_step
-
-    show_methods(title, found)
-    match found.chosen.method:
-        case Method.STAGES if found.stages is not None:
-            show_stages(*found.stages, names)
-        case Method.TILES if found.tiles is not None:
-            show_step(found.tiles, question.gemms)
-        case _:
-            pass
-    if where is not None:
-        show_crossing(where, question.sizes.sequence)
-
-
 def _plan_gemm(
     gemm: str,
     planner: TilePlanner,
@@ -429,8 +343,8 @@ def _plan_gemm(
 ) -> None:
     from cleave.gemm import Gemm
     from cleave.planner.tiles.report import report
+    from cleave_cli.render.plan import gemm_json, show_gemm
     from cleave_cli.render.plan_plots import draw_tiling
-    from cleave_cli.render.plan_tiles import gemm_json, show_gemm
 
     one = report(planner.plan(Gemm(*_sides(gemm)), element, devices), element, devices, ps)
     if form is Form.CSV:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError, not_installed
+from cleave_cli.options import usage_errors
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,9 +30,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the profile (PNG).")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file.")]
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
+Plot = Annotated[Path | None, Option(help="Draw the profile (PNG).")]
+Force = Annotated[bool, Option("--force", help="Overwrite the output file.")]
 _PROFILE = "A name of the library, or a file that ends in .toml."
 _LONGEST_S = 86400.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -38,44 +40,40 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 @app.command("device")
 def device(
-    quick: Annotated[bool, typer.Option("--quick", help="A minute instead of several.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure for only a minute.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; NAME.toml unless given.")
+        Path | None, Option("--output", "-o", help="File to write. Default: NAME.toml.")
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the profile; the host's unless given.")] = "",
-    title: Annotated[str, typer.Option(help="What people call it; the CPU unless given.")] = "",
+    name: Annotated[str, Option(help="Name of the profile. Default: the host name.")] = "",
+    title: Annotated[str, Option(help="Readable title. Default: the CPU.")] = "",
     kind: Annotated[
-        str, typer.Option(help="phone, tablet, laptop, desktop, sbc, server or cloud-gpu.")
+        str, Option(help="phone, tablet, laptop, desktop, sbc, server, cloud-gpu.")
     ] = "",
     backend: Annotated[
         str,
-        typer.Option(
+        Option(
             "--backend",
             "--executor",
-            help="What multiplies: auto, numpy or torch. (--executor is the old name.)",
+            help="Backend for multiplications: auto, numpy or torch. (--executor is the old name.)",
         ),
     ] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads to multiply with; 0 for all.")] = 0,
-    memory: Annotated[
-        int, typer.Option(help="Memory to offer for arrays, in MB; 0 for half of it.")
-    ] = 0,
+    threads: Annotated[int, Option(help="Threads for multiplications; 0: all.")] = 0,
+    memory: Annotated[int, Option(help="Memory to offer, in MB; 0: half of the memory.")] = 0,
     sustained: Annotated[
-        float | None, typer.Option(help="Seconds under load; 0 for none. 180, or 5 with --quick.")
+        float | None, Option(help="Seconds under load; 0: none [default: 180, --quick: 5]")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds for all shapes. 240, or 40 with --quick.")
+        float | None, Option(help="Seconds for all shapes [240, --quick: 40]")
     ] = None,
-    contention: Annotated[
-        bool, typer.Option(help="Measure several processes at once, too.")
-    ] = True,
-    seed: Annotated[int, typer.Option(help="Of the shapes that are measured.")] = 0,
+    contention: Annotated[bool, Option(help="Also measure several processes at once.")] = True,
+    seed: Annotated[int, Option(help="Seed of the measured shapes.")] = 0,
     plot: Plot = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine: multiplication, memory, minutes under load, energy.
 
-    Nothing else should run meanwhile.
+    Run nothing else meanwhile.
 
     Examples:
 
@@ -104,10 +102,10 @@ def device(
     _need("scipy.optimize", "tomli_w")
     from cleave.machine.backends import choose, known_name
     from cleave.machine.memory import hold_strips_well
-    from cleave_cli.own_device import own_device
+    from cleave_cli.own_server import own_device
     from cleave_cli.render.profile import check_plot
+    from profiles.library import write_profile
     from profiles.measuring import device as profiling
-    from profiles.profile_file import write_profile
 
     known_name(backend)
     if plot is not None:
@@ -146,7 +144,7 @@ def device(
                 measured = profiling.measure_device(settings, chosen, progress, timer=timer)
         except (OSError, ValueError) as error:
             raise CleaveError(f"this machine could not be measured: {error}") from None
-    with _as_usage_errors():
+    with usage_errors():
         write_profile(measured, target)
     _show(measured, plot, as_json=as_json, file=target)
     _warn_of_poor_fits(measured)
@@ -154,18 +152,18 @@ def device(
 
 @app.command("link")
 def link(
-    server: Annotated[str, typer.Option(help="The join URL that `cleave serve` prints, or @FILE.")],
-    repeats: Annotated[int, typer.Option(help="How often to measure.")] = 7,
+    server: Annotated[str, Option(help="Join URL that `cleave serve` prints, or @FILE.")],
+    repeats: Annotated[int, Option(help="Number of measurements.")] = 7,
     into: Annotated[
         Path | None,
-        typer.Option("--into", "-o", help="A profile: its link becomes what was measured."),
+        Option("--into", "-o", help="Profile to which the measured link is written."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the link to a parameter server: downlink, uplink and round trip, each by itself.
+    """Measure downlink, uplink and round trip to a parameter server, each separately.
 
-    The server sends a row and a column, of which one number goes back, then a column and a row, of
-    which a whole block does. It gives this machine no work.
+    The server sends a row and a column, and one number returns; then a column and a row, and a
+    whole block returns. It gives this machine no work.
 
     Examples:
 
@@ -179,13 +177,13 @@ def link(
 
     from cleave.device.credentials import SavedCredentials, state_folder
     from cleave.transport.join_url import read_url
+    from profiles.library import read_profile, write_profile
     from profiles.measuring.link import measure_link, summarise
-    from profiles.profile_file import read_profile, write_profile
 
     profile = None
     if into is not None:
         _need("tomli_w")
-        with _as_usage_errors():
+        with usage_errors():
             profile = read_profile(into)
     saved = SavedCredentials(state_folder())  # for a server that knows this machine
     with _progress() as bar:
@@ -199,7 +197,7 @@ def link(
             )
         )
     today = datetime.date.today().isoformat()
-    with _as_usage_errors():
+    with usage_errors():
         measured = summarise(found, f"cleave profile link, {repeats} times, {today}")
         if profile is not None and into is not None:
             write_profile(msgspec.structs.replace(profile, link=measured), into)
@@ -229,7 +227,7 @@ def link(
 
 @app.command("list")
 def list_profiles(
-    kind: Annotated[str, typer.Option(help="Only this kind, as phone or laptop.")] = "",
+    kind: Annotated[str, Option(help="Only this kind, such as phone or laptop.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the profiles of the library.
@@ -243,7 +241,7 @@ def list_profiles(
     from profiles.library import load_profile, profile_names
 
     wanted = _kind(kind) if kind else None
-    with _as_usage_errors():
+    with usage_errors():
         profiles = [load_profile(name) for name in profile_names()]
     profiles = [p for p in profiles if wanted is None or p.kind is wanted]
     from cleave_cli.render.profile import list_entry, show_list
@@ -258,11 +256,9 @@ def list_profiles(
 
 @app.command("show")
 def show(
-    profile: Annotated[str, typer.Argument(help=_PROFILE)],
-    plot: Plot = None,
-    as_json: Json = False,
+    profile: Annotated[str, Argument(help=_PROFILE)], plot: Plot = None, as_json: Json = False
 ) -> None:
-    """Show a profile, where its figures come from, and what had to be assumed.
+    """Show a profile, the sources of its figures, and its assumptions.
 
     Examples:
 
@@ -275,15 +271,15 @@ def show(
 
 @app.command("fit")
 def fit(
-    file: Annotated[Path, typer.Argument(help="A profile with samples; a file.")],
+    file: Annotated[Path, Argument(help="File of a profile with samples.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; FILE itself unless given.")
+        Path | None, Option("--output", "-o", help="File to write. Default: FILE itself.")
     ] = None,
     plot: Plot = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Fit the models of a profile anew to the samples in it.
+    """Fit the models of a profile again to its samples.
 
     Examples:
 
@@ -292,11 +288,11 @@ def fit(
       cleave profile fit anna.toml -o refitted.toml --plot fit.png
     """
     _need("scipy.optimize", "tomli_w")
+    from profiles.library import read_profile, write_profile
     from profiles.measuring.device import refit
-    from profiles.profile_file import read_profile, write_profile
 
     target = file if output in (None, file) else _writable(output or file, force=force)
-    with _as_usage_errors():
+    with usage_errors():
         fitted = refit(read_profile(file))
         write_profile(fitted, target)
     _show(fitted, plot, as_json=as_json, file=target)
@@ -305,11 +301,11 @@ def fit(
 
 @app.command("compare")
 def compare(
-    a: Annotated[str, typer.Argument(help=_PROFILE)],
-    b: Annotated[str, typer.Argument(help=_PROFILE)],
+    a: Annotated[str, Argument(help=_PROFILE)],
+    b: Annotated[str, Argument(help=_PROFILE)],
     as_json: Json = False,
 ) -> None:
-    """Compare what two profiles both state.
+    """Compare the figures that are in both profiles.
 
     Examples:
 
@@ -336,7 +332,7 @@ def compare(
 def _load(name_or_path: str) -> DeviceProfile:
     from profiles.library import load_profile
 
-    with _as_usage_errors():
+    with usage_errors():
         return load_profile(name_or_path)
 
 
@@ -386,17 +382,7 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """Return the path of a new profile if it is writable, else raise.
-
-    Call this function before the measurements, which take minutes.
-
-    Args:
-        path: path of the TOML file to write.
-        force: whether an existing file may be overwritten.
-
-    Raises:
-        UsageError: when the profile cannot be written to `path`.
-    """
+    """Return the path of a new profile if it is writable; raise before the measurements if not."""
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
     if path.is_dir():
@@ -419,15 +405,6 @@ def _need(*modules: str) -> None:
             missing.append(module.partition(".")[0].replace("_", "-"))
     if missing:
         raise not_installed("cleave profile", " and ".join(missing), "profile")
-
-
-@contextmanager
-def _as_usage_errors() -> Iterator[None]:
-    """Convert a ValueError from the package `profiles` to a UsageError."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 @contextmanager

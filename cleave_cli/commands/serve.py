@@ -11,27 +11,33 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
-from cleave_cli.cluster_options import ClusterOptions
-from cleave_cli.options import need_train_extra
-from cleave_cli.reach import only_here
-from cleave_cli.render.log_lines import printed_log
+from cleave_cli.cluster_options import ClusterOptions, ray_of
+from cleave_cli.options import need_train_extra, only_here
 from cleave_cli.render.qr import qr_code
-from cleave_cli.serving import serving
+from cleave_cli.render.text import printable
 from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
+    from cleave.energy.grid import Grid
+    from cleave.server.app import App
     from cleave.server.auth.access import Access, JoinCode
-    from cleave.server.fleet_server import Server
+    from cleave.server.fleet_server import Server, ServerConfig
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
+    from cleave.training.loop.run_job import JobRunner
+
 
 _logger = logging.getLogger(__name__)
 
@@ -39,102 +45,101 @@ STOP_S = 600.0  # maximum seconds for a running job to write a checkpoint and en
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.")] = 8765,
-    runs: Annotated[Path, typer.Option(help="Folder for the run folders of jobs.")] = Path("runs"),
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 for any free one.")] = 8765,
+    runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             envvar="CLEAVE_DATA",
-            help="Folder for what it knows of devices and jobs; none to keep nothing. "
-            "The system's place for data unless given.",
+            help="Folder for the records of devices and jobs; none: keep no records. "
+            "Default: the system's data folder.",
         ),
     ] = "",
     credential: Annotated[
         str,
-        typer.Option(
+        Option(
             envvar="CLEAVE_CREDENTIAL",
-            help="Lets in any number of devices, of which nothing is kept; no join code is shown.",
+            help="Shared credential for any number of devices. The server keeps no records of "
+            "them, and shows no join code.",
         ),
     ] = "",
     operator_credential: Annotated[
         str,
-        typer.Option(
+        Option(
             envvar="CLEAVE_OPERATOR_CREDENTIAL",
-            help="What operators must know; the token in the data folder unless given.",
+            help="Credential of operators. Default: the token in the data folder.",
         ),
     ] = "",
     verify: Annotated[
         str,
-        typer.Option(
-            help="Which results to check before use: auto (what crossed a process boundary), all, "
-            "off, or sample:P: that share of what devices send that were never wrong."
+        Option(
+            help="Which results to check before use: auto (results from other processes), all, "
+            "off, or sample:P (a share P from devices that were never wrong)."
         ),
     ] = "auto",
     stages_on: Annotated[
         str,
-        typer.Option(help="Devices that may train whole layers: own (paired with --own), or any."),
+        Option(help="Devices that may train whole layers: own (paired with --own), or any."),
     ] = "own",
     coding: Annotated[
         str,
-        typer.Option(
-            help="Send numbers in fewer bytes, exactly: auto (to and from devices whose links are "
-            "slower than coding), on, or off."
+        Option(
+            help="Lossless compression of numbers: auto (on links that are slower than the "
+            "compression), on, or off."
         ),
     ] = "auto",
     tls: Annotated[
         str,
-        typer.Option(
-            help="auto: a certificate of its own, which the join URL names; off: none. "
+        Option(
+            help="auto: a self-signed certificate, which the join URL names; off: none. "
             "Default: off on loopback, auto elsewhere."
         ),
     ] = "",
     tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of a certificate, its chain included.")
+        Path | None, Option(help="PEM file of a certificate and its chain.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    tls_key: Annotated[Path | None, Option(help="PEM file of the key.")] = None,
     insecure_lan: Annotated[
-        bool, typer.Option("--insecure-lan", help="Allow other machines to join without TLS.")
+        bool, Option("--insecure-lan", help="Allow other machines to join without TLS.")
     ] = False,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Web page whose browsers may join, like https://example.org; repeat it."),
+        Option(help="Origin of browsers that may join: https://example.org; repeatable."),
     ] = None,
     ps_gbit: Annotated[
-        float, typer.Option(help="This machine's network card, Gbit/s each way; 0: unlimited.")
+        float, Option(help="Gbit/s of this machine's card each way; 0: unlimited.")
     ] = 0,
-    grid: Annotated[
-        str, typer.Option(help="Country of the devices' electricity, like DEU, to count carbon.")
-    ] = "",
+    grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
     ps_watts: Annotated[
-        float, typer.Option(help="What this machine draws at the socket; 0: as it tells itself.")
+        float, Option(help="Watts of this machine at the socket; 0: as its sensors report.")
     ] = 0,
     servers: Annotated[
         int,
-        typer.Option(
-            help="Train with so many servers, started by Ray; devices join this one and are sent "
-            f"on. Needs Ray: {to_install('ray')}."
+        Option(
+            help="Number of servers, started by Ray. Devices join this one, which redirects "
+            f"them. Needs Ray: {to_install('ray')}."
         ),
     ] = 1,
     ray: Annotated[
         str,
-        typer.Option(
-            help="With --servers, the Ray cluster that this machine is a node of, as HOST:PORT; "
-            "one of this machine unless given."
+        Option(
+            help="With --servers: HOST:PORT of this machine's Ray cluster. Default: start a "
+            "cluster here."
         ),
     ] = "",
     max_devices: Annotated[
-        int, typer.Option(help="Most devices at once, of each server.")
+        int, Option(help="Maximum number of connected devices per server.")
     ] = limits.MAX_DEVICES,
     max_waiting: Annotated[
-        int, typer.Option(help="Most connections from one address that are not admitted yet.")
+        int, Option(help="Maximum number of waiting connections from one address.")
     ] = limits.MAX_WAITING_PER_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Run the parameter server: devices join it, `cleave train --server` sends it jobs.
+    """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
 
-    It prints a join code for one device, and the next one when that is used; `cleave pair` gives
-    more. Devices are known from then on, also when the server is started again.
+    It prints a join code for one device, and the next code when a device has used it; `cleave pair`
+    makes more. The server recognizes these devices later, also after a restart.
 
     Examples:
 
@@ -248,23 +253,14 @@ def serve(
 
 
 def stopping(job: TrainingJob | None) -> str:
-    """Return the log message for a server that is stopping.
-
-    Args:
-        job: the running job; None if no job is running.
-    """
+    """Return the log message for a server that is stopping while `job` runs."""
     if job is None:
         return "stopping"
     return f"stopping: {job.id} writes a checkpoint of its last whole step"
 
 
 def _welcome(
-    server: Server,
-    credential: str,
-    code: JoinCode | None,
-    url_file: Path | None,
-    *,
-    as_json: bool,
+    server: Server, credential: str, code: JoinCode | None, url_file: Path | None, *, as_json: bool
 ) -> None:
     from cleave.server.http.pages import Pages
 
@@ -339,3 +335,78 @@ class _Codes:
             typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
             _show(page_url)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(record.getMessage())
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"event": "note", "text": record.getMessage()})
+
+
+@contextmanager
+def printed_log(*, as_json: bool) -> Iterator[None]:
+    """Print Cleave's log until the `with` block ends, as JSON on stdout or text on stderr."""
+    handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    loggers = [logging.getLogger(name) for name in ("cleave", "cleave_cli")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # a library's root handler would print each message again
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+@contextmanager
+def serving(
+    app: App, config: ServerConfig, runs: Path, cluster: ClusterOptions, grid: Grid | None
+) -> Iterator[tuple[Server, JobRunner]]:
+    """Listen for devices until the `with` block ends; yield the server and its job runner."""
+    from cleave.server.fleet_server import serve
+
+    if cluster.servers == 1:
+        from cleave.training.loop.run_job import JobRunner
+
+        with serve(config) as server:
+            app.open(server)
+            yield server, JobRunner(runs, lambda: app.meter(server))
+        return
+    from cleave.cluster.endpoints import EndpointLogs
+    from cleave.cluster.membership import Members
+    from cleave.cluster.ray_train import SharedRunner
+    from cleave.cluster.servers import serving_together
+    from cleave.server.runtime import Numbering
+
+    members = Members(app.access)
+    config = replace(config, auth=members, numbering=Numbering(1, cluster.servers))
+    with ray_of(cluster) as ray, ExitStack() as opened:
+        server = opened.enter_context(serve(config))
+        together = serving_together(
+            ray, server, config, members, app.overview, cluster.servers, grid
+        )
+        serving = opened.enter_context(together)
+        endpoints = serving.endpoints
+        elsewhere = EndpointLogs(endpoints.calls[1:], endpoints.on_one_machine)
+        app.overview.combine = serving.servers.combine
+        app.overview.energy_elsewhere = serving.servers.energy
+        app.open(server, serving.servers)
+        yield (
+            server,
+            SharedRunner(
+                runs,
+                lambda: app.meter(server, elsewhere),
+                ray=ray,
+                servers=cluster.servers,
+                fleet_of=endpoints,
+            ),
+        )

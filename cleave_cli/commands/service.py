@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from cleave.device import service as device_service
 from cleave.device.host import owner
@@ -28,9 +29,9 @@ app = typer.Typer(
 RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, excluding arrays
 
 System = Annotated[
-    bool, typer.Option("--system/--user", help="For the machine (needs root), or for you.")
+    bool, Option("--system/--user", help="For the machine (needs root), or for you.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 @app.command("install")
@@ -51,18 +52,16 @@ def install(
     system: System = False,
     account: Annotated[
         str,
-        typer.Option(
-            envvar="SUDO_USER", help="With --system: whose account it runs in; you, under sudo."
+        Option(
+            envvar="SUDO_USER", help="With --system: account of the service; under sudo, yours."
         ),
     ] = "",
-    print_only: Annotated[
-        bool, typer.Option("--print", help="Only print the unit, and touch nothing.")
-    ] = False,
+    print_only: Annotated[bool, Option("--print", help="Print the unit; install nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Install and start the service; it works when this machine is idle and charging.
 
-    The join URL is kept in a file that only its account can read.
+    The join URL is stored in a file that only the service's account can read.
 
     Examples:
 
@@ -142,7 +141,7 @@ def uninstall(system: System = False, as_json: Json = False) -> None:
 
 @app.command("status")
 def status(system: System = False, as_json: Json = False) -> None:
-    """Say whether the service is installed and running.
+    """Report whether the service is installed and running.
 
     Examples:
 

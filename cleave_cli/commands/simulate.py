@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import writable_folder
-from cleave_cli.render.form import Csv, Form, form_of, write_csv
+from cleave_cli.options import Jobs, RayAddress, simulation_progress, writes
 from cleave_cli.render.sweep import Churn, show_sweep
-from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
+from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from simulator.sweep import Row
@@ -24,7 +25,7 @@ _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 app = typer.Typer(
     name="simulate",
-    help="Would it work, and against what? Methods of training, side by side.",
+    help="Compare training methods by simulation, side by side.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -33,57 +34,46 @@ app = typer.Typer(
 @app.callback()
 def simulate(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="Model name, as opt-13b.")] = "opt-13b",
+    model: Annotated[str, Option(help="Model name, such as opt-13b.")] = "opt-13b",
     devices: Annotated[
-        str, typer.Option(help="How many: 256, a list 32,256, or 32..8192 (doubling).")
+        str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
     ] = "32..8192",
     methods: Annotated[
-        str, typer.Option(help="Names with commas; cloud is all clouds; all is everything.")
+        str, Option(help="Names separated by commas; cloud: all clouds; all: all methods.")
     ] = "all",
     fleet: Annotated[
-        str, typer.Option(help="A built-in fleet without its size, or a TOML file.")
+        str, Option(help="Built-in fleet without its size, or a TOML file.")
     ] = "paper",
-    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 128,
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 1024,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    stragglers: Annotated[
-        float, typer.Option(help="Share of devices whose rates are divided by ten.")
-    ] = 0.0,
-    ps_gbit: Annotated[
-        float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
-    ] = 0.0,
+    batch: Annotated[int, Option(help="Sequences per step.")] = 128,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     ps_gflops: Annotated[
-        float, typer.Option(help="GFLOP/s of the PS, for losses that no device holds.")
+        float, Option(help="GFLOP/s of the PS, for a loss that no device computes.")
     ] = 500.0,
     coding: Annotated[
-        str, typer.Option(help="Count what travels as coded, by every method: auto, on, off.")
+        str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, typer.Option(help="How often each device is lost, for the time with losses.")
+        float, Option(help="Losses of each device per hour, for the time with losses.")
     ] = 0.1,
     detection_s: Annotated[
-        float, typer.Option("--detection-s", help="Seconds until a loss is noticed.")
+        float, Option("--detection-s", help="Seconds until a loss is detected.")
     ] = 5.0,
-    utilisation: Annotated[
-        float, typer.Option(help="Share of its peak that a cloud GPU reaches.")
-    ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
+    utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
+    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+        bool, Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
     jobs: Jobs = 1,
     ray: RayAddress = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
-    ] = None,
-    wide: Annotated[
-        bool, typer.Option("--wide", help="All columns in one table, as wide as they are.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    plot: Annotated[Path | None, Option(help="Plot of step times (PNG, SVG, PDF).")] = None,
+    wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
-    """Compare what a training step takes by several methods, without running any.
+    """Compare the time of a training step by several methods, without running any.
 
     Examples:
 
@@ -143,7 +133,8 @@ def simulate(
     rows = [row for of_cell in found for row in of_cell]
     churn = Churn(losses_per_hour / 3600, detection_s)
     conditions = [
-        f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
+        f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet"
+        f"{', 1-3 GB each' if fleet == 'paper' else ''}",
         f"PS card {f'{ps_gbit:g} Gbit/s' if ps_gbit else 'unlimited'}",
     ]
     if policy is not CodingPolicy.OFF:
@@ -155,22 +146,13 @@ def simulate(
     title = ", ".join(conditions)
     if form is Form.JSON:
         document = {
-            "model": model,
-            "batch": batch,
-            "seq": seq,
-            "dtype": dtype,
-            "fleet": fleet,
-            "stragglers": stragglers,
-            "ps_bytes_per_s": None if math.isinf(card) else card,
-            "ps_flops_per_s": ps_gflops * 1e9,
-            "coding": policy.value,
-            "coded_ratio": coded_ratio(dtype),
-            "seed": seed,
-            "thorough": thorough,
-            "losses_per_s": churn.losses_per_s,
-            "detection_s": detection_s,
+            "model": model, "batch": batch, "seq": seq, "dtype": dtype, "fleet": fleet,
+            "stragglers": stragglers, "ps_bytes_per_s": None if math.isinf(card) else card,
+            "ps_flops_per_s": ps_gflops * 1e9, "coding": policy.value,
+            "coded_ratio": coded_ratio(dtype), "seed": seed, "thorough": thorough,
+            "losses_per_s": churn.losses_per_s, "detection_s": detection_s,
             "rows": [_record(row, churn) for row in rows],
-        }
+        }  # fmt: skip
         typer.echo(json.dumps(document))
     elif form is Form.CSV:
         write_csv([_record(row, churn) for row in rows])
@@ -182,24 +164,22 @@ def simulate(
 
 @app.command("paper")
 def paper(
-    out: Annotated[Path, typer.Option(help="Folder for the report and its figures.")] = Path(
+    out: Annotated[Path, Option(help="Folder for the report and its figures.")] = Path(
         "paper-report"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Of every search.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of every search.")] = 0,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+        bool, Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
     coding: Annotated[
         str,
-        typer.Option(help="Verdicts also with every method's payloads coded: auto, on, off."),
+        Option(help="Also judge with compressed payloads for all methods: auto, on, off."),
     ] = "off",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Only small models and few devices.")] = False,
     jobs: Jobs = 1,
     ray: RayAddress = None,
 ) -> None:
-    """Hold every published claim against what is simulated, and write a report.
+    """Test every published claim by simulation, and write a report.
 
     Examples:
 
@@ -241,9 +221,6 @@ def counts(text: str) -> list[int]:
     """Parse `--devices`, such as `32,256` or `32..8192`; return the sorted numbers of devices.
 
     A range contains its first number, each doubling of that number, and its last number.
-
-    Raises:
-        UsageError: when the text is not a number, a list or a range.
     """
     found: list[int] = []
     try:
@@ -263,10 +240,6 @@ def counts(text: str) -> list[int]:
             f"--devices is {text!r}; give a number, a list as 32,256, or a range as 32..8192"
         ) from None
     return sorted(set(found))
-
-
-def _memory(fleet: str) -> str:
-    return ", 1-3 GB each" if fleet == "paper" else ""
 
 
 def _record(row: Row, churn: Churn) -> dict[str, Any]:
@@ -301,8 +274,5 @@ def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
         from simulator.plots import save_sweep
     except ImportError:
         raise not_installed("--plot", "matplotlib", "train") from None
-    try:
+    with writes(path):
         save_sweep(path, rows, title)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot write {path}: {reason}") from None

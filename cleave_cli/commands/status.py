@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from typer import Option
 
 from cleave.errors import UsageError
 from cleave_cli.operator_link import Data, Server, running_server
@@ -23,17 +24,15 @@ LEAST_WINDOW_S = 1.5  # minimum seconds over which rates are averaged, without -
 
 
 def status(
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it, until Ctrl-C.")
-    ] = False,
-    every: Annotated[float, typer.Option(help="Seconds between looks of --watch.")] = 2,
+    watch: Annotated[bool, Option("--watch", "-w", help="Update until Ctrl-C.")] = False,
+    every: Annotated[float, Option(help="With --watch: seconds between updates.")] = 2,
     server: Server = "",
     data: Data = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="What the server says, as JSON; a line a look.")
+        bool, Option("--json", help="The server's answer as JSON, one line per update.")
     ] = False,
 ) -> None:
-    """Show a server's job, devices, traffic, energy and events: the dashboard's twin.
+    """Show a server's job, devices, traffic, energy and events, as the dashboard does.
 
     Examples:
 
@@ -97,10 +96,9 @@ async def _draw(client: OperatorClient, pause_s: float) -> None:
 
 async def _learn(client: OperatorClient, seen: Seen) -> None:
     """Request overviews until all new records and events have been received."""
-    complete = False
-    while not complete:
+    await _look(client, seen)
+    while not seen.complete:
         await _look(client, seen)
-        complete = seen.complete
 
 
 async def _look(client: OperatorClient, seen: Seen) -> dict[str, Any]:

@@ -10,93 +10,80 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from typer import Option
 
 from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
 from cleave_cli.cluster_options import TABLE, ClusterOptions
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
-from cleave_cli.help import show_every_option
 from cleave_cli.operator_link import server_of_this_machine
-from cleave_cli.options import need_train_extra, not_empty, was_given
+from cleave_cli.options import need_train_extra, not_empty, show_every_option, was_given
 from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
-_EMULATED: Final = ("devices", "fleet", "churn", "coding")
-"""Names of the options for emulated devices."""
-_PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
-"""Names of the job options whose values may be paths."""
+_EMULATED: Final = ("devices", "fleet", "churn", "coding")  # options for emulated devices
+_PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # values may be paths
 
 
 def train(
-    devices: Annotated[
-        int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
-    ] = DEVICES,
-    fleet: Annotated[
-        str, typer.Option(help="Fleet to emulate: paper, home-mix, ..., or a TOML file.")
-    ] = "paper",
+    devices: Annotated[int, Option(help="Emulated devices here; 0: plain PyTorch.")] = DEVICES,
+    fleet: Annotated[str, Option(help="Fleet: paper, home-mix, ..., or a TOML file.")] = "paper",
     churn: Annotated[
         str,
-        typer.Option(
-            help="How emulated devices come and go: mean virtual seconds on:off, or a name."
-        ),
+        Option(help="How emulated devices join and leave: mean virtual seconds on:off, or a name."),
     ] = "",
     coding: Annotated[
         str,
-        typer.Option(help="Count emulated payloads as compressed: auto (on slow links), on, off."),
+        Option(help="Count emulated payloads as compressed: auto (on slow links), on, off."),
     ] = "auto",
     server: Annotated[
         str,
-        typer.Option(
+        Option(
             help="URL of a server, to train there, or @FILE [default: this machine's, if one runs]",
             callback=not_empty,
         ),
     ] = "",
     config: Annotated[
         Path | None,
-        typer.Option(help="Settings: a TOML file, as the config.toml of a run; see docs/scale.md."),
+        Option(help="Settings: a TOML file such as a run's config.toml; see docs/scale.md."),
     ] = None,
-    runs: Annotated[str, typer.Option(help="Folder for run folders.")] = "runs",
-    name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
-    resume: Annotated[str, typer.Option(help="Run folder to resume.")] = "",
+    runs: Annotated[str, Option(help="Folder for run folders.")] = "runs",
+    name: Annotated[str, Option(help="Name of the run folder; else the time.")] = "",
+    resume: Annotated[str, Option(help="Run folder to resume.")] = "",
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="With --resume, start over when no checkpoint is intact."),
+        Option("--restart", help="With --resume, start over when no checkpoint is intact."),
     ] = False,
     accept_changes: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--accept-changes",
             help="With --resume, continue although the data, tokenizer or model has changed.",
         ),
     ] = False,
     servers: Annotated[
-        int, typer.Option(help="Servers that share the work, each with a part of the devices.")
+        int, Option(help="Servers that share the work, each with a part of the devices.")
     ] = 1,
     ray_address: Annotated[
         str,
-        typer.Option("--ray", help="Start the servers on the Ray cluster at host:port, or auto."),
+        Option("--ray", help="Start the servers on the Ray cluster at host:port, or auto."),
     ] = "",
     listen: Annotated[
         str,
-        typer.Option(
+        Option(
             help="With --servers: devices join here, at host:port and the next ports, instead of "
             "emulated ones."
         ),
     ] = "",
-    attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
-    grid: Annotated[
-        str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
-    ] = "",
+    attach: Annotated[str, Option(help="Follow this job of --server again.")] = "",
+    grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Also print tiles, traffic by kind, and compression."),
+        bool, Option("--verbose", help="Also print tiles, traffic by kind, and compression.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
     help_all: Annotated[
         bool,
-        typer.Option(
-            "--help-all", help="List every option.", is_eager=True, callback=show_every_option
-        ),
+        Option("--help-all", help="List every option.", is_eager=True, callback=show_every_option),
     ] = False,
     context: typer.Context = None,  # type: ignore[assignment]
     **job: Any,
@@ -186,13 +173,7 @@ def train(
     if server:
         _on_server(server, request, attach, where, grid, display)
     else:
-        asked: dict[str, Any] = {
-            "devices": devices,
-            "fleet": fleet,
-            "churn": churn,
-            "coding": coding,
-        }
-        asked = {name: value for name, value in asked.items() if name in given}
+        asked: dict[str, Any] = {key: given[key] for key in _EMULATED if key in given}
         options = FleetOptions(**asked)
         if resume:
             kept = FleetOptions.of_run(Path(resume))
@@ -209,45 +190,30 @@ def train(
 
 def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
     """Return the signature of `command`, with an additional option per field of `JobSpec`."""
-    own = [
-        each
-        for each in inspect.signature(command, eval_str=True).parameters.values()
-        if each.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
+    only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
     for known in fields(JobSpec):
         setting = known.metadata["setting"]
-        default = "" if known.default is MISSING else known.default
-        kind: Any = str if isinstance(default, str) else type(default)
-        option = typer.Option(*setting.names, help=setting.help)
-        of_job.append(
-            inspect.Parameter(
-                known.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=Annotated[kind, option],
-            )
-        )
-    *before, context = own
-    keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in before]
+        default: Any = "" if known.default is MISSING else known.default
+        kind: Any = type(default)
+        option = Annotated[kind, Option(*setting.names, help=setting.help)]
+        of_job.append(inspect.Parameter(known.name, only, default=default, annotation=option))
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    *before, context, _ = own  # the last is **job
+    keyword_only = [each.replace(kind=only) for each in before]
     return inspect.Signature([context, of_job[0], *keyword_only, *of_job[1:]])
 
 
 train.__signature__ = _with_job_options(train)  # type: ignore[attr-defined]
 
-COMMON: Final = frozenset(
+COMMON: Final = frozenset(  # the options that `cleave train --help` lists
     {name for name, setting in JobSpec.settings().items() if setting.common}
     | {"devices", "fleet", "server", "config", "name", "resume", "as_json"}
 )
-"""Parameter names of the options that `cleave train --help` lists."""
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    """Read the settings of a job from the TOML file of `--config`.
-
-    Raises:
-        UsageError: when the file cannot be read or is not valid TOML.
-    """
+    """Read the settings of a job from the TOML file of `--config`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -259,11 +225,7 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 
 def _here(
-    request: dict[str, Any],
-    options: FleetOptions,
-    runs: Path,
-    grid: str,
-    display: Display,
+    request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
 ) -> None:
     need_train_extra("cleave train")
     from cleave.energy.grid import electricity
@@ -282,13 +244,13 @@ def _here(
     members = options.members(spec.dtype, spec.seed)
     display.start(spec.steps)
     fleet = None
+    runtime: Any = None
     if members:
         from emulator.virtual import emulated
 
         fleet = emulated(members, seed=spec.seed, coding=options.coding)
-    if fleet is not None:
-        display.watch(fleet.runtime.progress)
-    runtime: Any = fleet.runtime if fleet is not None else None
+        runtime = fleet.runtime
+        display.watch(runtime.progress)
     meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 
     def record(record: Record) -> None:
@@ -316,16 +278,7 @@ def _here(
 def _on_server(
     server: str, request: dict[str, Any], attach: str, where: str, grid: str, display: Display
 ) -> None:
-    """Submit a job to a server, or attach to a job, and show the job's records.
-
-    Args:
-        server: operator URL, or `@FILE` for a file with this URL.
-        request: the job to submit, as the arguments of the operator request `submit`.
-        attach: ID of a job to attach to; empty to submit a new job.
-        where: `--server` option for the printed command that attaches to the job; may be empty.
-        grid: electricity grid; empty if unknown.
-        display: shows the records of the job.
-    """
+    """Submit a job to a server, or attach to a job, and show the job's records."""
     import asyncio
 
     from cleave.energy.grid import electricity

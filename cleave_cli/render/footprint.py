@@ -20,26 +20,22 @@ from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
 from cleave.energy.sensitivity import Bar, Case, tornado
 from cleave.energy.typical import load_typical
-from cleave_cli.render.form import Form, write_csv
+from cleave_cli.render.text import Form, write_csv
 from profiles.library import load_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_CARBON = (
+    "operational_gco2e", "embodied_gco2e", "attributed_gco2e", "devices", "devices_unknown",
+    "embodied_unknown",
+)  # fmt: skip
 _BARS = 5  # maximum rows of the sensitivity table; the plot shows all bars
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A footprint comparison to print.
-
-    Attributes:
-        title: name of the run or scenario.
-        duration_s: duration of the run on the fleet, in seconds.
-        question: what to compare, such as a fleet and a cloud GPU.
-        case: assumptions and grid intensities of the comparison.
-        notes: additional assumptions to print.
-    """
+    """A footprint comparison to print: the run's or scenario's title, question, case and notes."""
 
     title: str
     duration_s: float
@@ -49,11 +45,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison, and draw a plot if `plot` is given.
-
-    Raises:
-        UsageError: when the plot cannot be drawn.
-    """
+    """Print the footprints and their comparison, and draw a plot if `plot` is given."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:
@@ -179,11 +171,9 @@ def human_time(seconds: float) -> str:
 
 
 def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
-    """Return the energy and carbon of a run as values and text, for the end of `cleave train`.
+    """Return a run's energy and carbon as values and text, for the end of `cleave train`.
 
-    Args:
-        energy: energy record of the run.
-        grid: electricity grid, as accepted by `cleave.energy.grid.electricity`; empty if unknown.
+    `grid` is as for `cleave.energy.grid.electricity`; empty if unknown.
     """
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
@@ -269,11 +259,6 @@ def _footprint_json(found: Footprint, duration_s: float) -> dict[str, Any]:
         "duration_s": duration_s,
         "energy_j": found.energy_j,
         "parts": _parts_json(found),
-        "operational_gco2e": found.operational_gco2e,
-        "embodied_gco2e": found.embodied_gco2e,
-        "attributed_gco2e": found.attributed_gco2e,
-        "devices": found.devices,
-        "devices_unknown": found.devices_unknown,
-        "embodied_unknown": found.embodied_unknown,
+        **{name: getattr(found, name) for name in _CARBON},
         "assumed": list(found.assumed),
     }

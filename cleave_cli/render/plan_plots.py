@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cleave.errors import UsageError, not_installed
+from cleave.errors import not_installed
 from cleave.files import save_figure
 from cleave.planner.stages.prediction import in_seconds
-from cleave_cli.options import counted
-from cleave_cli.render.plan_methods import crossing_text
+from cleave_cli.options import counted, writes
+from cleave_cli.render.plan import crossing_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
     from cleave.planner.stages.simulated import SimulatedDevice
 
-_MOST_ROWS: Final = 40
-"""Maximum rows with one device each. With more devices, the plot has one row per stage, which shows
-the mean of the stage's devices."""
+_MOST_ROWS: Final = 40  # with more devices, each row is the mean of a stage's devices
 
 _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
     ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
@@ -32,8 +30,7 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""Parts of a step as (resource, name, colour, function that returns seconds). The parts of one
-resource run in sequence."""
+"""Parts of a step: resource, name, colour, seconds. Parts of one resource run in sequence."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -47,19 +44,12 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    try:
+    with writes(path):
         save_figure(figure, path, 150)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot write {path}: {reason}") from None
 
 
 def draw_tiling(path: Path, plan: Plan) -> None:
-    """Draw which part of C each tile of a GEMM's plan covers.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Draw which part of C each tile of a GEMM's plan covers."""
     figure = _figure(8, 8)
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -99,19 +89,7 @@ def draw_stages(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Draw how long the links and processors of devices are busy in a step by stages.
-
-    Args:
-        path: path of the image file.
-        model: the planner's model, with the tokens of each micro-batch.
-        plan: the plan of the stages.
-        devices: maps a device's number to its busy times in the simulated step.
-        names: list of device names, indexed by device number.
-        title: title of the plot, which states the conditions of the step.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Draw how long the links and processors of devices are busy in a step by stages."""
     rows = _rows(model, plan, names)
     figure = _figure(10, 1.6 + 0.42 * len(rows))
     axes = figure.add_subplot()
@@ -161,11 +139,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
-    """Plot the time of a step by stages and without devices over the tokens per step.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
+    """Plot the time of a step by stages and without devices over the tokens per step."""
     figure = _figure(8, 5)
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import save_figure
-from cleave_cli.options import human_bytes
+from cleave_cli.options import human_bytes, writes
 
 if TYPE_CHECKING:
     from profiles.device_profile import DeviceProfile, Quantiles
@@ -97,14 +97,11 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
         yield "processes at once", f"{text}{more} times as long", ""
     if profile.link is not None:
         yield from link_rows(profile.link)
-    if profile.power is not None:
-        for name, watts in (
-            ("idle", profile.power.idle_w),
-            ("computing", profile.power.compute_w),
-            ("radio", profile.power.radio_w),
-        ):
+    if (power := profile.power) is not None:
+        figures = {"idle": power.idle_w, "computing": power.compute_w, "radio": power.radio_w}
+        for name, watts in figures.items():
             if watts is not None:
-                yield f"power {name}", f"{watts:.3g} W", profile.power.source
+                yield f"power {name}", f"{watts:.3g} W", power.source
     if profile.embodied is not None:
         years = profile.embodied.lifetime_years
         text = f"{profile.embodied.gco2e / 1e3:.3g} kgCO2e over {years:g} years"
@@ -129,22 +126,16 @@ def show_fits(console: Console, profile: DeviceProfile) -> None:
     """Print the error of each performance model on held-out samples."""
     if not any(entry.fits for entry in profile.compute.values()):
         return
-    table = Table(
-        title="error of the model on held-out shapes", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    title = "error of the model on held-out shapes"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("dtype", "layout", "fitted", "held out", "median", "95th percentile"):
         left = column in ("dtype", "layout")
         table.add_column(column, justify="left" if left else "right")
     for dtype, entry in profile.compute.items():
         for layout, report in entry.fits.items():
-            table.add_row(
-                dtype,
-                layout.value,
-                str(report.fitted),
-                str(report.held_out),
-                f"{report.median_error:.1%}",
-                f"{report.p95_error:.1%}",
-            )
+            counts = str(report.fitted), str(report.held_out)
+            errors = f"{report.median_error:.1%}", f"{report.p95_error:.1%}"
+            table.add_row(dtype, layout.value, *counts, *errors)
     console.print(table)
 
 
@@ -260,11 +251,7 @@ def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> Non
 
 
 def plot(path: Path, profile: DeviceProfile) -> None:
-    """Plot measured over predicted time, throughput over depth, and speed over time.
-
-    Raises:
-        UsageError: when `check_plot` refuses the path, or the file cannot be written.
-    """
+    """Plot measured over predicted time, throughput over depth, and speed over time."""
     check_plot(path)
     from matplotlib.figure import Figure
 
@@ -274,22 +261,12 @@ def plot(path: Path, profile: DeviceProfile) -> None:
     _plot_throughput(throughput, profile)
     _plot_sustained(sustained, profile)
     figure.suptitle(f"{profile.title} ({profile.name})")
-    try:
+    with writes(path):
         save_figure(figure, path, 120)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot write {path}: {reason}") from None
 
 
 def check_plot(path: Path) -> None:
-    """Raise if a plot cannot be written.
-
-    Call this function before the measurements, which take minutes.
-
-    Raises:
-        UsageError: when matplotlib is not installed, the folder does not exist, or the format of
-            the file is unknown.
-    """
+    """Raise if a plot cannot be written. Call this before the measurements, which take minutes."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure  # noqa: F401
@@ -307,14 +284,11 @@ def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
 
     longest, shortest = 0.0, float("inf")
     for dtype, entry in profile.compute.items():
-        measured = [s[4] for s in entry.samples if s[3] in entry.models]
-        if not measured:
+        tiles = [TimedTile(*s) for s in entry.samples if s[3] in entry.models]
+        if not tiles:
             continue
-        modelled = [
-            entry.models[s[3]].expected(TimedTile(*s))
-            for s in entry.samples
-            if s[3] in entry.models
-        ]
+        measured = [tile.seconds for tile in tiles]
+        modelled = [entry.models[tile.layout].expected(tile) for tile in tiles]
         axes.plot(measured, modelled, ".", markersize=3, label=dtype)
         longest, shortest = max(longest, *measured), min(shortest, *measured)
     axes.set(title="model against measurement", xlabel="measured, s", ylabel="predicted, s")

@@ -22,11 +22,7 @@ def qr_code(text: str) -> str:
 
 
 def write_qr_png(text: str, path: Path) -> None:
-    """Write a QR code of a text to a PNG file.
-
-    Raises:
-        UsageError: when the file cannot be written.
-    """
+    """Write a QR code of a text to a PNG file."""
     import segno
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,9 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
-from cleave_cli.render.say import printable
-from cleave_cli.render.stages import shown_stages
-from cleave_cli.render.traffic import by_kind
+from cleave_cli.render.text import by_kind, printable
 from cleave_cli.render.training import tasks_text
 
 EVENTS_SHOWN: Final = 8
@@ -35,11 +33,8 @@ class Seen:
     """State that is collected from overviews. Each overview has only new records and events.
 
     Attributes:
-        latest: the last overview.
-        job: ID of the current job.
         steps: step records of the current job.
         next_record: number of the first record to request next.
-        last_event: number of the last received event.
         events: the latest events, oldest first.
         complete: whether all records of the job have been received.
     """
@@ -95,12 +90,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line of bars. Each bar is the mean of consecutive values.
-
-    Args:
-        values: the values to plot. A bar without finite values is blank.
-        width: maximum number of bars.
-    """
+    """Return a curve of up to `width` bars, each a mean; a bar without finite values is blank."""
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -276,3 +266,51 @@ def span(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min"
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+HOLDERS_SHOWN: Final = 12
+
+_LAYERS: Final = 14  # width in characters; all columns together take 80
+_NAME: Final = 18
+
+
+def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[RenderableType]:
+    """Return a table of an overview's `stages`, for 80 columns; `names` are by session number."""
+    batches, again = step["batches"], step["repeated"]
+    words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
+    if again:
+        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} done again")
+    if step["ended"]:
+        words.append("the step is over")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layers", no_wrap=True, max_width=_LAYERS)
+    table.add_column("device", no_wrap=True, max_width=_NAME, overflow="ellipsis")
+    for heading in ("in flight", "its sums", "forward", "backward", "here"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    room, hidden = HOLDERS_SHOWN, 0
+    for stage in step["stages"]:
+        holders = stage["holders"][: max(0, room)]
+        room -= max(1, len(holders))
+        hidden += stage["devices"] - len(holders)
+        passed = [f"{stage[name]:,}" for name in ("forward", "backward", "landed")]
+        if not holders:
+            none = "" if stage["devices"] else "waits for one"
+            table.add_row(_layers(stage), none, "", "", *passed)
+        for number, (device, forward, backward, summed, coming) in enumerate(holders):
+            name = names.get(device, f"device {device}")
+            sums = f"{coming:,} coming" if coming else f"{summed:,}"
+            cells = [printable(name), f"{forward + backward:,}", sums]
+            table.add_row(*([_layers(stage), *cells, *passed] if number == 0 else ["", *cells]))
+    lines: list[RenderableType] = [Text("; ".join(words), style="bold"), table]
+    if hidden:
+        lines.append(Text(f"and {hidden:,} more: cleave status --json"))
+    return lines
+
+
+def _layers(stage: Mapping[str, Any]) -> str:
+    if (part := stage.get("slice")) is not None:
+        number, of = part
+        return f"loss {number + 1} of {of}"
+    first, last = stage["first"] + 1, stage["stop"]
+    layers = f"{first}" if first == last else f"{first} to {last}"
+    return f"{layers}, loss" if stage["loss"] else layers

@@ -13,7 +13,7 @@ import typer
 
 from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import human_bytes
-from cleave_cli.render.narrow import WIDTH
+from cleave_cli.render.text import WIDTH, echo_filled
 
 if TYPE_CHECKING:
     from simulator.method import Outcome
@@ -24,21 +24,13 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """The rate at which devices fail.
-
-    Attributes:
-        losses_per_s: mean number of losses of one device per second.
-        detection_s: seconds until the loss of a device is detected.
-    """
+    """The rate at which devices fail, and the seconds until a loss is detected."""
 
     losses_per_s: float
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the time in seconds of a step with device losses.
-
-        None means that losses are not modelled for the method, or that the step never ends.
-        """
+        """Return the seconds of a step with losses; None if not modelled, or without an end."""
         from simulator.method import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
@@ -53,18 +45,11 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print the time, memory and traffic of a step for each method and fleet size.
-
-    Args:
-        rows: results, sorted by number of devices and then by method.
-        churn: the rate at which devices fail.
-        title: title that states the conditions of the comparison.
-        wide: True to print all columns in one wide table; False for tables of 80 columns.
-    """
+    """Print the results by fleet size: tables of 80 columns, or one wide table of all columns."""
     if wide:
         _show_wide(rows, churn, title)
         return
-    typer.echo(textwrap.fill(title, WIDTH))
+    echo_filled(title)
     for devices, group in groupby(rows, key=lambda row: row.devices):
         heading = "in a cloud" if devices is None else f"{devices:,} devices"
         typer.echo(
@@ -73,17 +58,14 @@ def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> 
         )
         for row in group:
             typer.echo("\n".join(_lines(row.outcome, churn)))
-    typer.echo(
-        "\n"
-        + textwrap.fill(
-            f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}; used: devices "
-            "with a part; needs: memory of the device that needs most; down, up: bytes of a device "
-            "in a step, on average over those used. All columns: --wide.",
-            WIDTH,
-        )
+    echo_filled(
+        f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}; used: devices "
+        "with a part; needs: memory of the device that needs most; down, up: bytes of a device "
+        "in a step, on average over those used. All columns: --wide.",
+        before="\n",
     )
     if any(row.outcome.method in ("cleave", "cleave-2d") for row in rows):
-        typer.echo(textwrap.fill(_ABOUT_TILES, WIDTH))
+        echo_filled(_ABOUT_TILES)
 
 
 _ABOUT_LOSSES: Final = (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
@@ -25,9 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
-from cleave_cli.render.narrow import filled
-from cleave_cli.render.say import printable, say
-from cleave_cli.render.traffic import by_kind
+from cleave_cli.render.text import by_kind, filled, printable, say
 
 if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress
@@ -37,11 +33,14 @@ _REASONS = 4  # maximum number of reasons in the summary
 _INDENT = len("step ")
 
 
-class Display(ABC):
-    """Shows the records of a run as they arrive."""
+class Display:
+    """Shows the records of a run: as lines of JSON on stdout, with messages on stderr."""
 
-    def start(self, steps: int) -> None:  # noqa: B027 - optional for subclasses
+    def start(self, steps: int) -> None:
         """Set the number of steps of the run; 0 if unknown."""
+
+    def watch(self, progress: Callable[[], StepProgress | None]) -> None:
+        """Show the progress of the current step, which `progress` returns."""
 
     def record(self, record: Record) -> None:
         """Show a record from a run in this process."""
@@ -49,54 +48,28 @@ class Display(ABC):
 
         self.plain(to_dict(record))
 
-    def watch(  # noqa: B027 - optional for subclasses
-        self, progress: Callable[[], StepProgress | None]
-    ) -> None:
-        """Show the progress of the current step, which `progress` returns."""
-
-    @abstractmethod
     def plain(self, record: dict[str, Any]) -> None:
         """Show a record that was converted to a dictionary, as sent by a server."""
-
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """Show a message for the user."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class JsonDisplay(Display):
-    """Prints each record as one line of JSON on stdout, and messages on stderr."""
-
-    def plain(self, record: dict[str, Any]) -> None:
-        """Print a record as one line of JSON on stdout, or a note on stderr."""
         if record.get("event") == "note":
             self.note(str(record.get("text", "")))
         elif record.get("event") not in ("end", "tasks"):
             typer.echo(json.dumps(record))
 
     def note(self, text: str) -> None:
-        """Print a text on stderr."""
+        """Show a message for the user."""
         say(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 class _StepProgress(Progress):
-    """A progress bar with the result of the last step on a second line.
-
-    A terminal with 80 columns has no room for both on one line.
-    """
+    """A progress bar with the result of the last step on a second line, for 80 columns."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the progress bar and, after the first step, the line with the last result."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if line := task.fields["line"]:
@@ -106,8 +79,7 @@ class _StepProgress(Progress):
 class HumanDisplay(Display):
     """Shows a progress bar on stderr; if stderr is no terminal, prints a line for each step.
 
-    Args:
-        verbose: also show tiles, traffic of each kind, and compression.
+    `verbose` also shows tiles, traffic of each kind, and compression.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -173,21 +145,12 @@ class HumanDisplay(Display):
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
 
 class _TasksColumn(ProgressColumn):
-    """Shows the progress of the current step.
-
-    Args:
-        tasks: returns the progress as text.
-    """
+    """Shows the progress of the current step, as `tasks` returns it."""
 
     max_refresh = 0.25
 
@@ -196,7 +159,6 @@ class _TasksColumn(ProgressColumn):
         self._tasks = tasks
 
     def render(self, task: Task) -> Text:
-        """Return the progress of the current step; empty between steps."""
         return Text(self._tasks())
 
 
@@ -204,7 +166,6 @@ class _TimeLeftColumn(TimeRemainingColumn):
     """Shows the estimated time left; empty if no steps remain or the time is unknown."""
 
     def render(self, task: Task) -> Text:
-        """Return the estimated time left; empty if no steps remain or the time is unknown."""
         if task.finished or task.time_remaining is None:
             return Text()
         return super().render(task) + Text(" left", style="progress.remaining")
@@ -217,7 +178,7 @@ def tasks_text(done: int, of: int) -> str:
 
 def make_display(*, as_json: bool, verbose: bool = False) -> Display:
     """Return a display that prints JSON lines (`as_json`) or shows a progress bar."""
-    return JsonDisplay() if as_json else HumanDisplay(verbose=verbose)
+    return Display() if as_json else HumanDisplay(verbose=verbose)
 
 
 def _step_line(record: dict[str, Any], *, verbose: bool) -> str:

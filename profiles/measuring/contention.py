@@ -1,9 +1,9 @@
 """Measures how much concurrent matrix multiplication processes slow each other down.
 
-Each process is pinned to its own core and multiplies on one thread. Processes therefore slow each
-other down only through shared resources: memory bandwidth, caches and heat. This module, run as a
-program, is one such process. Each line that the process reads from stdin gives a start time and a
-duration in seconds. For each line, the process prints the median time of one multiplication.
+Each process multiplies on one thread, pinned to its own core. Processes slow each other down only
+through memory bandwidth, caches and heat. This module, run as a program, is one such process. Each
+line on its stdin gives a start time and a duration in seconds. For each line, it prints the median
+time of one multiplication.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+import numpy as np
+
 from cleave.machine.sensors import usable_cores
 
-SIDE: Final = 384
-"""Side of the square fp32 tile that every process multiplies."""
-
+SIDE: Final = 384  # side of the square fp32 tile that every process multiplies
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _START_S: Final = 0.05  # delay from the request for a round to its start, common to all processes
 
 
 def process_counts(cores: int) -> list[int]:
-    """Return the process counts to measure on a machine with `cores` cores.
-
-    The counts are 1 to 8. After 8, each count is 50 % larger than the previous count. The last
-    count is `cores`.
-    """
+    """Return the process counts to measure: 1 to 8, each then 50 % larger, and last `cores`."""
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -44,16 +40,8 @@ def measure_contention(
 ) -> tuple[float, ...]:
     """Measure the slowdown of a tile when 1, 2, ... processes multiply, up to one per core.
 
-    Only the process counts of `process_counts` are measured; the slowdowns for other counts are
-    interpolated.
-
-    Args:
-        backend: name of the matrix multiplication backend.
-        seconds: duration of the measurement for each process count.
-        progress: called with the process count after each measurement.
-
-    Returns:
-        For each process count, the median tile time divided by the tile time of a single process.
+    Each process count is measured for `seconds`. Slowdowns for counts that are not in
+    `process_counts` are interpolated.
 
     Raises:
         OSError: when a process cannot be started.
@@ -72,14 +60,8 @@ def measure_contention(
             measured[count] = statistics.median([worker.answer() for worker in workers[:count]])
             if progress is not None:
                 progress(count)
-    return tuple(_interpolated(measured, count) / measured[1] for count in range(1, len(cores) + 1))
-
-
-def _interpolated(measured: dict[int, float], count: int) -> float:
-    low = max(k for k in measured if k <= count)
-    high = min(k for k in measured if k >= count)
-    along = (count - low) / (high - low) if high > low else 0.0
-    return measured[low] + along * (measured[high] - measured[low])
+    every = np.interp(range(1, len(cores) + 1), list(measured), list(measured.values()))
+    return tuple(float(took_s) / measured[1] for took_s in every)
 
 
 class _Worker:
@@ -122,11 +104,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run a worker process: multiply tiles for each line on stdin and print the median time.
-
-    Args:
-        arguments: name of the backend, and number of the core to which to pin this process.
-    """
+    """Run a worker process, given a backend and a core: print the median time for each line."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,22 +13,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from cleave.arrays import DType
 from cleave.machine import sensors as machine
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
 from profiles.measuring import contention
-from profiles.measuring.gemm_timer import Bench, Clock, TileTimer
+from profiles.measuring.gemm_timer import REPEATS, Bench, Clock, Shape, TileTimer
 from profiles.measuring.graphs import measure_graphs
-from profiles.measuring.samples import (
-    ALL_VARIANTS,
-    QUICK_LAYOUTS,
-    QUICK_VARIANTS,
-    SampleGrid,
-    Variant,
-    fitted,
-    measure_samples,
-)
 from profiles.measuring.sustained import (
     FITTED_FROM_S,
     LARGEST_CUBE,
@@ -33,11 +28,137 @@ from profiles.measuring.sustained import (
     rest,
     with_thermal,
 )
-from profiles.performance import Layout, TimedTile
+from profiles.performance import Layout, TimedTile, fit_and_judge
 
-Progress = Callable[[str, float], None]
-"""Called with the name of the current measurement and the seconds of measurement completed so far,
-which are an estimate."""
+# Regular sides are multiples of these. Planners cut tiles there, and kernels are fast for them.
+_ALIGNMENTS: Final = (4, 8, 16, 32, 48)
+_LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short the time limit
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGrid:
+    """The shapes to measure; sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
+
+    regular: int = 100
+    irregular: int = 40
+    sides: tuple[int, int] = (8, 1536)
+    depths: tuple[int, int] = (16, 4096)
+
+    @property
+    def elements(self) -> int:
+        """Return the maximum number of elements of both operands of a shape together."""
+        return 2 * self.sides[1] * self.depths[1]
+
+    def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
+        """Draw shapes log-uniformly, in random order, up to `volume` (or 64^3) multiply-adds."""
+        found: list[Shape] = []
+        while len(found) < self.regular + self.irregular:
+            aligned = len(found) < self.regular
+            a, b = (self._side(rng, *self.sides, aligned=aligned) for _ in range(2))
+            c = self._side(rng, *self.depths, aligned=aligned)
+            if a * b * c <= max(64**3, volume):
+                found.append((a, b, c))
+        return [found[i] for i in rng.permutation(len(found))]
+
+    @staticmethod
+    def _side(rng: np.random.Generator, low: int, high: int, *, aligned: bool) -> int:
+        side = round(math.exp(rng.uniform(math.log(low), math.log(high))))
+        if aligned:
+            width = int(rng.choice(_ALIGNMENTS))
+            side = max(1, round(side / width)) * width
+        return min(high, max(low, side))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A pair of dtypes: the dtype of both operands, and the dtype of the result."""
+
+    dtype: DType
+    out: DType
+
+    @property
+    def name(self) -> str:
+        """Return the key of `DeviceProfile.compute` for this variant, such as `bf16>fp32`."""
+        return self.dtype.value if self.dtype is self.out else f"{self.dtype.value}>fp32"
+
+
+QUICK_VARIANTS: Final = (
+    Variant(DType.FP32, DType.FP32),
+    Variant(DType.BF16, DType.BF16),
+    Variant(DType.BF16, DType.FP32),
+)
+ALL_VARIANTS: Final = (
+    *QUICK_VARIANTS,
+    Variant(DType.FP16, DType.FP16),
+    Variant(DType.FP16, DType.FP32),
+)
+QUICK_LAYOUTS: Final = (Layout.NN, Layout.NT, Layout.TN)
+
+
+def measure_samples(
+    timer: TileTimer,
+    variant: Variant,
+    layout: Layout,
+    grid: SampleGrid,
+    seconds: float,
+    rng: np.random.Generator,
+    clock: Clock = time.perf_counter,
+) -> list[TimedTile]:
+    """Time all shapes of a grid in turn, and repeat this until the time is up.
+
+    The repetitions of a shape are thus minutes apart, as in training. Each sample is the median of
+    a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
+    least 15 shapes are measured, even if this takes longer.
+    """
+
+    def block_s(shape: Shape, strips: int) -> float:
+        return timer.block_s(shape, strips, layout, variant.dtype, variant.out)
+
+    began_s = clock()
+    pace_s = min(block_s((128, 128, 128), 1) for _ in range(REPEATS)) / 128**3
+    volume = seconds / 200 / max(pace_s, 1e-15)
+    shapes = grid.shapes(rng, volume)
+    tiles = [
+        (shape, strips if strips**2 * math.prod(shape) <= volume else 1)
+        for shape, strips in zip(shapes, itertools.cycle(timer.strips), strict=False)
+    ]
+    took_s: list[list[float]] = []
+    for number in itertools.count():
+        place = number % len(tiles)
+        if len(took_s) >= _LEAST_SAMPLES and clock() - began_s > seconds:
+            break
+        if number == place:
+            took_s.append([])
+        took_s[place].append(block_s(*tiles[place]))
+    samples = []
+    for (shape, strips), times in zip(tiles, took_s, strict=False):
+        # The first run of a shape may build kernels, so leave it out. The clock may be too coarse
+        # for a small tile, so the result is at least 1e-8 s.
+        typical_s = max(statistics.median(times[1:] or times), 1e-8)
+        samples.append(TimedTile(*shape, layout, float(f"{typical_s:.4g}"), strips))
+    return samples
+
+
+def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
+    """Fit one performance model per layout, and measure its error on held-out samples.
+
+    Raises:
+        ValueError: when a layout has too few samples, or scipy is missing.
+    """
+    models, fits = {}, {}
+    for layout in dict.fromkeys(s.layout for s in samples):
+        of_layout = [s for s in samples if s.layout is layout]
+        models[layout], fits[layout] = fit_and_judge(of_layout)
+    return schema.ComputeProfile(
+        flops_per_s=max(2 * s.a * s.b * s.c / s.seconds for s in samples),
+        source=source,
+        models=models,
+        samples=tuple((s.a, s.b, s.c, s.layout, s.seconds, s.strips) for s in samples),
+        fits=fits,
+    )
+
+
+Progress = Callable[[str, float], None]  # takes the current measurement and the seconds so far
 
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
@@ -48,7 +169,6 @@ class Settings:
     """Settings of `measure_device`.
 
     Attributes:
-        name, title: identifier and human-readable name of the profile.
         date: date of the measurement, such as 2026-11-21.
         quick: True to measure only the most common dtypes and layouts.
         grid_s: total duration of the tile time measurements for all shapes, dtypes and layouts.
@@ -58,7 +178,6 @@ class Settings:
         memory_bytes: memory that the device offers; 0 means half of the installed memory.
         threads: number of threads of the backend; 0 means one thread per core.
         seed: seed of the drawn shapes and of the matrix elements.
-        grid: number and size range of the measured shapes.
     """
 
     name: str
@@ -110,14 +229,9 @@ def measure_device(
     """Measure this machine and return its device profile. This takes about `settings.total_s`.
 
     Args:
-        settings: profile name, durations and extent of the measurements.
         backend: matrix multiplication backend, already set to `settings.threads` threads.
-        progress: called with the name of the current measurement and the seconds completed so far.
-        clock, sleep: replacements for `time.perf_counter` and `time.sleep` in tests.
-        sensors: source of temperature, frequency and power. None means this machine's sensors.
-        timer: timer that measures the tile times of all shapes. None means that `backend` runs the
-            tiles in this process.
-        graphs: function that measures layers as graphs. It returns None if graphs cannot run.
+        timer: measures the tile times of all shapes. None means `backend` in this process.
+        graphs: measures layers as graphs; returns None if graphs cannot run.
 
     Raises:
         ValueError: when a performance model cannot be fitted (for example because scipy is

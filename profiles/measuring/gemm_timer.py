@@ -1,7 +1,7 @@
 """Times matrix multiplications with the code that devices use for tiles.
 
-A measured time includes reading the operands from bytes as received over a socket, multiplying the
-operands with the backend, and packing the result for sending.
+A time includes reading the operands from bytes as received over a socket, multiplying them with the
+backend, and packing the result for sending.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Clock = Callable[[], float]
 Shape = tuple[int, int, int]
 
 _ENOUGH_S: Final = 0.02
-REPEATS: Final = 3
-"""Minimum number of timed repetitions of each multiplication."""
+REPEATS: Final = 3  # minimum number of timed repetitions of each multiplication
 
 
 class TileTimer(Protocol):
@@ -40,9 +39,8 @@ class TileTimer(Protocol):
 
         Args:
             shape: rows, columns and depth of one block.
-            strips: strips per side of the tile, which then has strips x strips blocks. It must be
-                one of the values of the property `strips`.
-            layout, dtype, out: storage layout, input dtype and result dtype of the multiplication.
+            strips: strips per side of the tile, which then has strips x strips blocks.
+            dtype, out: dtypes of the operands and of the result.
         """
         ...
 
@@ -50,13 +48,11 @@ class TileTimer(Protocol):
 class Bench:
     """Times tiles on a backend in this process (a `TileTimer`).
 
-    Tiles take longer in a device process, and small tiles take twice as long, because the caches
-    hold other data. `profiles.measuring.tile_timer` times tiles in a device process.
+    Tiles take longer in a device process (`profiles.measuring.tile_timer`), and small tiles take
+    twice as long, because the caches hold other data.
 
     Args:
-        backend: matrix multiplication backend to measure.
         elements: maximum number of elements of both operands together.
-        clock: function that returns the current time in seconds.
         rng: random generator for the elements of the operands.
     """
 
@@ -74,13 +70,7 @@ class Bench:
         self._bytes: dict[DType, memoryview] = {}
 
     def order(self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType) -> Compute:
-        """Return the task of multiplying an a x c matrix by a c x b matrix, for `once`.
-
-        Args:
-            a, b, c: rows, columns and depth of the multiplication.
-            layout: which of the two operands are stored transposed.
-            dtype, out: dtypes of the operands and of the result.
-        """
+        """Return the task of multiplying an a x c matrix by a c x b matrix, for `once`."""
         transpose_a, transpose_b = (letter == "t" for letter in layout.value)
         left = self._array(0, (c, a) if transpose_a else (a, c), dtype)
         right = self._array(a * c, (b, c) if transpose_b else (c, b), dtype)
@@ -105,19 +95,11 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Time a tile of one block, which is the only kind that `Bench` supports, in seconds."""
+        """Time a tile of one block, which is the only kind that `Bench` supports."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Repeat a multiplication and return its median time in seconds.
-
-        A first multiplication that is shorter than `enough_s` is a warm-up and does not count.
-
-        Args:
-            order: multiplication from `Bench.order`.
-            enough_s: minimum total duration of all repetitions. There are at least `REPEATS`
-                repetitions.
-        """
+        """Return the median time of repetitions for `enough_s`, without a short first one."""
         took = [self.once(order)]
         if took[0] < enough_s:  # a cold start does not matter for a long multiplication
             took.clear()

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from cleave.machine.graph_choice import GraphChoice
 from cleave.machine.graph_session import GraphError, available
 from cleave.machine.onnx_graph import ArrayType, Node, written
 from profiles.device_profile import GraphProfile
 from profiles.measuring.gemm_timer import Clock
-
-Array: TypeAlias = npt.NDArray[Any]
-
-
-class Session(Protocol):
-    """A loaded graph that can be run."""
-
-    def run(self, given: Mapping[str, Array]) -> object:
-        """Run the graph. `given` maps the name of each input to an array."""
-        ...
-
 
 _WIDTH: Final = 768
 _HEADS: Final = 12
@@ -41,19 +29,15 @@ _MOST_RUNS: Final = 200
 
 
 def measure_graphs(
-    clock: Clock = time.perf_counter, make_session: Callable[[bytes], Session] | None = None
+    clock: Clock = time.perf_counter, make_session: Callable[[bytes], Any] | None = None
 ) -> GraphProfile | None:
     """Time the forward pass of a layer as wide as OPT-125M's on 2 sequences of 512 tokens.
 
-    The measurement takes about a second.
+    The measurement takes about a second. The result is None if this machine cannot run graphs.
 
     Args:
-        clock: function that returns the current time in seconds.
-        make_session: function that loads a serialized graph. None means ONNX Runtime with this
-            machine's best execution provider.
-
-    Returns:
-        The throughput of the layer; None if this machine cannot run graphs.
+        make_session: loads a serialized graph. None means ONNX Runtime with this machine's best
+            execution provider.
     """
     if make_session is None and not available():
         return None
@@ -83,10 +67,7 @@ def layer_flops() -> float:
 
 
 def layer() -> bytes:
-    """Return the measured layer as a serialized ONNX graph.
-
-    The layer has multi-head attention and an MLP whose hidden size is four times the width.
-    """
+    """Return the measured layer as an ONNX graph: attention, and an MLP of four times the width."""
     nodes = [
         Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
         *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),
@@ -114,12 +95,11 @@ def layer() -> bytes:
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
-    square = {f"w_{name}": (_WIDTH, _WIDTH) for name in "qkvo"}
     return {
         "x": (_ROWS, _TOKENS, _WIDTH),
         "scale": (_WIDTH,),
         "shift": (_WIDTH,),
-        **square,
+        **{f"w_{name}": (_WIDTH, _WIDTH) for name in "qkvo"},
         "w_up": (_WIDTH, 4 * _WIDTH),
         "w_down": (4 * _WIDTH, _WIDTH),
     }

@@ -1,10 +1,8 @@
 """Measures the link between this machine and a parameter server (PS).
 
-For each measurement, this machine joins the PS as a device, lets the PS probe the link, and leaves.
-The PS times ordinary `put` and `run` messages. Multiplying a row by a column is nearly all
-download, and multiplying a column by a row nearly all upload, so each direction is timed separately
-(`cleave.scheduler.sessions.probe`). The PS returns the link rates in a `measured` message. The
-`hello` message of this device requests only a measurement, so the PS sends no training tasks.
+For each measurement, this machine joins the PS as a device, lets the PS probe each direction
+(`cleave.scheduler.sessions.probe`), and leaves. Its `hello` requests only a measurement, so the PS
+sends no training tasks.
 """
 
 from __future__ import annotations
@@ -25,24 +23,12 @@ from cleave.transport.connection import Connection, ConnectionLostError, open_co
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
 
-MEMORY_BYTES: Final = 64 * 2**20
-"""Memory that the device offers to the PS, in bytes: enough for the largest probe of the PS."""
-
-PATIENCE_S: Final = 300.0
-"""Timeout of one link measurement, in seconds."""
+MEMORY_BYTES: Final = 64 * 2**20  # offered to the PS: enough for its largest probe
+PATIENCE_S: Final = 300.0  # timeout of one link measurement
 
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
-    """Let the PS measure the link once, close the connection, and return the link rates.
-
-    Args:
-        connection: new connection to the PS.
-        hello: device description to send. This function sets its `measure` flag.
-
-    Raises:
-        CleaveError: when the PS rejects the device, disconnects, sends training tasks, or does not
-            respond within `PATIENCE_S`.
-    """
+    """Let the PS measure the link once, close the connection, and return the link rates."""
     # Probes multiply vectors, which takes less time than starting a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
@@ -80,15 +66,9 @@ async def measure_link(
 
     Args:
         url: join URL that the server prints for devices.
-        repeats: number of measurements.
-        progress: called after each measurement with the number of measurements so far and the
-            latest link rates.
-        keys: function that returns a device credential and a join code for a parsed URL. None
-            means the credential in the URL, and no join code.
-
-    Raises:
-        UsageError: when the URL is malformed, or `repeats` is below 1.
-        CleaveError: when the server is unreachable, rejects the device, or does not measure links.
+        progress: called after each measurement with their number so far and the latest link rates.
+        keys: returns a device credential and a join code for a parsed URL. None means the
+            credential in the URL, and no join code.
     """
     if repeats < 1:
         raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")
@@ -106,12 +86,7 @@ async def measure_link(
 
 
 def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
-    """Return a link profile with the quantiles of several link measurements.
-
-    Args:
-        measured: at least one measurement of the same link.
-        source: text for `LinkProfile.source`.
-    """
+    """Return a link profile with the quantiles of at least one measurement of the same link."""
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),

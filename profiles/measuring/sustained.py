@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,13 +16,8 @@ from profiles.measuring.gemm_timer import Bench
 from profiles.performance import Layout
 from profiles.thermal import fit_thermal
 
-FITTED_FROM_S: Final = 60.0
-"""Minimum duration, in seconds, of a sustained run to which a thermal model is fitted. A shorter
-run does not show how much the device slows down when hot."""
-
-LARGEST_CUBE: Final = 1024
-"""Maximum number of rows, columns and depth of the multiplied tile."""
-
+FITTED_FROM_S: Final = 60.0  # a shorter run does not show how much a hot device slows down
+LARGEST_CUBE: Final = 1024  # maximum number of rows, columns and depth of the multiplied tile
 _RESTS_AT_MOST_S: Final = 90.0
 
 
@@ -35,12 +30,8 @@ def measure_sustained(
 ) -> schema.Sustained:
     """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
 
-    Args:
-        bench: timer that runs the multiplications in this process.
-        seconds: duration of the run, which is divided into about 60 windows.
-        sensors: sensors whose temperature and frequency are read once per window.
-        meter: power meter that is sampled once per window; None for no power measurement.
-        progress: called once per window with the elapsed seconds.
+    The run is divided into about 60 windows. Once per window, the sensors and the meter are read
+    and `progress` is called with the elapsed seconds.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
@@ -69,7 +60,8 @@ def measure_sustained(
             progress(min(at_s, seconds))
     if meter is not None:
         meter.sample()
-    full = _full_speed([rate for _, rate in rates])
+    found = [rate for _, rate in rates]
+    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # of the cool device
     return with_thermal(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
@@ -80,20 +72,8 @@ def measure_sustained(
     )
 
 
-def _full_speed(rates: Sequence[float]) -> float:
-    """Return the speed of the cool device, in the unit of `rates`.
-
-    This is the median of the first three rates or the 90 % quantile of all rates, whichever is
-    higher.
-    """
-    return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
-
-
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Fit a thermal model to a sustained run, and return the run with this model.
-
-    The run gets no model if it is shorter than `FITTED_FROM_S`, or if the device did not slow down.
-    """
+    """Return the run with a thermal model, if it is long enough and the device slowed down."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
@@ -113,17 +93,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the device has cooled, so that later measurements run at full speed.
-
-    Wait at most 90 seconds or half the duration of the sustained run, whichever is shorter.
-
-    Args:
-        bench: timer whose clock is used.
-        sensors: sensors that measure the current temperature.
-        before_c: temperature before the sustained run; None if unknown.
-        sustained: result of the sustained run.
-        sleep: function that sleeps for a number of seconds.
-    """
+    """Wait until the device has cooled to about `before_c`: up to 90 s or half of the run."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -2,7 +2,6 @@
 
 A tile's time depends on what the device did just before. Its operands have just arrived over a
 socket, the event loop and the codec occupy the caches, and the compute thread may have been asleep.
-`cleave profile device` therefore starts a device process that joins a server in this process.
 """
 
 from __future__ import annotations
@@ -23,23 +22,14 @@ from cleave.server.fleet_server import Server
 from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
-_PAUSE_S: Final = 0.004
-"""Pause before each tile, in seconds. In training, devices are idle before most tiles, and idle
-processors lower their clock rates."""
-
+_PAUSE_S: Final = 0.004  # before each tile: devices are idle then, and lower their clock rates
 _LEAST_S: Final = 1e-9
-
-_LOOK_S: Final = 1.0
-"""Interval, in seconds, at which to check during a tile that the device process is still alive."""
+_LOOK_S: Final = 1.0  # interval of checks that the device process is still alive
 
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that assigns each GEMM to the first device as a single tile.
-
-    Attributes:
-        strips: number of strips into which each side of the tile is cut.
-    """
+    """A planner that gives each GEMM to the first device, as one tile of `strips` per side."""
 
     strips: int
 
@@ -50,24 +40,17 @@ class InStrips:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """Plan a GEMM as one tile on `devices[0]`; other arguments than `gemm` have no effect."""
+        """Plan a GEMM as one tile on `devices[0]`."""
         whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
         cut = cut_tile(whole, self.strips, self.strips)
         return Plan(gemm, (PlannedTile(devices[0].device, cut, 0, 0, 0.0),), 0.0)
 
 
 class SessionTimer:
-    """Times tiles on the only device of a server (a `TileTimer`).
-
-    Args:
-        server: server that one device has joined or is about to join.
-        rng: random generator for the elements of the operands.
-        patience_s: seconds to wait for the device to join.
-        ended: function that returns True once the device process has ended.
+    """Times tiles on the only device of a server (a `TileTimer`), which may still be joining.
 
     Raises:
-        FleetError: when no device joins within `patience_s`, or the device process ends before it
-            joins.
+        FleetError: when no device joins within `patience_s`, or its process has `ended` before.
     """
 
     strips = (1, 3)
@@ -92,23 +75,9 @@ class SessionTimer:
             time.sleep(0.01)
 
     def block_s(
-        self,
-        shape: tuple[int, int, int],
-        strips: int,
-        layout: Layout,
-        dtype: DType,
-        out: DType,
+        self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Run a tile on the device and return the mean seconds per block of the tile.
-
-        Args:
-            shape: rows, columns and depth of one block.
-            strips: strips per side of the tile: 1 or 3.
-            layout, dtype, out: storage layout, input dtype and result dtype of the multiplication.
-
-        Raises:
-            FleetError: when the device process has ended.
-        """
+        """Run a tile on the device (see `TileTimer.block_s`); FleetError if its process ended."""
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)

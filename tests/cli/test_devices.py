@@ -95,20 +95,6 @@ def test_which_devices_are_ones_own_can_be_read_in_80_columns(
     assert code.endswith("annas-laptop")
 
 
-@pytest.mark.parametrize("width", [None, 160])
-def test_where_there_is_room_everything_is_shown(
-    width: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if width is not None:
-        terminal(monkeypatch, width)
-    answer = {"devices": [MINE, STRANGER]}
-    heading, mine, stranger = invoke(monkeypatch, answer, "devices")[0].splitlines()
-    assert heading.split()[-5:] == ["TFLOP", "down", "up", "compute", "energy"]
-    assert "1,000.000" in mine
-    assert "2.00 Wh" in mine
-    assert stranger.split() == ["stranger", "ready", "12,345", "0", "1,234", "s"]
-
-
 def test_json_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
     printed, asked = invoke(monkeypatch, {"devices": [MINE, DEVICE]}, "devices", "--json")
     assert [device["own"] for device in json.loads(printed)["devices"]] == [True, False]

@@ -14,8 +14,7 @@ from cleave.planner.forecast import Forecast, refused
 from cleave.planner.plan import Method
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
-from cleave_cli.fitting import fit
-from cleave_cli.machine_checks import Verdict, machine_checks
+from cleave_cli.machine_checks import Verdict, fit, machine_checks
 from tests.integration.processes import here
 
 SIZES = StageSizes(find_model("opt-125m"), 128, 2, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cleave_cli.emulate_real_time import Pace
-from emulator.paced import Lateness
+from emulator.realtime import Lateness
 
 
 def test_a_machine_that_falls_behind_is_told_once() -> None:

@@ -16,11 +16,7 @@ from emulator import virtual
 
 @pytest.mark.parametrize(
     "options",
-    [
-        FleetOptions(),
-        FleetOptions(0),
-        FleetOptions(12, "home-mix", "nightly-laptop", "off"),
-    ],
+    [FleetOptions(), FleetOptions(0), FleetOptions(12, "home-mix", "nightly-laptop", "off")],
 )
 def test_what_a_run_keeps_is_read_again(tmp_path: Path, options: FleetOptions) -> None:
     options.keep(tmp_path)

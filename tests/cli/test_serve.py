@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import re
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from cleave.errors import UsageError
-from cleave.server.jobs.jobs import TrainingJob
-from cleave_cli.commands.serve import serve, stopping
+from cleave_cli.commands.serve import printed_log, serve
+from cleave_cli.options import only_here
 from cleave_cli.stopping import ending_signals
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_of_this_machine_alone(host: str) -> None:
+    assert "--host 0.0.0.0" in only_here(f"http://{host}:8765/join#c=x")
+
+
+def test_of_a_network() -> None:
+    assert only_here("https://192.0.2.7:8765/join#c=x") == ""
+
+
+LOGGER = logging.getLogger("cleave.server.anything")
+
+
+def test_lines_are_text_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with printed_log(as_json=False):
+        LOGGER.debug("a detail")
+        LOGGER.info("%s joined", "phone\x1b[2J")
+        LOGGER.warning("100 % refused")
+    LOGGER.warning("after the block")
+    assert capsys.readouterr() == ("", "phone[2J joined\n100 % refused\n")
+
+
+def test_lines_are_notes_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    with printed_log(as_json=True):
+        LOGGER.info("%s joined", "phone")
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"event": "note", "text": "phone joined"}
+    assert err == ""
+
+
+def test_no_line_comes_twice_where_the_root_has_a_handler(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(other)
+    try:
+        with printed_log(as_json=False):
+            LOGGER.warning("once")
+    finally:
+        logging.getLogger().removeHandler(other)
+    assert capsys.readouterr().err == "once\n"
+
+
+def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
+    program = "import cleave, logging; logging.getLogger('cleave.server').error('wrong')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
@@ -48,8 +102,3 @@ def test_a_closed_terminal_ends_a_server_unless_it_is_to_outlive_it() -> None:
         assert set(ending_signals()) == {signal.SIGINT, signal.SIGTERM}
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:
-    assert stopping(None) == "stopping"
-    assert "job-3 writes a checkpoint" in stopping(TrainingJob("job-3", 3, {}, 10, "opt-tiny"))

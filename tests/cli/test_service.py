@@ -27,7 +27,6 @@ from cleave.device.service import (
     ServiceOutcome,
     launchd_plist,
     places,
-    run_command,
     systemd_command,
     systemd_unit,
 )
@@ -243,11 +242,6 @@ def test_without_systemd_it_says_what_to_do(tmp_path: Path) -> None:
         it.install(b"the unit", URL)
     assert snapshot(tmp_path) == before
     assert not run.commands
-
-
-def test_commands_that_are_not_there() -> None:
-    assert run_command(["/no/such/command"]).code == 127
-    assert run_command(["echo", "x"]) == ServiceOutcome(0, "x")
 
 
 # --- the command ---

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from cleave.errors import UsageError
 from cleave_cli.commands.status import status
-from cleave_cli.render.stages import HOLDERS_SHOWN
-from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, span, sparkline
+from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, sparkline
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
 
@@ -76,28 +75,6 @@ def test_a_job_that_waits_has_no_time_left() -> None:
     assert "left" not in page
 
 
-def test_several_servers_are_counted() -> None:
-    seen = Seen()
-    came = overview(0, 1)
-    came["server"]["servers"] = [2, 3]
-    seen.take(came)
-    assert "2 servers with 2 + 3 devices" in text(seen)
-    came["server"]["servers"] = [2, None, 3]
-    seen.take(came)
-    assert "3 servers with 2 + 3 devices; no answer from server 2" in text(seen)
-
-
-def test_no_step_is_under_way_after_the_last() -> None:
-    seen = Seen()
-    came = overview(98, 2)
-    came["job"] |= {"tasks": [3, 7], "last_step": {"step": 99}}
-    seen.take(came)
-    assert "task 3 of 7 of the next" in text(seen)
-    came["job"]["last_step"] = {"step": 100}
-    seen.take(came)
-    assert "of the next" not in text(seen)
-
-
 def test_without_job_devices_and_figures() -> None:
     seen = Seen()
     nothing = {"window_s": None}
@@ -108,12 +85,6 @@ def test_without_job_devices_and_figures() -> None:
     assert "no job" in page
     assert "no devices" in page
     assert seen.complete
-
-
-def test_a_single_device_is_one() -> None:
-    seen = Seen()
-    seen.take(overview(devices={"total": 1, "by": [["phone", "ready", 1]]}))
-    assert "1 device " in text(seen)
 
 
 COLUMNS = ["device", "name", "state", "reason", "own"]
@@ -156,36 +127,6 @@ def test_a_step_by_stages_fits_eighty_columns() -> None:
     assert "your own: laptop-1, laptop-2" in page
 
 
-def test_a_slice_of_the_loss_is_named() -> None:
-    last = STAGES["stages"][1]  # type: ignore[index]
-    slices = [{**last, "first": 12, "loss": False, "slice": [part, 2]} for part in range(2)]
-    seen = Seen()
-    seen.take(overview(stages={**STAGES, "stages": slices}, devices=devices(True)))
-    found = [line[:4] for line in lines(text(seen, 80))]
-    assert ["loss", "1", "of", "2"] in found
-    assert ["loss", "2", "of", "2"] in found
-
-
-def test_a_stage_that_nobody_holds_and_many_that_are_held() -> None:
-    stage = {**STAGES["stages"][0], "holders": [], "devices": 0}  # type: ignore[index]
-    crowd = {**stage, "holders": [[i, 0, 0, 0, 0] for i in range(50)], "devices": 60}
-    seen = Seen()
-    step = {**STAGES, "ended": True, "repeated": 0, "stages": [stage, crowd]}
-    seen.take(overview(stages=step, devices=devices(True, True)))
-    page = text(seen, 80)
-    assert ["1", "to", "4", "waits", "for", "one", "7", "3", "0"] in lines(page)
-    assert "stages 8 micro-batches; the step is over" in page
-    assert f"and {60 - (HOLDERS_SHOWN - 1)} more" in page
-    assert "all of them are your own" in page
-
-
-def test_traffic_says_what_it_is_for() -> None:
-    kinds = {"weights": 3_000_000, "activations": 5_000_000_000, "graphs": 0}
-    seen = Seen()
-    seen.take(overview(traffic={"down": kinds, "up": {}}))
-    assert "of it 5.0 GB activations, 3.0 MB weights\n" in text(seen)
-
-
 @pytest.mark.parametrize("every", [math.nan, math.inf, 0.1, -1.0])
 def test_pauses_between_looks_that_make_no_sense(every: float) -> None:
     with pytest.raises(UsageError, match=r"--every is .*; give 0.2 seconds or more"):
@@ -220,10 +161,3 @@ def test_records_are_asked_for_until_there_are_no_more() -> None:
 )
 def test_sparklines(values: list[float], line: str) -> None:
     assert sparkline(values, 8) == line
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(5, "5 s"), (300, "5 min"), (7200, "2.0 h"), (864000, "10.0 days")]
-)
-def test_lengths_of_time(seconds: float, said: str) -> None:
-    assert span(seconds) == said

@@ -19,7 +19,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
-from emulator.deferred import DeferredOutput, DeferredProduct, default_backend
+from emulator.deferred import DeferredOutput, DeferredProduct
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FLEET = [DeviceRates(i, 1e6, 1e6, 1e9) for i in (1, 2, 3)]
@@ -71,12 +71,7 @@ def _product(task: Task, operands: tuple[Buffer, Buffer], backend: Any, copy: bo
     kinds=st.sampled_from([(DType.FP32, DType.FP32), (DType.BF16, DType.FP32)]),
 )
 def test_any_plan_in_any_order(
-    gemm: Gemm,
-    seed: int,
-    turn_a: bool,
-    turn_b: bool,
-    copies: float,
-    kinds: tuple[DType, DType],
+    gemm: Gemm, seed: int, turn_a: bool, turn_b: bool, copies: float, kinds: tuple[DType, DType]
 ) -> None:
     random, rng = Random(seed), np.random.default_rng(seed)
     dtype, out_dtype = kinds
@@ -132,25 +127,3 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     assert backend.calls == len(job.plan.tiles)
     assert np.array_equal(out.float32(), a @ b)
     assert np.array_equal(out.array, blockwise.array)
-
-
-def test_a_product_knows_its_size_before_it_is_computed() -> None:
-    backend = Counting()
-    ones = _buffer(np.ones((3, 3)), DType.BF16)
-    stored = StoredArray(3, 3, DType.BF16, ones, ones.nbytes)
-    order = Compute(1, [(stored, stored)], False, False, 3, 3, DType.FP32, 54)
-    product = DeferredProduct(order, backend)
-    assert product.nbytes == 36
-    assert backend.calls == 0
-    assert len(product.pack()) == 36
-    assert (product.compute().array == 3).all()
-
-
-def test_nothing_placed_leaves_the_output_alone() -> None:
-    out = _buffer(np.ones((2, 2)), DType.BF16)
-    DeferredOutput(out).finish()
-    assert (out.float32() == 1).all()
-
-
-def test_there_is_always_a_backend() -> None:
-    assert default_backend().name in ("numpy", "torch")

@@ -78,11 +78,6 @@ def test_loss_slows_as_tcp_does(loss: float) -> None:
     assert lossy.bytes_per_s == pytest.approx(min(1e6 * (1 - loss), mathis))
 
 
-def test_loss_without_latency_only_costs_what_is_sent_again() -> None:
-    device = replace(DEVICE, latency_s=0.0, loss=0.1)
-    assert links_of(device, random.Random(0), SharedLines())[1].bytes_per_s == 0.9 * 5e5
-
-
 # --- drift ---
 
 
@@ -167,17 +162,6 @@ def busy(devices: list[FleetDevice], gemms: int = 1) -> tuple[VirtualRuntime, li
 
 def transfers(seen: list[Activity], direction: Direction) -> list[Transfer]:
     return [t for t in seen if isinstance(t, Transfer) and t.direction is direction]
-
-
-@given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 10**6)), min_size=1, max_size=20))
-def test_a_line_passes_one_after_the_other(arrivals: list[tuple[float, int]]) -> None:
-    shared = Shared(1e6)
-    now_s = through_s = 0.0
-    for gap_s, nbytes in arrivals:
-        now_s += gap_s
-        expected_s = max(now_s, through_s) + nbytes / 1e6
-        through_s = shared.passes(now_s, nbytes)
-        assert through_s == pytest.approx(expected_s)
 
 
 def test_devices_on_a_line_get_no_more_than_its_rate_together() -> None:

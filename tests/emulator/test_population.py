@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from emulator.activity import Activity, Multiplication, Presence
@@ -125,15 +124,6 @@ def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
     check(submit(fleet))
 
 
-def test_only_those_who_never_come_back_end_the_work() -> None:
-    fleet = emulated([DEVICE] * 2)
-    runtime = shell_of(fleet)
-    for device in list(runtime.devices):
-        runtime.lose(device, in_s=0.01)
-    with pytest.raises(FleetError, match=r"gone and none is due to join"):
-        submit(fleet).result()
-
-
 # --- the same again ---
 
 
@@ -171,18 +161,5 @@ def test_runs_of_a_seed_leave_the_same_log_byte_for_byte(
     first = event_log(devices, 5, churn)
     assert len(first) > 10_000
     assert event_log(devices, 5, churn) == first
-
-
-@pytest.mark.parametrize(
-    ("devices", "churn"),
-    [(paper_fleet(40), "0.5:0.2"), (believable(80), "")],
-    ids=["paper-churn", "home-nights"],
-)
-def test_runs_of_another_seed_differ(devices: list[FleetDevice], churn: str) -> None:
-    assert event_log(devices, 5, churn) != event_log(devices, 6, churn)
-
-
-def test_drift_alone_differs_by_seed() -> None:
-    devices = [replace(d, drift_sigma=0.4) for d in paper_fleet(5)]
-    logs = [event_log(devices, seed) for seed in (0, 0, 1)]
-    assert logs[0] == logs[1] != logs[2]
+    if churn or devices[0].jitter_s:
+        assert event_log(devices, 6, churn) != first

@@ -322,12 +322,6 @@ def test_a_step_without_devices_ends() -> None:
         run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO))
 
 
-def test_observers_are_those_from_before() -> None:
-    runtime = runtime_of(2)
-    run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO), steps=1)
-    assert runtime.observers == []
-
-
 def test_what_devices_compute_is_observed() -> None:
     model = SizedModel(find_model("opt-nano"), 4, 32, 4)
     runtime, seen = runtime_of(2), list[GraphExecution]()

@@ -134,13 +134,6 @@ def test_a_model_of_one_layer_has_a_layer(model: str) -> None:
     assert made.layer(0).counters.gemms == 18
 
 
-def test_progress_is_told() -> None:
-    made, _ = stepper(2)
-    told: list[tuple[int, int]] = []
-    made.step(lambda done, of: told.append((done, of)))
-    assert told == [(i + 1, 2 * made.groups) for i in range(2 * made.groups)]
-
-
 # --- reused timelines ---
 
 
@@ -204,14 +197,8 @@ CHURN = Availability(Durations(1e4), Durations(10.0))
     ids=lambda c: next(iter(c)),
 )
 def test_what_is_random_is_not_reused(change: dict[str, Any]) -> None:
-    fleet = [replace(d, **change) for d in paper_fleet(MANY)]
-    made, _ = stepper(fleet)
-    assert made.step().reused_events == 0
-
-
-def test_one_random_device_is_enough() -> None:
     first, *others = paper_fleet(MANY)
-    made, _ = stepper([replace(first, jitter_s=1e-3), *others])
+    made, _ = stepper([replace(first, **change), *others])  # one such device is enough
     assert made.step().reused_events == 0
 
 

@@ -44,10 +44,9 @@ def written(trace: TraceWriter, folder: Path) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("fleet", ["paper-6", "home-mix-12", "home-nights-20"])
-def test_a_trace_is_what_the_viewer_reads(fleet: str, tmp_path: Path) -> None:
+def test_a_trace_is_what_the_viewer_reads(tmp_path: Path) -> None:
     trace = TraceWriter()
-    seen = watch(find_fleet(fleet), trace)
+    seen = watch(find_fleet("home-nights-20"), trace)
     events = written(trace, tmp_path)
     slices = [e for e in events if e["ph"] == "X"]
     assert len(slices) == len(seen)
@@ -76,18 +75,6 @@ def test_slices_of_a_row_do_not_overlap(churn: str, tmp_path: Path) -> None:
     for slices in rows.values():
         for (_, end), (begin, _) in pairwise(sorted(slices)):
             assert begin >= end - 1e-3  # microseconds: what doubles leave of them
-
-
-def test_the_wavefront_is_visible(tmp_path: Path) -> None:
-    """Products begin before the last strip is there, blocks leave before the last product."""
-    trace = TraceWriter()
-    watch([FleetDevice("one", 1e9, 1e6, 1e6, 0.0, 2**30)], trace)
-    events = [e for e in written(trace, tmp_path) if e["ph"] == "X" and e["dur"]]
-    rows = {n: [e for e in events if e["cat"] == n] for n in ("receive", "compute", "send")}
-    puts = [e for e in rows["receive"] if e["name"].startswith("put")]
-    assert rows["compute"][0]["ts"] < puts[-1]["ts"]
-    results = [e for e in rows["send"] if e["name"].startswith("result")]
-    assert results[0]["ts"] < rows["compute"][-1]["ts"]
 
 
 def test_what_is_over_the_limit_is_counted(tmp_path: Path) -> None:

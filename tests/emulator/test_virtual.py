@@ -16,14 +16,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyBackend
-from cleave.planner.plan import (
-    DeviceRates,
-    ElementBytes,
-    Plan,
-    PlannedTile,
-    Planner,
-    Residency,
-)
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, Residency
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
@@ -112,18 +105,6 @@ def test_products_are_right(devices: int, whole_tiles: bool, dtype: DType) -> No
     _check(_submit(fleet, 33, 47, 20, dtype=dtype))
 
 
-@pytest.mark.parametrize("turn_a", [False, True])
-@pytest.mark.parametrize("turn_b", [False, True])
-def test_products_of_transposed_operands(turn_a: bool, turn_b: bool) -> None:
-    fleet, _ = _fleet(paper_fleet(7))
-    a, b = (
-        _matrix(*s, seed=3)
-        for s in [(8, 30) if turn_a else (30, 8), (20, 8) if turn_b else (8, 20)]
-    )
-    sides = Side(fleet.operand(a), turn_a), Side(fleet.operand(b), turn_b)
-    _check(fleet.submit(*sides, arrays.empty(30, 20, DType.FP32)))
-
-
 def test_whole_tiles_are_within_rounding_of_blocks() -> None:
     rng = np.random.default_rng(0)
     a, b = (Buffer(rng.standard_normal(s, np.float32), DType.FP32) for s in [(90, 70), (70, 110)])
@@ -166,12 +147,7 @@ def test_shapes_and_dtypes_must_fit() -> None:
         fleet.submit(Side(a), Side(b), arrays.empty(5, 3, DType.FP32))
     with pytest.raises(ValueError, match="fp32"):
         fleet.submit(Side(a), Side(half), out)
-
-
-def test_the_result_has_the_dtype_of_the_operands_or_fp32() -> None:
-    fleet, _ = _fleet()
-    a, b = fleet.operand(_matrix(3, 4, 0)), fleet.operand(_matrix(4, 5, 0))
-    with pytest.raises(ValueError, match="fp32"):
+    with pytest.raises(ValueError, match="fp32"):  # the operands' dtype, or fp32
         fleet.submit(Side(a), Side(b), arrays.empty(3, 5, DType.BF16))
 
 
@@ -270,38 +246,7 @@ def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) 
     return last_s
 
 
-def test_time_of_one_unit_is_download_compute_and_upload() -> None:
-    fleet, runtime = _fleet([DEVICE], planner=OneDevice(1))
-    started_s = runtime.now_s
-    hello = messages.Hello(
-        role=messages.Role.DEVICE,
-        name="test",
-        ops=("matmul",),
-        dtypes=tuple(d.value for d in DType),
-        memory_bytes=2**30,
-        profile="test",
-        flops_per_s=1e6,
-        downlink_bytes_per_s=1e4,
-        uplink_bytes_per_s=5e3,
-        latency_s=0.5,
-        features=("graphs", "coding"),
-    )
-    assert started_s == pytest.approx(wire_size(hello) / 5e3 + 0.5)
-    seen = _watched(runtime)
-    _check(_submit(fleet, 12, 10, 8))
-    put_a, put_b, run, result = seen
-    down = (
-        wire_size(messages.Welcome(device=1, features=("graphs",)))
-        + put_a.nbytes
-        + put_b.nbytes
-        + run.nbytes
-    )
-    expected_s = down / 1e4 + 0.5 + 2 * 12 * 10 * 8 / 1e6 + result.nbytes / 5e3 + 0.5
-    assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
-    assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("strips", [2, 5])
+@pytest.mark.parametrize("strips", [1, 2, 5])
 @pytest.mark.parametrize("flops_per_s", [2e2, 1e5])
 @pytest.mark.parametrize("uplink_bytes_per_s", [1e2, 1e5])
 def test_strips_blocks_and_computing_overlap(
@@ -315,6 +260,7 @@ def test_strips_blocks_and_computing_overlap(
     _check(future)
     expected_s = _streamed_s(profile, future, seen)
     assert runtime.now_s - started_s == pytest.approx(expected_s, rel=1e-12)
+    assert fleet.counters().fleet_s == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_gemms_submitted_before_the_first_wait_overlap() -> None:
@@ -344,30 +290,6 @@ def test_gemms_submitted_before_the_first_wait_overlap() -> None:
     both_s = runtime.now_s - began_s
     assert both_s == pytest.approx(in_turn_s / 2, rel=0.01)
     assert together.counters().fleet_s == pytest.approx(both_s)
-
-
-def _trace(seen: list[Transfer]) -> list[tuple[float, int, Direction, str, int]]:
-    return [(t.at_s, t.device, t.direction, t.message.TYPE, t.nbytes) for t in seen]
-
-
-def test_identical_runs_leave_identical_traces() -> None:
-    traces, ends = [], []
-    for _ in range(2):
-        fleet, runtime = _fleet(paper_fleet(9))
-        seen = _watched(runtime)
-        futures = [_submit(fleet, 40, 50, 30, seed) for seed in range(3)]
-        runtime.lose(3, in_s=1e-3)
-        runtime.lose(5, in_s=2e-3)
-        for future in futures:
-            _check(future)
-        del futures
-        _check(_submit(fleet, 20, 20, 20))
-        traces.append(_trace(seen))
-        ends.append((runtime.now_s, runtime.events, fleet.counters().downlink_bytes))
-    assert traces[0] == traces[1]
-    assert ends[0] == ends[1]
-    times = [t[0] for t in traces[0]]
-    assert times == sorted(times)
 
 
 # --- devices that come and go ---
@@ -404,14 +326,6 @@ def test_without_devices_a_result_fails_and_a_new_device_takes_over() -> None:
     assert fleet.device_count == 1
 
 
-def test_work_submitted_to_nobody_waits_for_somebody() -> None:
-    fleet, runtime = _fleet([])
-    assert fleet.device_count == 0
-    future = _submit(fleet)
-    runtime.join(DEVICE)
-    _check(future)
-
-
 def test_losing_a_device_twice_or_before_its_hello_changes_nothing() -> None:
     fleet, runtime = _fleet([DEVICE] * 2)
     runtime.lose(1)
@@ -432,18 +346,6 @@ def test_a_device_that_joins_is_used_from_the_next_gemm_on() -> None:
     _check(future)
     assert future.job.plan is not None
     assert new in {t.device for t in future.job.plan.tiles}
-
-
-def test_a_device_that_drains_answers_and_goes() -> None:
-    fleet, runtime = _fleet([replace(DEVICE, latency_s=0.0)] * 2)
-    future = _submit(fleet, 30, 30, 30)
-    device = runtime.devices[2]
-    for message in device.core.drain():
-        assert isinstance(message, messages.Drain)
-        runtime._send_up(device, message)
-    _check(future)
-    assert fleet.device_count == 1
-    assert 2 not in runtime.devices
 
 
 def test_a_closed_fleet_says_so() -> None:
@@ -468,21 +370,6 @@ def test_gemms_that_share_an_operand_fit_small_devices() -> None:
         w = fleet.operand(Buffer(np.ones((512, 10_000), np.float32), DType.FP32))
         out = fleet.submit(Side(x), Side(w), arrays.empty(4, 10_000, DType.FP32)).result()
         assert (out.array == 512).all()
-
-
-def test_the_published_fleet() -> None:
-    first = paper_fleet(3)
-    rng = np.random.default_rng(42)
-    vectors = [rng.uniform(*r, 3) for r in [(5e12, 7e12), (5e6, 1e7), (1e7, 1e8), (1e9, 3e9)]]
-    for i, device in enumerate(first):
-        assert device.flops_per_s == vectors[0][i]
-        assert device.uplink_bytes_per_s == vectors[1][i]
-        assert device.downlink_bytes_per_s == vectors[2][i]
-        assert device.memory_bytes == int(vectors[3][i])
-        assert device.latency_s == 0
-    assert [round(d.flops_per_s / 1e9) for d in first] == [6548, 5878, 6717]
-    with pytest.raises(ValueError, match="empty"):
-        paper_fleet(0)
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,9 @@ from cleave.errors import FleetError, UsageError
 from cleave.server.fleet_server import Server
 from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
-from profiles.library import profile_names
+from profiles.library import profile_names, read_profile, write_profile
 from profiles.measuring.tile_timer import SessionTimer
 from profiles.performance import Layout
-from profiles.profile_file import read_profile, write_profile
 from tests.integration.processes import PATIENCE_S, here, run, started, wait_for_event
 
 BRIEF = (

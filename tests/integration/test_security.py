@@ -540,8 +540,7 @@ def test_a_bug_in_a_group_of_tasks_is_named(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.filterwarnings("error::ResourceWarning")  # of a pipe left open
 def test_no_secret_is_on_a_command_line() -> None:
-    from cleave_cli.own_device import own_device
-    from cleave_cli.own_server import own_server
+    from cleave_cli.own_server import own_device, own_server
 
     with own_device("numpy", 1):
         assert not any("#c=" in line for line in command_lines())

@@ -23,10 +23,7 @@ durations = st.builds(
 )
 hours = st.tuples(st.floats(0, 24), st.floats(0, 24)).filter(lambda h: (h[1] - h[0]) % 24 > 0.1)
 availabilities = st.builds(
-    Availability,
-    session=st.none() | durations,
-    gap=st.none() | durations,
-    hours=st.none() | hours,
+    Availability, session=st.none() | durations, gap=st.none() | durations, hours=st.none() | hours
 )
 seeds = st.integers(0, 2**32)
 
@@ -64,28 +61,6 @@ def test_the_mean_is_the_mean_in_every_family(family: AvailabilityFamily, shape:
     assert fmean(drawn.draw(rng) for _ in range(100_000)) == pytest.approx(600, rel=0.03)
 
 
-@given(durations, seeds)
-def test_durations_are_not_negative(drawn: Durations, seed: int) -> None:
-    assert drawn.draw(random.Random(seed)) >= 0
-
-
-def test_a_weibull_of_shape_one_is_exponential() -> None:
-    weibull, exponential = Durations(600.0, AvailabilityFamily.WEIBULL), Durations(600.0)
-    medians = []
-    for drawn in (weibull, exponential):
-        rng = random.Random(2)
-        medians.append(sorted(drawn.draw(rng) for _ in range(20_001))[10_000])
-    assert medians == pytest.approx([600 * math.log(2)] * 2, rel=0.05)
-
-
-def test_small_shapes_are_many_short_sessions() -> None:
-    rng = random.Random(3)
-    drawn = sorted(
-        Durations(3600.0, AvailabilityFamily.WEIBULL, 0.34).draw(rng) for _ in range(10_001)
-    )
-    assert drawn[5_000] < 300
-
-
 # --- presences ---
 
 
@@ -119,22 +94,9 @@ def test_presences_lie_within_the_hours(
         assert since_opening + (end_s - begin_s) / HOUR_S <= length + 1e-5
 
 
-def test_different_seeds_give_different_presences() -> None:
-    availability = Availability(Durations(600.0), Durations(600.0))
-    assert first(availability, 5, 1) != first(availability, 5, 2)
-
-
 def test_by_default_a_device_is_always_there() -> None:
     assert Availability().always
     assert list(Availability().presences(random.Random(0))) == [PresencePeriod(0.0, math.inf)]
-
-
-@pytest.mark.parametrize(
-    "availability",
-    [Availability(hours=(22.0, 7.0)), Availability(Durations(60.0))],
-)
-def test_with_sessions_or_hours_it_is_not(availability: Availability) -> None:
-    assert not availability.always
 
 
 def test_sessions_without_gaps_follow_each_other() -> None:
@@ -167,11 +129,8 @@ def test_the_share_at_time_zero_is_that_of_the_means_too() -> None:
     [
         # The window before midnight is open at time zero, until 7.
         ((22.0, 7.0), 0.0, [(0, 7), (22, 31), (46, 55)]),
-        ((22.0, 7.0), 12.0, [(10, 19), (34, 43)]),
         ((22.0, 7.0), 23.0, [(0, 8), (23, 32)]),
-        ((9.0, 17.0), 0.0, [(9, 17), (33, 41)]),
         ((9.0, 17.0), 17.0, [(16, 24), (40, 48)]),
-        ((0.0, 7.5), 0.0, [(0, 7.5), (24, 31.5)]),
         ((18.0, 24.0), 0.0, [(18, 24), (42, 48)]),
     ],
 )
@@ -198,17 +157,7 @@ def test_hours_cut_sessions_and_keep_what_lies_within() -> None:
 
 
 @pytest.mark.parametrize(
-    "hours",
-    [
-        (7.0, 7.0),
-        (0.0, 24.0),
-        (23.999999999999996, 0.0),
-        (7.0, 7.01),
-        (-1.0, 7.0),
-        (7.0, 24.5),
-        (math.nan, 7.0),
-        (7.0, math.inf),
-    ],
+    "hours", [(0.0, 24.0), (7.0, 7.01), (-1.0, 7.0), (7.0, 24.5), (math.nan, 7.0), (7.0, math.inf)]
 )
 def test_impossible_hours(hours: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match=r"hours are .*; give two different hours from 0 to 24"):

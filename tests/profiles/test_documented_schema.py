@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from profiles import device_profile as schema
+from profiles.library import read_profile
 from profiles.performance import FitReport, Layout, PerformanceModel
-from profiles.profile_file import read_profile
 from profiles.thermal import ThermalModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")

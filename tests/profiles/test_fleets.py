@@ -11,8 +11,7 @@ import pytest
 
 from profiles.availability import Durations
 from profiles.fleet_device import FleetDevice
-from profiles.fleet_file import MAX_DEVICES, draw_link
-from profiles.fleets import find_fleet, fleet_names, paper_fleet, with_churn
+from profiles.fleets import MAX_DEVICES, draw_link, find_fleet, fleet_names, paper_fleet, with_churn
 from profiles.library import load_availability, load_network
 from profiles.performance import Layout
 
@@ -51,17 +50,6 @@ def test_the_first_devices_of_the_published_fleet() -> None:
     ]
     np.testing.assert_allclose([rates(d) for d in found], wanted, rtol=1e-12)
     assert [d.memory_bytes for d in found] == [1245515864, 2662225344, 1306568633]
-
-
-def test_the_order_of_the_draws() -> None:
-    rng = np.random.default_rng(42)
-    wanted = [rng.uniform(low, high, 10) for low, high in ((5e12, 7e12), (5e6, 10e6), (1e7, 1e8))]
-    memory = rng.uniform(1e9, 3e9, 10).astype(int)
-    fleet = paper_fleet(10)
-    np.testing.assert_allclose([rates(d) for d in fleet], np.array(wanted).T)
-    assert [d.memory_bytes for d in fleet] == memory.tolist()
-    assert all(d.latency_s == 0 for d in fleet)
-    assert [d.name for d in fleet] == [f"paper-{i}" for i in range(10)]
 
 
 @pytest.mark.parametrize("devices", [0, -1, MAX_DEVICES + 1])
@@ -107,10 +95,6 @@ def test_a_share_of_stragglers_is_a_share(share: float) -> None:
 # --- names and files ---
 
 
-def test_a_fleet_by_name() -> None:
-    assert find_fleet("paper-16") == paper_fleet(16)
-
-
 @pytest.mark.parametrize("name", ["paper-", "paper-x", "paper--4", "kampus-9", "fleet.json"])
 def test_unknown_names(name: str) -> None:
     with pytest.raises(ValueError, match=f"there is no fleet '{name}'"):
@@ -137,30 +121,17 @@ active_power_w = 4
     assert type(laptops_then_phone[2].memory_bytes) is int
 
 
-def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
-    none = GROUP.replace("count = 2", "count = 0").replace("laptop", "phone")
-    assert [d.name for d in find_fleet(write(tmp_path, none + GROUP))] == ["laptop-0", "laptop-1"]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("= 5e12", "= -5e12", "flops_per_s of device 'laptop-0' is -5"),
         ("= 50e6", "= 0", "downlink_bytes_per_s of device 'laptop-0' is 0"),
         ("= 50e6", "= nan", r"group\[0\].downlink_bytes_per_s of .* is nan"),
-        ("= 8_000_000", "= inf", r"group\[0\].uplink_bytes_per_s of .* is inf"),
         ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' is -1"),
         ("= 5e12", "= 5", "flops_per_s of group 1 of .* is 5; give FLOP/s, from 1e.06 to 1e.17"),
-        ("= 5e12", "= 5e30", r"flops_per_s of group 1 of .* is 5e\+30; give FLOP/s"),
         ("= 50e6", "= 50", "downlink_bytes_per_s of group 1 .* is 50; give bytes per second"),
-        ("= 8_000_000", "= 8e15", "uplink_bytes_per_s of group 1 .* is 8e.15; give bytes per"),
-        ("= 2_000_000_000", "= 2", "memory_bytes of group 1 .* is 2; give bytes, from 1.6"),
         ("= 2_000_000_000", "= 2" + 30 * "0", r"group\[0\].memory_bytes of .* has 31 digits"),
         ("count = 2", "latency_s = 20_000", "latency_s of group 1 .* is 20000; give seconds"),
-        ("count = 2", "drift_sigma = 40", "drift_sigma of group 1 .* is 40; give a standard"),
-        ("count = 2", "drift_interval_s = 1e-9", "drift_interval_s of group 1 .* is 1e-09"),
-        ("count = 2", "active_power_w = 1e9", "active_power_w of group 1 .* is 1e.09; give watts"),
-        ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
         ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
         ("count = 2", "colour = 'red'", "unknown key 'colour'"),
         (
@@ -168,21 +139,15 @@ def test_a_group_of_none_adds_nothing(tmp_path: Path) -> None:
             '"' + 101 * "x" + '"',
             "name of group 1 of .* is 'xxx.*; give a text of 1 to 100",
         ),
-        ('"laptop"', '""', "name of group 1 of .* is ''"),
         ('"laptop"', "3", "name of group 1 of .* is 3"),
         ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
-        ("memory_bytes = 2_000_000_000", "", "lacks memory_bytes"),
         ("= 5e12", "= '5e12'", "flops_per_s of group 1 of .*fleet.toml is '5e12'"),
         ("= 50e6", "= true", "downlink_bytes_per_s of group 1 .* is True"),
-        ("= 50e6", "= [1]", r"downlink_bytes_per_s of group 1 .* is \[1\]"),
         ("count = 2", "count = -1", "count of group 1 .* is -1"),
         ("count = 2", "count = 1.5", "count of group 1 .* is 1.5"),
-        ("count = 2", "count = true", "count of group 1 .* is True"),
-        ("count = 2", "count = 1_000_001", "count of group 1 .* is 1000001"),
         ("count = 2", "count = 0", "fleet.toml has no devices"),
         ("[[group]]", "[[groups]]", "fleet.toml has 'groups'"),
         ("[[group]]", "[group]", "fleet.toml has 'group'"),
-        ("= 2_000_000_000", "= inf", r"group\[0\].memory_bytes of .* is inf"),
         ("[[group]]", "[[group", "fleet.toml cannot be read"),
     ],
     ids=str,
@@ -200,25 +165,6 @@ def test_what_a_file_gets_wrong_is_named(
 def test_what_is_too_much_for_toml(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"fleet\.toml cannot be read: .*(digits|recursion)"):
         find_fleet(write(tmp_path, text))
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n"])
-def test_a_file_without_groups(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match="has no devices"):
-        find_fleet(write(tmp_path, text))
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read: No such file"):
-        find_fleet(str(tmp_path / "nowhere.toml"))
-    binary = tmp_path / "binary.toml"
-    binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"binary\.toml cannot be read"):
-        find_fleet(str(binary))
-    folder = tmp_path / "folder.toml"
-    folder.mkdir()
-    with pytest.raises(ValueError, match=r"folder\.toml cannot be read"):
-        find_fleet(str(folder))
 
 
 # --- groups made of profiles, networks, availabilities ---
@@ -361,12 +307,9 @@ def test_churn_in_seconds_and_by_name() -> None:
     ("churn", "said"),
     [
         ("0", "a churn of '0'"),
-        ("1.2.3", "a churn of '1.2.3'"),
         ("0.0001:1", "a churn of '0.0001:1'"),
-        ("1:0.0001", "a churn of '1:0.0001'"),
         ("1" * 400, "a churn of '111"),
         ("-5:1", "a churn of '-5:1' makes no sense; give mean seconds"),
-        ("nan", "a churn of 'nan'"),
         ("weekly", "a churn of 'weekly' .* one of always, .*volunteer"),
         ("nowhere.toml", r"nowhere\.toml cannot be read"),
     ],

@@ -16,12 +16,7 @@ from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.sessions.probe import LinkRates
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
-from profiles.measuring.link import (
-    MEMORY_BYTES,
-    measure_connection,
-    measure_link,
-    summarise,
-)
+from profiles.measuring.link import MEMORY_BYTES, measure_connection, measure_link, summarise
 from tests.memory_link import memory_link
 
 HELLO = device_hello(credential="", name="t", memory_bytes=MEMORY_BYTES)

@@ -22,8 +22,8 @@ from profiles.device_profile import (
     Quantiles,
     Sustained,
 )
+from profiles.library import read_profile, write_profile
 from profiles.performance import FitReport, Layout, PerformanceModel
-from profiles.profile_file import read_profile, write_profile
 from profiles.thermal import ThermalModel, ThrottlePoint
 
 GOOD = """\
@@ -121,23 +121,12 @@ def test_a_sample_takes_one_line(tmp_path: Path) -> None:
     assert '[64, 128, 256, "nn", 0.25, 3]' in path.read_text(encoding="utf-8")
 
 
-def test_what_is_read_writes_and_reads_back(tmp_path: Path) -> None:
-    profile = read_profile(write(tmp_path, GOOD))
-    write_profile(profile, tmp_path / "again.toml")
-    assert read_profile(tmp_path / "again.toml") == profile
-
-
 def test_what_is_left_out_is_unknown(tmp_path: Path) -> None:
     begin, end = GOOD.index("[link]"), len(GOOD)
     profile = read_profile(write(tmp_path, GOOD[:begin] + GOOD[end:]))
     for table in ("link", "sustained", "power", "embodied", "availability", "host"):
         assert getattr(profile, table) is None
     assert profile.year == profile.memory.installed_bytes == 0
-
-
-def test_whole_numbers_do_for_figures(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD.replace("2e12", "2_000_000_000_000"))
-    assert read_profile(path).compute["fp32"].flops_per_s == 2e12
 
 
 # --- what is wrong ---
@@ -150,33 +139,22 @@ ENTRY = "flops_per_s = 2e12"
     [
         # missing
         ("bytes = 1_000_000_000\n", "", r"memory of profile .*box\.toml lacks bytes"),
-        ("[memory]\nbytes = 1_000_000_000\n", "", r"profile .*box\.toml lacks memory"),
-        ("p10 = 1e6, ", "", r"link\.downlink_bytes_per_s of .* lacks p10"),
         ("flops_per_s = 4e12\n", "", r"compute\.bf16 of .* lacks flops_per_s"),
         ('source = "nobody"', "", "provenance of .* lacks source"),
         # negative, absurd, not a number
         ("2e12", "-2e12", r"compute\.fp32\.flops_per_s of .* is -2000000000000\.0; expected .*>="),
-        ("4e12", "4e30", r"compute\.bf16\.flops_per_s of .* is 4e\+30; expected .*<="),
         ("2e12", "nan", r"compute\.fp32\.flops_per_s of .* is nan; give a finite number"),
-        ("2e12", "inf", r"compute\.fp32\.flops_per_s of .* is inf; give a finite number"),
-        ("p90 = 0.1", "p90 = -inf", r"link\.round_trip_s\.p90 of .* is -inf"),
         ("0.5, 0.5", "0.5, nan", r"sustained\.thermal\.points\[1\]\[1\] of .* is nan"),
         ("1_000_000_000", "1" + 40 * "0", r"memory\.bytes of .* has 41 digits; give fewer"),
-        ("1_000_000_000", "1000", r"memory\.bytes of .* is 1000; expected int >="),
         ("30.0", "-1.0", r"power\.compute_w of .* is -1\.0; expected float >= 0"),
-        ("60.0", "0", r"sustained\.thermal\.time_constant_s of .* is 0; expected float >= 0.1"),
         ("p10 = 1e6", "p10 = 5e6", r"link\.downlink_bytes_per_s of .*must rise.*5e\+06, 2e\+06"),
         ("p10 = 1e5", "p10 = 1", r"link of .* uplink_bytes_per_s spans 1 to .*bytes per second"),
         ("p90 = 0.1", "p90 = 100.0", r"round_trip_s\.p90 is 100; give seconds, at most 60"),
         ("22.0, 7.0", "22.0, 27.0", "availability of .* hours are 22 to 27"),
-        ("22.0, 7.0", "7.0, 7.0", "availability of .* hours are 7 to 7"),
-        ("0.5, 0.5", "0.5, 1.5", r"sustained\.thermal of .* throttle point \[0\.5, 1\.5\]"),
         ("0.5, 0.5", "0.4, 0.5", r"\[0\.45, 1\.0\] is followed by \[0\.4, 0\.5\]"),
         # unknown
         ('title = "A box"', 'titel = "A box"', "has the unknown field 'titel'; check its spelling"),
-        (ENTRY, "flops = 2e12", r"compute\.fp32 of .* has the unknown field 'flops'"),
         ('"laptop"', '"toaster"', "kind of .*'toaster'; use one of phone, tablet, laptop, "),
-        ('"published"', '"heard"', "provenance.origin of .*'heard'; use one of measured, publ"),
         (
             "hours = [22.0, 7.0]",
             'gap = { mean_s = 3600.0, family = "normal" }',
@@ -186,13 +164,10 @@ ENTRY = "flops_per_s = 2e12"
         (ENTRY, ENTRY + "\nmodels.xx = {}", r"compute\.fp32\.models of .*'xx'; use .* nn, nt"),
         # wrong types
         ("2e12", '"fast"', r"compute\.fp32\.flops_per_s of .* is 'fast'; expected float, got str"),
-        ("4e12", "true", r"compute\.bf16\.flops_per_s of .* is True; expected float, got bool"),
         ("1_000_000_000", "1e9", r"memory\.bytes of .* is 1000000000\.0; expected int"),
         ("[22.0, 7.0]", "[7.0]", r"availability\.hours of .* is \[7\.0\]; expected array of"),
-        ("[power]", "[[power]]", "power of .* expected object"),
         ('"2026-11-21"', '"yesterday"', r"provenance\.date of .* is 'yesterday'; expected"),
         ('"box"', '"Big Box"', "name of .* is 'Big Box'; expected"),
-        ('"nobody"', '""', r"provenance\.source of .* is ''; expected str of length >= 1"),
         (
             ENTRY,
             ENTRY + '\nsamples = [[1, 2, 3, "nn", -1.0, 1]]',
@@ -205,11 +180,9 @@ ENTRY = "flops_per_s = 2e12"
         ),
         # other versions
         ("schema = 1", "schema = 2", r"box\.toml has schema 2; this version .* reads schema 1"),
-        ("schema = 1", 'schema = "1"', "has schema '1'"),
         ("schema = 1\n", "", r"box\.toml lacks schema; a profile begins with: schema = 1"),
         # not TOML
         ("[memory]", "[memory", r"profile .*box\.toml cannot be read: .*at line"),
-        ("[memory]", "[link]", r"profile .*box\.toml cannot be read: "),
     ],
     ids=str,
 )
@@ -235,11 +208,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"binary\.toml cannot be read"):
         read_profile(binary)
-
-
-def test_errors_call_a_file_what_the_caller_calls_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^the profile that came along lacks schema"):
-        read_profile(write(tmp_path, ""), "the profile that came along")
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.machine.backends import NumpyBackend, execute
+from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.sensors import Sensors, usable_cores
 from profiles.device_profile import DeviceProfile, GraphProfile
-from profiles.measuring import contention
-from profiles.measuring.device import Settings, measure_device, refit, valid_name
-from profiles.measuring.gemm_timer import Bench
-from profiles.measuring.samples import (
+from profiles.library import read_profile, write_profile
+from profiles.measuring import contention, graphs
+from profiles.measuring.device import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
     SampleGrid,
+    Settings,
     Variant,
-    fitted,
+    measure_device,
     measure_samples,
+    refit,
+    valid_name,
 )
+from profiles.measuring.gemm_timer import Bench
+from profiles.measuring.graphs import layer, layer_flops, measure_graphs
 from profiles.measuring.sustained import measure_sustained
-from profiles.performance import Layout, PerformanceModel, TimedTile
-from profiles.profile_file import read_profile, write_profile
+from profiles.performance import Layout, PerformanceModel
 
 pytestmark = pytest.mark.slow
 
@@ -277,10 +283,6 @@ def test_not_quick_measures_everything(tmp_path: Path) -> None:
     assert profile.sustained is None
 
 
-def test_the_same_seed_gives_the_same_profile(tmp_path: Path) -> None:
-    assert _measured(tmp_path) == _measured(tmp_path)
-
-
 def test_a_profile_survives_its_file_and_fits_again(tmp_path: Path) -> None:
     profile = _measured(tmp_path)
     path = tmp_path / "made-up.toml"
@@ -311,14 +313,56 @@ def test_refitting_needs_samples(tmp_path: Path) -> None:
         refit(msgspec.structs.replace(profile, compute=bare))
 
 
-def test_too_few_samples() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        fitted([TimedTile(8, 8, 8, Layout.NN, 1e-6)] * 3)
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [("Anna's MacBook.local", "anna-s-macbook.local"), ("Ünïcode", "n-code"), ("--", "device")],
 )
 def test_names(text: str, name: str) -> None:
     assert valid_name(text) == name
+
+
+class Steady:
+    """Takes the same time at every run, on a made-up clock."""
+
+    def __init__(self, run_s: float) -> None:
+        self.run_s = run_s
+        self.now_s = 0.0
+        self.given: Mapping[str, Any] = {}
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+        self.now_s += self.run_s
+
+
+@pytest.mark.parametrize("run_s", [1e-4, 0.1, 20.0])
+def test_the_speed_is_what_a_run_shows(run_s: float) -> None:
+    steady = Steady(run_s)
+    found = measure_graphs(steady, lambda _: steady)
+    assert found is not None
+    assert found.flops_per_s == pytest.approx(layer_flops() / run_s, rel=1e-3)
+
+
+def test_the_layer_is_one() -> None:
+    """Its attention mixes tokens, and leaves sequences apart."""
+    steady = Steady(1.0)
+    session = GraphSession(layer(), 1)
+    measure_graphs(steady, lambda _: steady)
+    (y,) = session.run(steady.given).values()
+    x = steady.given["x"].copy()
+    assert y.shape == x.shape
+    x[0, 0] += 1
+    (changed,) = session.run({**steady.given, "x": x}).values()
+    assert np.abs(changed[0] - y[0]).max(-1).all()
+    assert np.array_equal(changed[1], y[1])
+
+
+def test_no_speed_where_no_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(model: bytes) -> Steady:
+        raise GraphError("none here")
+
+    assert measure_graphs(make_session=refused) is None
+    monkeypatch.setattr(graphs, "available", lambda: False)
+    assert measure_graphs() is None

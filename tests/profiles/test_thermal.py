@@ -53,16 +53,6 @@ def test_without_throttle_points_it_never_slows_down() -> None:
     assert ThermalState(model, 25.0).busy(0.0, 1000.0) == pytest.approx(1000.0)
 
 
-def test_a_point_that_is_never_reached_changes_nothing() -> None:
-    assert ThermalModel(40.0, 100.0, 25.0, (ThrottlePoint(66.0, 0.5),)).sustained_speed == 1
-
-
-def test_beyond_the_last_point_the_speed_stays() -> None:
-    model = ThermalModel(100.0, 10.0, 20.0, (ThrottlePoint(40.0, 1.0), ThrottlePoint(50.0, 0.6)))
-    assert model.speed(500.0) == 0.6
-    assert model.sustained_speed == pytest.approx(0.6)
-
-
 def test_between_points_the_speed_is_linear() -> None:
     model = ThermalModel(1.0, 10.0, 0.0, (ThrottlePoint(40.0, 1.0), ThrottlePoint(60.0, 0.5)))
     speeds = [model.speed(t) for t in (39.9, 40.0, 45.0, 60.0, 61.0)]
@@ -107,25 +97,6 @@ def test_under_load_the_speed_only_falls(ratio: float, tau_s: float) -> None:
     assert all(ratio - 1e-6 <= speed <= 1 + 1e-6 for speed in speeds)
 
 
-@given(ratios, st.floats(0.01, 500), st.floats(0.01, 500))
-def test_more_work_takes_longer_and_never_less_than_at_full_speed(
-    ratio: float, work_s: float, more_s: float
-) -> None:
-    short = ThermalState(throttled(ratio), 0.0).busy(0.0, work_s)
-    long = ThermalState(throttled(ratio), 0.0).busy(0.0, work_s + more_s)
-    assert work_s * (1 - 1e-9) <= short <= long
-    assert short <= work_s / ratio * (1 + 1e-6)
-
-
-@given(st.floats(0, 100), st.floats(0, 1000), st.floats(0, 1000), st.floats(0, 1))
-def test_warming_in_two_parts_is_warming_in_one(
-    start: float, first_s: float, second_s: float, load: float
-) -> None:
-    model = ThermalModel(40.0, 100.0, 25.0)
-    twice = model.after(model.after(start, first_s, load), second_s, load)
-    assert twice == pytest.approx(model.after(start, first_s + second_s, load))
-
-
 def test_warming_takes_the_time_constant() -> None:
     model = ThermalModel(40.0, 100.0, 25.0)
     assert model.after(25.0, 100.0, 1.0) == pytest.approx(25 + 40 * (1 - math.exp(-1)))
@@ -138,12 +109,6 @@ def test_a_rest_brings_the_speed_back() -> None:
     rested_s = state.busy(state.at_s + 1000.0, 1.0)
     assert slow_s == pytest.approx(2.0, rel=0.01)
     assert rested_s == pytest.approx(1.0)
-
-
-def test_time_is_when_the_work_ends() -> None:
-    state = ThermalState(ThermalModel(1.0, 10.0), 0.0)
-    assert state.busy(5.0, 2.0) == pytest.approx(2.0)
-    assert state.at_s == pytest.approx(7.0)
 
 
 # --- fitting ---
@@ -162,17 +127,6 @@ def test_a_fit_recovers_the_model(ratio: float, tau_s: float) -> None:
 @pytest.mark.parametrize("speeds", [[], [(0.0, 1.0), (600.0, 0.99)], [(0.0, 1.0), (60.0, 1.02)]])
 def test_a_device_that_never_slowed_down_has_no_model(speeds: list[tuple[float, float]]) -> None:
     assert fit_thermal(speeds) is None
-
-
-def test_an_ambient_temperature_only_shifts_the_fit() -> None:
-    speeds = run(throttled(0.6), 500.0, 10.0)
-    plain, shifted = fit_thermal(speeds), fit_thermal(speeds, 25.0)
-    assert plain is not None
-    assert shifted is not None
-    assert shifted.time_constant_s == plain.time_constant_s
-    assert [p.temperature - 25 for p in shifted.points] == pytest.approx(
-        [p.temperature for p in plain.points]
-    )
 
 
 # --- what it refuses ---

@@ -24,8 +24,7 @@ from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
 from cleave.server.jobs.job_energy import JobLog, JobMeter, OwnPower, ServerLog, usages_of
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
-from profiles.library import load_profiles
-from profiles.power_limits import believable_j, most_w
+from profiles.library import believable_j, load_profiles, most_w
 from tests.server.clocks import Clock
 
 RATES = DeviceRates(1, 1e7, 5e6, 1e10, 0.0, 10**9)

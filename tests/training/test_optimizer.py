@@ -15,8 +15,8 @@ from torch import nn
 
 import cleave
 from cleave.errors import CleaveError, UsageError
-from cleave.training.loop.job import JobSpec, OptimizerKind
-from cleave.training.loop.optimizer import Decay, Optimizer, Schedule, UpdateRule
+from cleave.training.loop.job import Decay, JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, Schedule, UpdateRule
 from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec
 from tests.graphs.models import VOCABULARY, small_model

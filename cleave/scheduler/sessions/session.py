@@ -23,7 +23,7 @@ from cleave.scheduler.stages.work import StageOrder
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from profiles.device_profile import DeviceKind
-from profiles.power_limits import believable_j
+from profiles.library import believable_j
 
 _ANSWERS: Final = (Result, TaskError, Computed)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from profiles.library import read_profile
 from profiles.performance import Layout
-from profiles.profile_file import read_profile
 from tests.android.app.conftest import (
     ANDROID,
     JUNIT,

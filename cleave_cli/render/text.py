@@ -1,0 +1,110 @@
+"""Text and CSV for terminals of 80 columns, without control characters.
+
+Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
+or a library may not be, so all text is sanitized again before it is printed.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from typer import Option
+
+from cleave.errors import UsageError
+from cleave.protocol.texts import clean
+from cleave_cli.options import human_bytes
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters except line breaks."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
+def say(text: str, *, err: bool = True) -> None:
+    """Print a text with untrusted parts, on stderr or (with `err=False`) on stdout."""
+    typer.echo(printable(text), err=err)
+
+
+WIDTH: Final = 80
+
+
+def narrow_console() -> Console:
+    """Return a console on stdout that is always 80 columns wide."""
+    return Console(width=WIDTH)
+
+
+def filled(text: str, width: int = WIDTH) -> str:
+    """Wrap the lines of a text between words, keep their indentation, and split no long word."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
+def echo_filled(text: str, *, before: str = "") -> None:
+    """Print a text as one paragraph of 80 columns, after `before`."""
+    typer.echo(before + textwrap.fill(text, WIDTH))
+
+
+def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
+    """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0."""
+    found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
+    return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
+
+
+Csv = Annotated[bool, Option("--csv", help="The table's rows as CSV on stdout.")]
+
+
+# A spreadsheet executes cells with these prefixes. Device names are untrusted, so escape them.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Form(Enum):
+    """Format of a command's output. `PEOPLE` means tables and text."""
+
+    PEOPLE = "people"
+    JSON = "json"
+    CSV = "csv"
+
+
+def form_of(*, as_json: bool, as_csv: bool) -> Form:
+    """Return the output format for `--json` and `--csv`, of which at most one may be given."""
+    if as_json and as_csv:
+        raise UsageError("--json and --csv are two forms of the same; give one of them")
+    if as_csv:
+        return Form.CSV
+    return Form.JSON if as_json else Form.PEOPLE
+
+
+def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Print records as CSV, with a header row.
+
+    Args:
+        records: values by column name. A mapping or a list is printed in one cell, such as "a 1; b
+            2".
+        columns: names of the columns to print; if empty, the keys of the first record.
+    """
+    shown = list(columns) or list(records[0])
+    writer = csv.writer(sys.stdout)
+    writer.writerow(shown)
+    writer.writerows([_cell(record.get(name)) for name in shown] for record in records)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
