@@ -80,3 +80,7 @@ def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
     except ValueError:
         *others, last = (str(member.value) for member in kind)
         raise UsageError(f"{option} is {value!r}; use {', '.join(others)} or {last}") from None
+
+
+class LayerGraphError(PlanError):
+    """A layer cannot be exported as a graph. The message is a clause that can follow "because"."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from cleave.attention_blocks import BLOCKS, Blocks
-from cleave.graphs.errors import LayerGraphError
+from cleave.errors import LayerGraphError
 
 _NAME: Final = "cleave"
 # Keyword arguments of attention that can be ignored, because the mask already reflects them.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cleave.attention_blocks import BLOCKS, Blocks
+from cleave.errors import LayerGraphError
 from cleave.graphs.attention import plain_attention
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.packed import called_with
 
 

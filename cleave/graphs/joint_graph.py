@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from cleave.graphs.errors import LayerGraphError
+from cleave.errors import LayerGraphError
 
 _ATEN: Final = torch.ops.aten
 _PRODUCTS: Final = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.convolution.default)

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from cleave import graph_names as names
+from cleave.errors import LayerGraphError
 from cleave.graphs.calls import LayerCall
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.tracing import TracedGraph, core_aten, refuse_chance, to_onnx_split
 
 _LEAST_SHARE: Final = 1 / 8  # of a layer's parameters in the smaller part; else it is not cut

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from cleave import graph_names as names
+from cleave.errors import LayerGraphError
 from cleave.graphs.calls import LayerCall, OutsideLayers
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 from cleave.machine.graph_session import Array
 

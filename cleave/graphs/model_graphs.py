@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cleave import attention_blocks
 from cleave import graph_names as names
+from cleave.errors import LayerGraphError
 from cleave.graphs import (
     attention,
     calls,
@@ -23,7 +24,6 @@ from cleave.graphs import (
     tracing,
 )
 from cleave.graphs.calls import LayerCall, layer_calls, output_of
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.graphs.loss_graph import LossGraph, SliceGraphs, export_loss, export_slice, rows_of_head

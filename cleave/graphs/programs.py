@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
-from cleave.graphs.errors import LayerGraphError
+from cleave.errors import LayerGraphError
 from cleave.graphs.joint_graph import Part
 
 _MOST_SAMPLES: Final = 65536

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from cleave.graphs.errors import LayerGraphError
+from cleave.errors import LayerGraphError
 from cleave.graphs.joint_graph import Part, Splitter
 from cleave.graphs.programs import (
     CoreAtenProgram,

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from benchmarks.graph_memory import write
 from cleave import graph_names as names
 from cleave.attention_blocks import BLOCKS, Blocks
+from cleave.errors import LayerGraphError
 from cleave.graphs.attention import attention
 from cleave.graphs.calls import LayerCall, layer_calls
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.machine.graph_session import Array, GraphSession
 from tests.examples import examples

@@ -12,9 +12,9 @@ import torch
 from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
+from cleave.errors import LayerGraphError
 from cleave.graphs import tracing
 from cleave.graphs.calls import OutsideLayers, decoder_layers, layer_calls
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerPart, export_layer
 from cleave.graphs.model_graphs import model_graphs

@@ -11,8 +11,8 @@ from torch import nn
 
 from cleave import graph_names as names
 from cleave.arrays import Array
+from cleave.errors import LayerGraphError
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.loss_graph import IGNORED, combined, export_loss, export_slice, rows_of_head
 from cleave.machine.graph_session import GraphSession
 from cleave.planner.stages.model import HeadSlice

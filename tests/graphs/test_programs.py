@@ -13,9 +13,9 @@ from onnxruntime import InferenceSession
 from onnxscript.rewriter._rewrite_rule import RewriteRule
 from torch import Tensor, nn
 
+from cleave.errors import LayerGraphError
 from cleave.graphs import tracing
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.joint_graph import Part
 from cleave.graphs.layer_parts import LayerPart, export_layer
 from cleave.graphs.programs import CoreAtenProgram

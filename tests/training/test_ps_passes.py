@@ -13,8 +13,7 @@ from torch import nn
 
 import cleave
 from cleave.arrays import DType
-from cleave.errors import DeviceMemoryError
-from cleave.graphs.errors import LayerGraphError
+from cleave.errors import DeviceMemoryError, LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.plan import DeviceRates

@@ -9,9 +9,9 @@ from functools import partial
 from torch import nn
 
 from cleave.arrays import DType
+from cleave.errors import LayerGraphError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.packed import packed_by

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cleave.arrays import DType
-from cleave.errors import FleetError, UsageError
+from cleave.errors import FleetError, LayerGraphError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
 from cleave.graphs.calls import Embedded, OutsideLayers, decoder_layers
-from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
