@@ -320,6 +320,7 @@ def test_the_command_emulates_until_it_is_interrupted(served: Server, tmp_path: 
     until(lambda: served.fleet.device_count == 0)
 
 
+@pytest.mark.nightly
 def test_its_own_server_can_be_trained_on_and_ends_with_it(
     corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_slopes_by_hand() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_report_by_two_processes_is_that_of_one(tmp_path: Path) -> None:
     out = tmp_path / "report"
     asked = ["simulate", "paper", "--quick", "--coding", "on", "--jobs", "2", "--out", str(out)]

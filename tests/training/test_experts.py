@@ -89,9 +89,9 @@ def plain_losses(job: JobSpec) -> list[float]:
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("mixtral", {"method": "tiles"}),
-        ("mixtral", {"method": "auto", "accumulate": 2}),
-        ("mixtral", {"memory": "lean"}),
+        pytest.param("mixtral", {"method": "tiles"}, marks=pytest.mark.nightly),
+        pytest.param("mixtral", {"method": "auto", "accumulate": 2}, marks=pytest.mark.nightly),
+        pytest.param("mixtral", {"memory": "lean"}, marks=pytest.mark.nightly),
         ("qwen2_moe", {"method": "tiles", "accumulate": 2}),
         ("olmoe", {}),
     ],

@@ -102,7 +102,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("method", ["auto", "stages"])
+@pytest.mark.parametrize("method", [pytest.param("auto", marks=pytest.mark.nightly), "stages"])
 def test_layers_without_graphs_stay_on_the_server_between_stages(
     experts: Path, corpus_file: Path, tmp_path: Path, method: str
 ) -> None:

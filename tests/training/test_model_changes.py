@@ -46,7 +46,7 @@ def test_every_change_is_tried() -> None:
     assert {change for change, _ in (*EVERY, *EVERY_OF_ADAPTERS)} == set(CHANGES)
 
 
-@pytest.mark.parametrize("method", ["tiles", "stages"])
+@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("adapted", [False, True])
 def test_with_a_real_device_every_change_is_seen(method: str, *, adapted: bool) -> None:
     """A device process holds copies of its own, so nothing that is stale goes unnoticed."""

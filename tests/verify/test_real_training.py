@@ -13,7 +13,9 @@ from cleave.workload.registry import find_model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("opt-tiny", marks=pytest.mark.nightly), "llama-tiny"]
+)
 def test_nobody_is_accused_of_the_products_of_real_training(model: str) -> None:
     pytest.importorskip("numba")
     judge = Judge({"numpy": numpy_pass, "compiled": compiled_pass()}, BACKENDS, every=9)

@@ -33,6 +33,7 @@ STEPS = 2
 SEQ = 16
 
 
+@pytest.mark.nightly
 def test_losses_by_tiles_are_the_same_to_the_bit(
     browser: Browser, corpus_file: Path, tmp_path: Path
 ) -> None:

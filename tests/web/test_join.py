@@ -86,7 +86,13 @@ def forced(url: str, kernel: str) -> str:
 
 # A small model where a kernel is slow on this machine: a GPU is emulated in tests.
 @pytest.mark.parametrize(
-    ("kernel", "model"), [("js", "opt-nano"), ("wasm", "opt-tiny"), ("webgpu", "opt-nano")]
+    ("kernel", "model"),
+    [
+        ("js", "opt-nano"),
+        ("wasm", "opt-nano"),
+        pytest.param("wasm", "opt-tiny", marks=pytest.mark.nightly),
+        ("webgpu", "opt-nano"),
+    ],
 )
 def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
     browser: Browser,

@@ -62,7 +62,7 @@ def test_a_page_over_plain_http_says_what_it_lacks(
         assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("way", ["secure", "plain", "gpu"])
+@pytest.mark.parametrize("way", ["secure", "plain", pytest.param("gpu", marks=pytest.mark.nightly)])
 def test_a_browser_alone_trains_by_stages(
     browser: Browser,
     corpus_file: Path,
