@@ -131,13 +131,13 @@ class Membership:
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Report that a device is quarantined, and refuse the device here."""
+        """Report a quarantined device to the first server, and refuse the device on this server."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:
-    """The first server's authenticator: asks `keeper`, and maintains the list of devices."""
+    """The first server's authenticator. It delegates to `keeper`, and lists the known devices."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server

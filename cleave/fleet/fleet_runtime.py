@@ -99,9 +99,9 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
-        """Drop the runtime's references to the memory of an operand that no running GEMM uses.
+        """Drop the runtime's references to an operand's memory. No running GEMM may use the operand.
 
-        Devices retain their arrays of the operand.
+        Devices keep the parts of the operand that they hold.
         """
 
     @abstractmethod

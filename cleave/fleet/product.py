@@ -146,7 +146,7 @@ class Pending(Protocol):
 
 
 class Multiplier(Protocol):
-    """What a model uses to multiply: `Fleet` or one of its wrappers."""
+    """Interface for submitting matrix products: `Fleet` or one of its wrappers."""
 
     def operand(self, buffer: Buffer) -> Operand: ...
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending: ...

@@ -1,4 +1,4 @@
-"""`cleave devices`: list, revoke, release and own the devices that a server knows."""
+"""`cleave devices`: list, revoke, release and mark the devices that a server knows."""
 
 from __future__ import annotations
 

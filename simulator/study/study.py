@@ -240,15 +240,20 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """Return the device speed in FLOP/s at which the energy ratio reaches a value, if any.
+    """Return the lowest device speed at which the energy ratio reaches `ratio`.
 
-    The speed is interpolated linearly in the logarithms. It is at least that of the first point. If
-    the ratio is 1 at 1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
+    Speeds between two points are interpolated linearly on log-log axes. If the ratio is 1 at
+    1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
 
         >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
         2.0
 
-    `points` are pairs of a speed in FLOP/s and the energy ratio at this speed, by ascending speed.
+    Args:
+        points: (speed in FLOP/s, energy ratio) pairs, sorted by ascending speed.
+        ratio: energy ratio to reach.
+
+    Returns:
+        Speed in FLOP/s; None if no point reaches `ratio`.
     """
     for at, (flops_per_s, found) in enumerate(points):
         if found >= ratio:

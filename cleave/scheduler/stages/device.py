@@ -259,7 +259,10 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Start careful mode. `memory_bytes` is all memory that the device offers."""
+        """Enter careful mode: send one order at a time until `STEADY_AFTER` orders in a row complete.
+
+        `memory_bytes` is the total memory that the device offers.
+        """
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:

@@ -622,7 +622,11 @@ class StageStep:
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Divide a stage that lost all devices and gradients into parts that finish soonest."""
+        """Split a stage without devices and gradient sums, and assign new devices.
+
+        Each part computes some of the stage's gradient sums. The number of parts is the one with
+        the earliest predicted end. If no device is available, the stage stays unchanged.
+        """
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )

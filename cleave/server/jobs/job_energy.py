@@ -49,7 +49,7 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """Return where the energy figures come from, for users."""
+        """Return a description of the source of the energy figures for users."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the socket, as stated"
         return self._meter.source

@@ -130,7 +130,7 @@ class QuantizedLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Return the layer's sizes and bits, which `print` shows."""
+        """Return the text that `print` shows: feature counts, bias and bit width."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, bits={int(self.bits)}"
