@@ -99,7 +99,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
-        """Drop the runtime's references to an operand's memory. No running GEMM may use the operand.
+        """Drop the references to an operand's memory. No running GEMM may use the operand.
 
         Devices keep the parts of the operand that they hold.
         """

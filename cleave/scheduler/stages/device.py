@@ -259,7 +259,7 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Enter careful mode: send one order at a time until `STEADY_AFTER` orders in a row complete.
+        """Enter careful mode: send one order at a time until `STEADY_AFTER` in a row complete.
 
         `memory_bytes` is the total memory that the device offers.
         """
