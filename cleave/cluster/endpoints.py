@@ -152,7 +152,7 @@ def open_endpoints(
 
 
 class _Starting:
-    """An endpoint that is starting. If the start fails, the next call of `opened` starts another."""
+    """An endpoint that is starting. After a failure, `opened` starts another."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
