@@ -29,7 +29,7 @@ _NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _OPEN: Final = _NO_FOLLOW | _BINARY
 _LINK: Final = "it is a link, and Cleave writes through none"
-_FOREIGN: Final = "Cleave did not write what is there"
+_FOREIGN: Final = "Cleave did not write the existing file"
 
 LOCK: Final = "lock"  # the name of the file that locks a folder
 

@@ -96,8 +96,8 @@ def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(notes: list[str])
             torch.testing.assert_close(trained(plain, x), expected)
         assert server.fleet.counters().blocks == 0
     assert [line for line in notes if "multiply" in line] == [
-        "no device is there to multiply; waiting for one",
-        "no device is there to multiply; multiplying here until one is",
+        "no device is connected; waiting for one",
+        "no device is connected; computing products here until one joins",
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_fleet_whose_devices_are_gone_multiplies_again_when_one_comes(notes: l
             fleet.wait_for(1)
             torch.testing.assert_close(trained(plain, x), expected)
             assert fleet.counters().gemms >= 2 * by_fleet
-    assert notes[-1] == "a device is there; the fleet multiplies again"
+    assert notes[-1] == "a device has joined; products run on the fleet again"
 
 
 def test_that_a_loop_waits_for_devices_is_logged() -> None:
@@ -124,7 +124,7 @@ def test_that_a_loop_waits_for_devices_is_logged() -> None:
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == "no device is there to multiply; waiting for one":
+            if record.getMessage() == "no device is connected; waiting for one":
                 said.set()
 
     ends: list[BaseException] = []
@@ -221,13 +221,13 @@ def test_devices_are_waited_for() -> None:
         fleet.wait_for(2, timeout=0.0)
         runtime = fleet.runtime
         assert isinstance(runtime, VirtualRuntime)
-        with pytest.raises(cleave.FleetError, match="2 of 3 devices are there"):
+        with pytest.raises(cleave.FleetError, match="2 of 3 devices are connected"):
             fleet.wait_for(3)
         runtime.join(runtime.profiles[0])
         fleet.wait_for(3)
         assert fleet.device_count == 3
     with (
         cleave.serve() as server,
-        pytest.raises(cleave.FleetError, match=r"0 of 1 devices are there, after 0\.1 s"),
+        pytest.raises(cleave.FleetError, match=r"0 of 1 devices are connected, after 0\.1 s"),
     ):
         server.fleet.wait_for(1, timeout=0.1)

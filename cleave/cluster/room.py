@@ -79,7 +79,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
-        f"{sum(nodes)}, some of them in use perhaps; training goes on once there is room (a node "
+        f"{sum(nodes)}, some of them in use perhaps; training continues once there is room (a node "
         "joins with: ray start --address HOST:PORT)"
     )
 

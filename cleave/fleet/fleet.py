@@ -111,11 +111,11 @@ class Fleet:
         """
         if self.device_count >= devices:
             return
-        _log.info("waiting for devices: %d of %d are there", self.device_count, devices)
+        _log.info("waiting for devices: %d of %d are connected", self.device_count, devices)
         if not self.runtime.wait_until(lambda: self.device_count >= devices, timeout):
             until = "no more are due" if timeout is None else f"after {timeout:g} s"
             raise FleetError(
-                f"{self.device_count} of {devices} devices are there, {until}; "
+                f"{self.device_count} of {devices} devices are connected, {until}; "
                 f"let others join, or ask for fewer"
             )
 

@@ -444,7 +444,7 @@ def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
             case onnx.GraphField.INPUT:
                 name = onnx.name_in(value, onnx.ValueField.NAME)
                 if name in graph.inputs:
-                    raise UnboundedError(Refusal.NAME, f"the input {name[:60]} is there twice")
+                    raise UnboundedError(Refusal.NAME, f"the input {name[:60]} occurs twice")
                 graph.inputs[name] = (0, []) if inside else _input(value)
             case onnx.GraphField.OUTPUT:
                 graph.outputs.append(onnx.name_in(value, onnx.ValueField.NAME))
@@ -465,7 +465,7 @@ def _operation(message: memoryview) -> Operation:
                 name = onnx.name_in(value, onnx.AttributeField.NAME)
                 if name in operation.attributes:
                     raise UnboundedError(
-                        Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
+                        Refusal.NAME, f"{operation.name}: the attribute {name[:60]} occurs twice"
                     )
                 operation.attributes[name] = _attribute(value)
     return operation

@@ -479,7 +479,7 @@ class LiveRuntime(Runtime):
     def start(self, future: GemmFuture) -> None:
         """Submit a GEMM to the loop. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to go on")
+            raise FleetError("the fleet is closed; make a new one to continue")
         self.count(future)
         self._finished[future.job.id] = threading.Event()
         self.loop.call_soon_threadsafe(self._start, future)
@@ -539,7 +539,7 @@ class LiveRuntime(Runtime):
     def begin_step(self, work: StepWork) -> None:
         """Start a step by stages. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to go on")
+            raise FleetError("the fleet is closed; make a new one to continue")
         self._step_token = work.token
         self.count_step(work)
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)

@@ -106,7 +106,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
             )
             if record.step == _KILLED_AFTER:
                 processes[0].kill()
-                say(f"          a device is killed; {_DEVICES - 1} go on with its part")
+                say(f"          a device is killed; {_DEVICES - 1} continue with its part")
 
         folder = _train(runs, "tiles", server.fleet, report)
         left = server.fleet.device_count

@@ -26,7 +26,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _NEXT: Final = {
     "stop": "is to stop, with a checkpoint of its last whole step",
-    "pause": "is to pause after its step; go on with: cleave jobs resume {}",
+    "pause": "pauses after its step; continue with: cleave jobs resume {}",
     "resume": "is queued again",
 }
 

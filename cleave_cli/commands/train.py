@@ -141,14 +141,14 @@ def train(
         elif resume:
             display.note(
                 f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
-                f"emulated here; --server URL would go on there"
+                f"emulated here; --server URL would continue there"
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
     if in_file:
         if resume:
             raise UsageError(
-                "the settings of --config begin a run and --resume goes on with one; give one of "
+                "the settings of --config begin a run and --resume continues one; give one of "
                 f"them, or a file that has no more than [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
@@ -312,7 +312,7 @@ def _on_server(
                     display.plain(record)
         except asyncio.CancelledError:
             display.note(
-                f"detached; {job} goes on, follow it again with: cleave train {where}--attach {job}"
+                f"detached; {job} continues. Follow it with: cleave train {where}--attach {job}"
             )
         finally:
             await client.close()

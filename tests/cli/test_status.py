@@ -67,11 +67,11 @@ def test_a_job_that_waits_has_no_time_left() -> None:
     came["job"]["records"][-1] |= {"wall_s": 900.0, "fleet_s": 898.0}  # nobody was there
     seen.take(came)
     assert "250 tokens/s, about 6 min left" in text(seen)
-    came["job"] |= {"waits": "no device is there to work; training waits", "first_record": 10,
+    came["job"] |= {"waits": "no device is connected; training waits for one", "first_record": 10,
                     "records": []}  # fmt: skip
     seen.take(came)
     page = text(seen)
-    assert "waits  no device is there" in page
+    assert "waits  no device is connected" in page
     assert "left" not in page
 
 

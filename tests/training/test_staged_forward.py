@@ -152,9 +152,9 @@ def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
             torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
             assert_close(model, plain, 3e-6)
         monkeypatch.undo()
-        assert [
-            line.endswith("computing layers here until devices are there") for line in notes
-        ] == [True]
+        assert [line.endswith("computing layers here until devices join") for line in notes] == [
+            True
+        ]
         sent = fleet.counters().downlink_bytes
         runtime = losing(fleet)
         for profile in runtime.profiles:
@@ -163,7 +163,7 @@ def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
         gradients(model, ids)
         assert_close(model, plain, 3e-6)
         assert fleet.counters().downlink_bytes > sent
-    assert notes[-1:] == ["devices are there; layers are computed there again"]
+    assert notes[-1:] == ["devices have joined; their layers run on the fleet again"]
 
 
 def test_without_devices_a_loop_that_is_to_wait_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_one_that_fails_is_left_out_and_said_once() -> None:
     both.close()
     assert failing.points == 2
     assert said == [
-        "no more curves go to wandb (OSError: No space left on device); training goes on"
+        "no more curves go to wandb (OSError: No space left on device); training continues"
     ]
 
 
@@ -131,4 +131,4 @@ def test_one_that_cannot_begin_is_said(
     monkeypatch.setattr(trackers, "_OPEN", {TrackerKind.TENSORBOARD: refuse})
     run, said = RunFolder.create(tmp_path, "mine"), list[str]()
     Trackers.open(job_of(corpus_file, report_to="tensorboard"), run, 0, said.append)
-    assert said == ["no more curves go to tensorboard (RuntimeError: no key); training goes on"]
+    assert said == ["no more curves go to tensorboard (RuntimeError: no key); training continues"]

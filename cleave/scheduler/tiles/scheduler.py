@@ -349,7 +349,7 @@ class Scheduler:
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
-            self._stick(job, f"no device that is there has the memory for {need} bytes at once")
+            self._stick(job, f"no connected device has the memory for {need} bytes at once")
         for device_id, task in assigned:
             self.counters.reissued += 1
             self._enqueue(devices[device_id], task)
@@ -483,7 +483,7 @@ class Scheduler:
         self._held[task] = self._now_s + for_s
         self._stick(
             job,
-            f"{job.title} failed on every device that is there, last on {last}; it waits for "
+            f"{job.title} failed on every connected device, last on {last}; it waits for "
             f"another device, and is tried again in {for_s:.0f} s",
         )
 

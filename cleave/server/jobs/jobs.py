@@ -219,7 +219,7 @@ class Jobs:
             self._jobs[id] = job
             if job.records and job.records[-1].get("event") in _LAST_EVENTS:
                 # New followers must not mistake this record for the job's last record.
-                job.records[-1] = {"event": "note", "text": f"was {job.state.value}; goes on"}
+                job.records[-1] = {"event": "note", "text": f"was {job.state.value}; continues"}
         self._enter(job, JobState.QUEUED)
         self._put(job)
         return job
@@ -242,7 +242,7 @@ class Jobs:
     def _rest(self, job: TrainingJob) -> None:
         """Mark a job as paused, and report how to resume it."""
         self._enter(job, JobState.PAUSED)
-        text = f"paused; go on with: cleave jobs resume {job.id}"
+        text = f"paused; continue with: cleave jobs resume {job.id}"
         self._report(job, {"event": "note", "text": text})
         job.waits = text
 
@@ -284,7 +284,7 @@ class Jobs:
                     continue
                 if job.stop.is_set():  # the server is closing; the job stays queued in the store
                     text = (
-                        f"the server ends, and the job has not begun; when it runs again, go on "
+                        f"the server ends, and the job has not begun; when it runs again, continue "
                         f"with: cleave jobs resume {job.id}"
                     )
                     self._report(job, {"event": "stopped", "text": text})

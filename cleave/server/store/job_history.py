@@ -36,7 +36,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
-        how = f"go on with `cleave jobs resume job-{job.number}`"
+        how = f"continue with `cleave jobs resume job-{job.number}`"
     else:
         how = "it had not begun; submit it again"
     reason = f"the server ended before the job did; {how}"

@@ -50,8 +50,8 @@ class DamagedCheckpointError(CleaveError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"The checkpoint {str(path)!r} is damaged ({reason}): put a copy in its place, go on "
-            "from an older one, or start again."
+            f"The checkpoint {str(path)!r} is damaged ({reason}): put a copy in its place, "
+            "continue from an older one, or start again."
         )
         self.path = path
         self.reason = reason

@@ -96,7 +96,7 @@ class Patience:
                     raise
             else:
                 if told:
-                    self._tell(False, "there is space on the disk again; training goes on")
+                    self._tell(False, "the disk has space again; training continues")
                 return done
             stopping_s += self._pause(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)

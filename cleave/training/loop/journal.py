@@ -156,7 +156,7 @@ class Journal:
             kind = DiskFullError if is_full(error) else CleaveError
             raise kind(
                 f"the journal {str(path)!r} cannot be opened ({error.strerror}): "
-                f"{remedy(error)}, or go on with --no-journal"
+                f"{remedy(error)}, or continue with --no-journal"
             ) from error
         self._size_bytes = max(end, len(_MAGIC))
         return path, file
@@ -293,7 +293,7 @@ class Journal:
     def _switch_off(self, reason: str) -> None:
         """Stop writing products, and tell the user the reason."""
         self.on = False
-        self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
+        self._say(f"the journal is off: {reason}; a killed run continues from its last checkpoint")
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
         """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""
@@ -349,7 +349,7 @@ class Journal:
         except OSError as error:
             raise CleaveError(
                 f"the journal {str(self._path)!r} cannot be read ({error.strerror}): "
-                f"check the disk, or go on with --no-journal"
+                f"check the disk, or continue with --no-journal"
             ) from error
         if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
             return False

@@ -60,7 +60,7 @@ class JobRequest:
         if request.restart and not request.resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
         if request.accept_changes and not request.resume:
-            raise UsageError("--accept-changes goes with --resume: which run is to go on?")
+            raise UsageError("--accept-changes goes with --resume: which run should continue?")
         return request
 
     def restarts(self) -> bool:
@@ -168,8 +168,8 @@ class JobRunner:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
             raise UsageError(
-                "the job keeps no checkpoints (--checkpoint-every 0), so it could not go on where "
-                "it was; stop it, or let it end"
+                "the job keeps no checkpoints (--checkpoint-every 0), so it could not continue "
+                "where it was; stop it, or let it end"
             )
 
     def run(

@@ -108,7 +108,7 @@ class Trackers:
 
 def _failed(name: str, error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
-    return f"no more curves go to {name} ({type(error).__name__}: {first}); training goes on"
+    return f"no more curves go to {name} ({type(error).__name__}: {first}); training continues"
 
 
 class _TensorBoard:

@@ -293,7 +293,7 @@ def _train(
             trainer.restore(checkpoint, changed, accept_changes=accept_changes)
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
-            context.note("no checkpoint is there: starting from the beginning")
+            context.note("no checkpoint found: starting from the beginning")
         if resume:
             trainer.wind_back(comparable=_comparable(checkpoint, job, changed))
         trainer.write(lambda: run.write_config(job.to_dict()))
@@ -911,9 +911,9 @@ class Trainer:
 
 
 _PRESENCE = {
-    FleetPresence.PRESENT: "a device is connected; training goes on",
-    FleetPresence.ABSENT: "no device is there to work; training waits",
-    FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
+    FleetPresence.PRESENT: "a device is connected; training continues",
+    FleetPresence.ABSENT: "no device is connected; training waits for one",
+    FleetPresence.LOCAL: "no device is connected; training continues on the parameter server",
 }
 
 
@@ -981,8 +981,8 @@ def _changes(
         raise CleaveError(
             f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
             f"had (the built-in tokenizer and text are those of one Python version), or give "
-            f"--accept-changes to go on with what is there now"
+            f"--accept-changes to continue with the current ones"
         )
     if changed:
-        context.note(f"going on with {in_words(changed)} than until now")
+        context.note(f"continuing with {in_words(changed)}")
     return changed

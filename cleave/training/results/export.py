@@ -340,8 +340,8 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         return load_checkpoint(path)
     if (found := load_latest(folder)) is None:
         raise UsageError(
-            f"{str(run.path)!r} has no checkpoint: it did not end, or was to have none; go on with "
-            f"it by --resume, or train without --checkpoint-every 0"
+            f"{str(run.path)!r} has no checkpoint: it has not ended, or was to have none; continue "
+            f"it with --resume, or train without --checkpoint-every 0"
         )
     return found
 

@@ -212,7 +212,7 @@ def _noticing_loss() -> Iterator[None]:
     except RuntimeError as error:
         raise LostServerError(
             f"another server of this training is gone ({str(error).splitlines()[0][:200]}); "
-            "training goes on from the last checkpoint once it is back"
+            "training continues from the last checkpoint once it is back"
         ) from error
 
 

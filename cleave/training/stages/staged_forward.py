@@ -148,7 +148,7 @@ class StagedForward:
         with plain(self._model):
             one.prepare(batch)
         if one.plan is None:
-            self.tell("no device is there that can train whole layers")
+            self.tell("no connected device can train whole layers")
             return None
         trained = staged.trained_parameters()
 
@@ -178,9 +178,9 @@ class StagedForward:
             return
         self._here = bool(why_here)
         if self._here:
-            _log.warning("%s; computing layers here until devices are there", why_here)
+            _log.warning("%s; computing layers here until devices join", why_here)
         else:
-            _log.info("devices are there; layers are computed there again")
+            _log.info("devices have joined; their layers run on the fleet again")
 
     def _of(self, tokens: int, *, padded: bool, packed: bool) -> StagedModel:
         dtype = DType.FP32

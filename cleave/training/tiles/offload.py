@@ -178,9 +178,9 @@ def _tell(presence: FleetPresence) -> None:
 
 
 _PRESENCE: Final = {
-    FleetPresence.PRESENT: "a device is there; the fleet multiplies again",
-    FleetPresence.ABSENT: "no device is there to multiply; waiting for one",
-    FleetPresence.LOCAL: "no device is there to multiply; multiplying here until one is",
+    FleetPresence.PRESENT: "a device has joined; products run on the fleet again",
+    FleetPresence.ABSENT: "no device is connected; waiting for one",
+    FleetPresence.LOCAL: "no device is connected; computing products here until one joins",
 }
 
 

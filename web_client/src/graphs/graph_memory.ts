@@ -533,7 +533,7 @@ function graphOf(message: Uint8Array, inside: boolean): Graph {
     } else if (number === GraphField.INPUT) {
       const name = nameOf(value, ValueField.NAME);
       if (graph.inputs.has(name)) {
-        throw new UnboundedError(Refusal.NAME, `the input ${name.slice(0, 60)} is there twice`);
+        throw new UnboundedError(Refusal.NAME, `the input ${name.slice(0, 60)} occurs twice`);
       }
       graph.inputs.set(name, inside ? { type: 0, sizes: [] } : inputOf(value));
     } else if (number === GraphField.OUTPUT) graph.outputs.push(nameOf(value, ValueField.NAME));
@@ -552,7 +552,7 @@ function operation(message: Uint8Array): Operation {
       if (found.attributes.has(name)) {
         throw new UnboundedError(
           Refusal.NAME,
-          `${found.name}: the attribute ${name.slice(0, 60)} is there twice`,
+          `${found.name}: the attribute ${name.slice(0, 60)} occurs twice`,
         );
       }
       found.attributes.set(name, attribute(value));

@@ -120,7 +120,7 @@ function readFields(type: string, schema: Schema, raw: ValueMap): { [name: strin
   const another = isAnotherVersion(schema, raw.version);
   if (another && type === "welcome") {
     throw new VersionError(
-      `the server goes on in protocol version ${raw.version} and this client speaks ${VERSION}`,
+      `the server continues in protocol version ${raw.version} and this client speaks ${VERSION}`,
     );
   }
   const fields: { [name: string]: unknown } = {};

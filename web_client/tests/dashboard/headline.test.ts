@@ -31,7 +31,7 @@ test("every rate says over what it is the mean, and what it is in proportion to"
 });
 
 test("a job that waits for devices has no time left", () => {
-  const waits = { waits: "no device is there to work; training waits" };
+  const waits = { waits: "no device is connected; training waits for one" };
   expect(timeLeft(job(0, [step(1)]))).toEqual(["3 min 18 s", "running"]);
   expect(timeLeft(job(0, [step(1)], waits))).toEqual(["–", "waiting"]);
 });

@@ -61,7 +61,7 @@ final class GraphModel {
                 case OnnxFields.GRAPH_INPUT:
                     String name = name(value, OnnxFields.VALUE_NAME);
                     if (inputs.containsKey(name)) {
-                        throw UnboundedException.name("an input is there twice");
+                        throw UnboundedException.name("an input occurs twice");
                     }
                     inputs.put(name, inside ? null : input(value));
                     break;
@@ -147,7 +147,7 @@ final class GraphModel {
                 case OnnxFields.NODE_ATTRIBUTE:
                     String name = name(value, OnnxFields.ATTRIBUTE_NAME);
                     if (operation.attributes.put(name, attribute(value)) != null) {
-                        throw UnboundedException.name("an attribute is there twice");
+                        throw UnboundedException.name("an attribute occurs twice");
                     }
                     break;
                 default:

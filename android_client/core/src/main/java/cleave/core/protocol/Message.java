@@ -37,7 +37,7 @@ public final class Message {
         boolean another = isAnotherVersion(type, given.get("version"));
         if (another && type == MessageType.WELCOME) {
             throw new VersionException(
-                    "the server goes on in protocol version " + given.get("version")
+                    "the server continues in protocol version " + given.get("version")
                             + " and this client speaks " + Limits.VERSION);
         }
         Map<String, Object> fields = new LinkedHashMap<>();
