@@ -125,10 +125,9 @@ def test_the_document_states_the_rules_that_hold() -> None:
     _, _, rules = text.partition("### Devices that are slow")
     words = " ".join(rules.partition("### Devices that fail")[0].split())
     for rule in (
-        f"the last {SAMPLES} is {SLOW:g} times that or more",
-        f"and {LEAST_LATE_S:g} s or more",
-        f"{ENOUGH} samples are enough",
-        f"nothing to do for {TRIAL_S:g} s is tried, then after {2 * TRIAL_S:g} s and so on up to "
+        f"its last {SAMPLES} samples (at least {ENOUGH}) is {SLOW:g} times the prediction or more",
+        f"and at least {LEAST_LATE_S:g} s",
+        f"is tried after {TRIAL_S:g} s, then after {2 * TRIAL_S:g} s and so on up to "
         f"{MOST_TRIAL_S / 60:g} minutes",
         f"a round trip of more than {2 * LEAST_LATE_S:g} s",
     ):
