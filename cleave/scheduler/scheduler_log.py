@@ -1,7 +1,7 @@
 """A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log stores no payloads. Developers read it in a debugger, in a failing test, or in the server's
-log file after a fault.
+The log stores no payloads, and no orders of steps by stages. Developers read it in a debugger or in
+a failing test.
 """
 
 from __future__ import annotations

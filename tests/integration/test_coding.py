@@ -12,6 +12,7 @@ from cleave.training.loop.records import StepRecord
 from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.faults.processes import Processes
 from tests.integration.processes import until
+from tests.training.test_staged import EvenStages
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,10 @@ def test_losses_are_the_same_to_the_bit(
     dtype: str,
     corpus_file: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Where the loss is computed changes rounding, and depends on measured speeds.
+    monkeypatch.setattr("cleave.training.stages.stage_setup.plan_stages", EvenStages(loss=True))
     job = JobSpec(
         "opt-nano", str(corpus_file), 2, batch=16, seq=seq, method=method, dtype=dtype,
         checkpoint_every=0,

@@ -185,6 +185,27 @@ def test_muon_is_for_matrices_of_hidden_layers_and_adamw_for_what_remains(
         assert torch.allclose(mine.parameters[name], expected, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.parametrize(
+    "rule", [UpdateRule(), UpdateRule(OptimizerKind.SGD, momentum=0.0)], ids=["adamw", "plain sgd"]
+)
+def test_state_is_restored_also_of_parameters_that_have_none(rule: UpdateRule) -> None:
+    """Plain SGD keeps no state, and neither does a parameter without a gradient so far."""
+    first, second = Small(), Small()
+    before = Optimizer(first, rule, clip=0.0, in_backward=False)
+
+    def give() -> float:
+        for name, parameter in before.parameters.items():
+            if name != "embedding.weight":
+                parameter.grad = torch.ones_like(parameter)
+        return 0.0
+
+    before.step(0.01, give)
+    after = Optimizer(second, rule, clip=0.0, in_backward=False)
+    after.load_tensors(before.tensors())
+    assert after.tensors().keys() == before.tensors().keys()
+    assert not any("embedding" in name for name in after.tensors())
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     optimizer = Optimizer(Small(), UpdateRule(), clip=0.0, in_backward=False)
     with pytest.raises(CleaveError, match=r"has no optimizer state of 'embedding\.weight'"):
@@ -212,7 +233,10 @@ def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
     ("changed", "said"),
     [
         ({"schedule": "steps"}, "--schedule is 'steps'; use one of cosine, linear, constant, wsd"),
-        ({"optimizer": "lion"}, "--optimizer is 'lion'; use one of adamw, sgd, adafactor, muon"),
+        (
+            {"optimizer": "nonesuch"},
+            "--optimizer is 'nonesuch'; use one of adamw, sgd, adafactor, muon",
+        ),
         ({"optimizer": "sgd"}, "--optimizer sgd needs --learning-rate"),
         ({"beta2": 1.0}, "--beta2 is 1.0; give a number from 0 to below 1"),
         ({"data": "a\udcff.txt"}, "--data is 'a\\udcff.txt', which is not UTF-8; rename the file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,13 +204,12 @@ def test_a_checkpoint_is_written_again_after_a_full_disk(servers: Servers, tmp_p
 
 
 @pytest.mark.parametrize("memory", ["plain", "sharded"])
-def test_a_server_that_is_killed_is_noticed_by_the_others(
-    servers: Servers, tmp_path: Path, memory: str
-) -> None:
+def test_a_server_that_is_killed_is_noticed_by_the_others(tmp_path: Path, memory: str) -> None:
     job = replace(JOB, method="local", memory=memory, steps=50, eval_every=0)
-    said = servers.do(
-        3, tmp_path / "store", losses_of, job, tmp_path / "run", [0, 0, 0], False, (2, 3)
-    )
+    with closing(Servers(3)) as servers:
+        said = servers.do(
+            3, tmp_path / "store", losses_of, job, tmp_path / "run", [0, 0, 0], False, (2, 3)
+        )
     assert said[2] is None
     assert all(isinstance(each, LostServerError) for each in said[:2])
 

@@ -18,7 +18,7 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
-from cleave.protocol import limits, messages
+from cleave.protocol import features, limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
 from cleave.scheduler import events
 from cleave.scheduler.instructions import (
@@ -197,6 +197,10 @@ class SessionManager:
                 return self._hello(session, message, now_s)
             if too_much := session.too_much(message, nbytes, now_s):
                 return self.exceeded(session_id, too_much, now_s)
+            if not features.may_send(message, session.features):
+                raise ProtocolError(
+                    f"{message.TYPE} belongs to a feature that is not part of this session"
+                )
             return self._carry_out(self._from_device(session, message, now_s), now_s)
         except ProtocolError as error:
             if joining:

@@ -149,7 +149,7 @@ class UpdateRule:
                     momentum=self.momentum,
                     adjust_lr_fn="match_rms_adamw",
                 )
-            case _:
+            case OptimizerKind.ADAMW | OptimizerKind.MUON:
                 return torch.optim.AdamW(
                     [parameter], betas=self.betas, eps=_EPS, weight_decay=decay, fused=True
                 )
@@ -416,23 +416,34 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load this server's optimizer state, or raise CleaveError if the checkpoint lacks it."""
+        """Load this server's optimizer state; raise CleaveError if the checkpoint has none of it.
+
+        A parameter that has had no gradient yet has no state.
+        """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
             if full.startswith(_STATE):
                 key, _, name = full.removeprefix(_STATE).partition(".")
                 held.setdefault(name, {})[key] = value
+        keep_state = [name for name, each in self._optimizers.items() if _keeps_state(each)]
+        if keep_state and not held.keys() & self._optimizers.keys():
+            raise CleaveError(
+                f"the checkpoint has no optimizer state of {keep_state[0]!r}; it is not of this "
+                f"model, or was not written by cleave"
+            )
         for name, optimizer in self._optimizers.items():
             if name not in held:
-                raise CleaveError(
-                    f"the checkpoint has no optimizer state of {name!r}; it is not of this model, "
-                    f"or was not written by cleave"
-                )
+                continue
             # Copy the values, because they may be mapped to the checkpoint's file.
             state: dict[str, Any] = {key: value.clone() for key, value in held[name].items()}
             if self._files is not None:
                 self._files.move(state)
             optimizer.state[self.parameters[name]] = state
+
+
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return False for SGD without momentum."""
+    return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.defaults["momentum"])
 
 
 def _hidden_matrices(model: Any) -> set[int]:

@@ -1,4 +1,7 @@
-"""Records that a run reports: one JSON object per line, in `metrics.jsonl` and with `--json`."""
+"""Records that a run reports: one JSON object per line with `--json`.
+
+`metrics.jsonl` has the same lines, except `start` and `note`.
+"""
 
 from __future__ import annotations
 
