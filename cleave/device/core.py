@@ -76,13 +76,12 @@ class DeviceCore:
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
         """
+        features.require(message, self._features)
         match message:
             case messages.Put():
                 self._put(message)
             case messages.Run():
                 return [self._begin(message, self._multiplication)]
-            case _ if not features.may_send(message, self._features):
-                raise _not_agreed(message)
             case messages.PutCoded():
                 self._put(self.decoded(message))
             case messages.CodeResults():
@@ -116,8 +115,7 @@ class DeviceCore:
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
         """
-        if not features.may_send(message, self._features):
-            raise _not_agreed(message)
+        features.require(message, self._features)
         self._need_room(message.id, codes.array_bytes(message))
         return codes.put_of(message, each)
 
@@ -337,10 +335,6 @@ def _input(name: int, found: Stored | None) -> GraphInput:
 
 class _CannotRunError(Exception):
     """A run cannot be executed. The device reports the failure, and the session continues."""
-
-
-def _not_agreed(message: Message) -> ProtocolError:
-    return ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")
 
 
 _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(name)

@@ -18,13 +18,9 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from cleave.errors import LayerGraphError
+from cleave.graphs.exporter import without_repetition
 from cleave.graphs.joint_graph import Part, Splitter
-from cleave.graphs.programs import (
-    CoreAtenProgram,
-    changes_its_input,
-    traced_again,
-    without_repetition,
-)
+from cleave.graphs.programs import CoreAtenProgram, changes_its_input, traced_again
 from cleave.machine.graph_arrays import UnboundedError
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 

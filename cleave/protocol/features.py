@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cleave.errors import ProtocolError
 from cleave.protocol.messages import Feature, Hello, Message, Welcome
 
 ALL: Final = tuple(feature.value for feature in Feature)  # that this code supports
@@ -34,3 +35,9 @@ def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Featu
 def may_send(message: Message, features: frozenset[Feature]) -> bool:
     """Return True if a message belongs to no feature, or to one of the session's `features`."""
     return message.FEATURE is None or message.FEATURE in features
+
+
+def require(message: Message, features: frozenset[Feature]) -> None:
+    """Raise ProtocolError if a received message belongs to no feature of the session (rule V4)."""
+    if not may_send(message, features):
+        raise ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")

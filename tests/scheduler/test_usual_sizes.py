@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cleave.scheduler.stages.arrays import FAR, Returned, UsualSizes
+from cleave.scheduler.stages.usual_sizes import FAR, Returned, UsualSizes
 
 PLACE = Returned.SUM, "w", 3
 ANOTHER = Returned.SUM, "w", 4

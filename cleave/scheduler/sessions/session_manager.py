@@ -197,10 +197,7 @@ class SessionManager:
                 return self._hello(session, message, now_s)
             if too_much := session.too_much(message, nbytes, now_s):
                 return self.exceeded(session_id, too_much, now_s)
-            if not features.may_send(message, session.features):
-                raise ProtocolError(
-                    f"{message.TYPE} belongs to a feature that is not part of this session"
-                )
+            features.require(message, session.features)
             return self._carry_out(self._from_device(session, message, now_s), now_s)
         except ProtocolError as error:
             if joining:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.arrays import Place, StageArray
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.usual_sizes import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Feature
 from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
-from cleave.scheduler.stages.arrays import StageArray, UsualSizes
+from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
+from cleave.scheduler.stages.usual_sizes import UsualSizes
 from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 

@@ -21,7 +21,7 @@ from cleave.planner.stages import rules as rules
 from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
-from cleave.scheduler.stages.arrays import Place, Returned, StageArray, UsualSizes
+from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import GradientAccumulator, StageDevice, arrays_of
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
@@ -37,6 +37,7 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
+from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
 from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeAlias
 from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
-from cleave.scheduler.stages.arrays import Place, StageArray, joined
+from cleave.scheduler.stages.arrays import StageArray, joined
+from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1  # the layer number that identifies the loss

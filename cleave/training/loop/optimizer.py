@@ -426,7 +426,7 @@ class Optimizer:
                 key, _, name = full.removeprefix(_STATE).partition(".")
                 held.setdefault(name, {})[key] = value
         keep_state = [name for name, each in self._optimizers.items() if _keeps_state(each)]
-        if keep_state and not held.keys() & self._optimizers.keys():
+        if keep_state and not held.keys() & self.parameters.keys():
             raise CleaveError(
                 f"the checkpoint has no optimizer state of {keep_state[0]!r}; it is not of this "
                 f"model, or was not written by cleave"

@@ -854,7 +854,7 @@ class Trainer:
         except CleaveError:
             if not accept_changes:
                 raise
-            self.context.note("going on beside other frozen weights than until now")
+            self.context.note("continuing with other frozen weights than before")
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # free other servers' weights before optimizer state is allocated
         scale = self.optimizer.scale

@@ -22,8 +22,9 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
-from cleave.scheduler.stages.arrays import FAR, Place, Returned, StageArray
+from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import SumsRecord, Suspect
+from cleave.scheduler.stages.usual_sizes import FAR, Place, Returned
 from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
 from cleave.training.stages.audits import Auditor, Noise
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
