@@ -138,7 +138,7 @@ def train(
             for key in _PATHS & given.keys():  # the server may have another working directory
                 if settings[key] and Path(settings[key]).exists():
                     settings[key] = str(Path(settings[key]).resolve())
-        elif resume:
+        elif resume and Path(resume).is_dir():
             display.note(
                 f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
                 f"emulated here; --server URL would continue there"
