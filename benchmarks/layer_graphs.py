@@ -52,7 +52,7 @@ def inputs_of(call: LayerCall, graphs: LayerGraphs, x: Tensor, dy: Tensor) -> di
     held = tensors_of(call.layer)
     feed: dict[str, Array] = {names.X: x.detach().numpy(), names.DY: dy.numpy()}
     feed |= {names.parameter(n): t.detach().numpy() for n, t in held.items()}
-    feed |= {names.beside(n): t.numpy() for n, t in call.beside.items()}
+    feed |= {names.extra(n): t.numpy() for n, t in call.extras.items()}
     zeros = {names.total(n): np.zeros(held[n].shape, np.float32) for n in graphs.trainable}
     return feed | zeros
 
@@ -61,7 +61,7 @@ def by_torch(call: LayerCall, x: Tensor, dy: Tensor) -> dict[str, Array]:
     """Return the graphs' outputs as computed by PyTorch."""
     held = dict(call.layer.named_parameters())
     trained = {n: p for n, p in held.items() if p.requires_grad}
-    y = call.run(tensors_of(call.layer), x, call.beside)
+    y = call.run(tensors_of(call.layer), x, call.extras)
     dx, *gradients = torch.autograd.grad(y, [x, *trained.values()], dy)
     found = {names.Y: y.detach().numpy(), names.DX: dx.numpy()}
     return found | {names.new_total(n): g.numpy() for n, g in zip(trained, gradients, strict=True)}
@@ -128,7 +128,7 @@ def speed(pairs: int) -> None:
 
     def plain() -> None:
         with torch.no_grad():
-            call.run(tensors_of(call.layer), x, call.beside)
+            call.run(tensors_of(call.layer), x, call.extras)
         by_torch(call, x, dy)
 
     ratios = []

@@ -104,8 +104,8 @@ def compare(shape: Shape) -> bool:
     held = tensors_of(call.layer)
     feed |= {names.parameter(n): t.detach().numpy() for n, t in held.items()}
     feed |= {
-        names.beside(n): t[: shape.samples].numpy() if t.shape[:1] == (2,) else t.numpy()
-        for n, t in call.beside.items()
+        names.extra(n): t[: shape.samples].numpy() if t.shape[:1] == (2,) else t.numpy()
+        for n, t in call.extras.items()
     }
     feed |= {names.total(n): np.zeros(held[n].shape, np.float32) for n in graphs.trainable}
     with tempfile.TemporaryDirectory() as name:

@@ -22,9 +22,9 @@ def parameter(name: str) -> str:
     return f"parameter:{name}"
 
 
-def beside(name: str) -> str:
+def extra(name: str) -> str:
     """Return the name of the graph input for a layer argument other than the first argument."""
-    return f"beside:{name}"
+    return f"extra:{name}"
 
 
 def total(name: str) -> str:

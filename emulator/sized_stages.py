@@ -86,7 +86,7 @@ class SizedModel:
         )
         self.tokens = cut_batch(rows, sequence, micro_batches)
         self._frozen: dict[tuple[int, Parameter, int], StageArray] = {}
-        self._beside = _beside(spec, sequence)
+        self._extras = _extras(spec, sequence)
         self._targets = [
             StageArray(1, tokens, "int64", SizedProduct(_INDEX_BYTES * tokens))
             for tokens in self.tokens
@@ -130,7 +130,7 @@ class SizedModel:
             backward,
             self._parameters(number, part.parameters),
             _sums(part.parameters),
-            self._beside if part.heads_width else {},
+            self._extras if part.heads_width else {},
             part.forward_flops,
             part.backward_flops,
             from_activations,
@@ -181,9 +181,9 @@ class SizedModel:
         return StageArray(1, nbytes, "uint8", SizedProduct(nbytes), TrafficKind.WEIGHTS)
 
     def _graphs_of(self, part: LayerSizes) -> _Graphs:
-        beside = self._beside if part.heads_width else {}
+        extras = self._extras if part.heads_width else {}
         parameters, totals, new_totals = _names(part.parameters)
-        held = (names.X, *parameters, *beside)
+        held = (names.X, *parameters, *extras)
         activations = [names.activation(number) for number in range(len(part.activations))]
         of_backward, found = (*held, names.DY, *totals), (names.DX, *new_totals)
         return (
@@ -217,12 +217,12 @@ def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[
     return every, list(map(names.total, trained)), list(map(names.new_total, trained))
 
 
-def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
+def _extras(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
     """Return a layer's keyword arguments: the rotary position embeddings of Llama, else none."""
     if spec.family is not Family.LLAMA:
         return {}
     return {
-        names.beside(f"position_embeddings.{number}"): _array(sequence, spec.head_width, DType.FP32)
+        names.extra(f"position_embeddings.{number}"): _array(sequence, spec.head_width, DType.FP32)
         for number in range(2)
     }
 

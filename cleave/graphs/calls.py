@@ -25,7 +25,7 @@ class LayerCall:
 
     Attributes:
         x, y: the layer's input and output, shape (batch, tokens, width).
-        beside: the other tensor arguments by name (masks, position embeddings).
+        extras: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
         hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
     """
@@ -33,7 +33,7 @@ class LayerCall:
     model: nn.Module
     layer: nn.Module
     x: Tensor
-    beside: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor]
     y: Tensor
     in_tuple: bool
     blocks: Blocks
@@ -42,10 +42,10 @@ class LayerCall:
     _structure: pytree.TreeSpec
 
     def run(
-        self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
+        self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
         """Call the layer as the model did, but with other tensors, and return its output."""
-        leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
+        leaves = [extras[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
             found = torch.func.functional_call(self.layer, dict(parameters), (x, *args), kwargs)
@@ -111,13 +111,13 @@ def layer_calls(
         if not args or not isinstance(args[0], Tensor):
             raise LayerGraphError("the model calls its layers without a tensor as first argument")
         hooked = _hooked(layer)
-        beside, leaves, structure = _flattened(args[1:], kwargs)
+        extras, leaves, structure = _flattened(args[1:], kwargs)
         for leaf in leaves:
             if not isinstance(leaf, _PLAIN):
                 raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
         in_tuple, y = isinstance(found, tuple), output_of(found)
         calls.append(
-            LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, hooked, leaves, structure)
+            LayerCall(model, layer, args[0], extras, y, in_tuple, blocks, hooked, leaves, structure)
         )
 
     hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
@@ -190,11 +190,11 @@ class Embedded:
 
     Attributes:
         x: input of the first layer, whose autograd graph leads to the embedding.
-        beside: for each layer, the other tensor arguments by name (see `LayerCall.beside`).
+        extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 
     x: Tensor
-    beside: Sequence[Mapping[str, Tensor]]
+    extras: Sequence[Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ class OutsideLayers:
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
         def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
-            beside = call.tensors_in(args, kwargs)
-            if trained := [name for name, tensor in beside.items() if tensor.requires_grad]:
+            extras = call.tensors_in(args, kwargs)
+            if trained := [name for name, tensor in extras.items() if tensor.requires_grad]:
                 raise LayerGraphError(f"its layers get {', '.join(trained)}, which is trained")
-            given.append((x, beside))
+            given.append((x, extras))
             if len(given) == len(self.calls):
                 raise _AllCalledError
             return (x,) if call.in_tuple else x
@@ -229,7 +229,7 @@ class OutsideLayers:
             with plain_attention(self.model, packed=packed), self._layers_replaced(take):
                 self.model(**called_with(ids, mask, positions))
         except _AllCalledError:
-            return Embedded(given[0][0], [beside for _, beside in given])
+            return Embedded(given[0][0], [extras for _, extras in given])
         raise LayerGraphError("the model did not call all of its layers")
 
     def logits(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -60,14 +60,14 @@ class LayerPart:
         """
         found = {names.X: self.x}
         found |= {names.parameter(n): t for n, t in tensors_of(self.call.layer).items()}
-        return found | {names.beside(n): t for n, t in self.call.beside.items()}
+        return found | {names.extra(n): t for n, t in self.call.extras.items()}
 
     def varying(self) -> set[str]:
         """Return the names of the graph inputs whose first dimension is the batch."""
         samples = self.x.shape[0]
         of_batch = {names.X}
         if self.pieces == 1:
-            of_batch |= {names.beside(n) for n in self.call.beside}
+            of_batch |= {names.extra(n) for n in self.call.extras}
         return {
             name
             for name, tensor in self.inputs().items()
@@ -78,9 +78,9 @@ class LayerPart:
         """Return the layer's parameters and buffers by name, given all graph inputs."""
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
-    def beside(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def extras(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the layer's other tensor arguments by name, given all graph inputs."""
-        return {n: given[names.beside(n)] for n in self.call.beside}
+        return {n: given[names.extra(n)] for n in self.call.extras}
 
     @property
     def is_whole(self) -> bool:
@@ -109,30 +109,30 @@ class LayerPart:
         """
         held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
         trained = [held[name].requires_grad_() for name in trainable]
-        beside = {n: t.float() if t.is_floating_point() else t for n, t in self.call.beside.items()}
+        extras = {n: t.float() if t.is_floating_point() else t for n, t in self.call.extras.items()}
         x = self.x.detach().float().requires_grad_()
         with torch.enable_grad():
-            y = self.run(held, x, beside)
+            y = self.run(held, x, extras)
         found = torch.autograd.grad(y, [x, *trained], dy, allow_unused=True)
         wanted = [names.DX, *(names.new_total(name) for name in trainable)]
         return dict(zip(wanted, found, strict=True))
 
     def run(
-        self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
+        self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
         """Run this part of the layer on the given tensors and return its output.
 
         The layer's operations that precede the part also run, but do not affect the output.
         """
         if self.is_whole:
-            return self.call.run(parameters, x, beside)
+            return self.call.run(parameters, x, extras)
         # The operations before the part need an input with whole sequences.
         given = x if self.first is None else x.new_zeros(self.call.x.shape, dtype=x.dtype)
         given = x if self.pieces == 1 else given
         results = _Replaced(x, given, self.first, self.last)
         with results:
             try:
-                return self.call.run(parameters, given, beside)
+                return self.call.run(parameters, given, extras)
             except _ReachedError:
                 return results.reached
 
@@ -173,7 +173,7 @@ class LayerPart:
             )
             if part.last is not None:
                 with torch.no_grad():
-                    mine = replace(mine, y=mine.run(self.held, x, self.call.beside))
+                    mine = replace(mine, y=mine.run(self.held, x, self.call.extras))
             found.append(mine)
         return found
 
@@ -259,7 +259,7 @@ class _Trace:
         def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
             results = _Replaced(given[names.X], given[names.X], None, None)
             with results:
-                y = part.call.run(part.parameters(given), given[names.X], part.beside(given))
+                y = part.call.run(part.parameters(given), given[names.X], part.extras(given))
             return (y, *results.found)
 
         graph, used = core_aten(TracedGraph(forward, part.inputs(), (), part.varying()))
@@ -353,11 +353,11 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     varying = part.varying() | {names.DY}
 
     def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (part.run(part.parameters(given), given[names.X], part.beside(given)),)
+        return (part.run(part.parameters(given), given[names.X], part.extras(given)),)
 
     def both(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
-            return part.run(part.parameters(given) | trained, x, part.beside(given))
+            return part.run(part.parameters(given) | trained, x, part.extras(given))
 
         trained = {n: given[names.parameter(n)] for n in trainable}
         y, pull, *_ = torch.func.vjp(run, given[names.X], trained)
@@ -374,7 +374,7 @@ def export_layer(part: LayerPart) -> LayerGraphs:
             *to_onnx_split(traced, names.DY, 1, names.activation), tuple(part.held), trainable
         )
     except LayerGraphError:  # dropout makes the gradient fail first, with a less clear reason
-        alibi = part.call.beside.get("alibi")
+        alibi = part.call.extras.get("alibi")
         if alibi is not None and alibi.shape[0] != batch:
             raise LayerGraphError(
                 f"it is called with alibi of shape {tuple(alibi.shape)}, whose first dimension "

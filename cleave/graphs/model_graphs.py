@@ -181,7 +181,7 @@ class _Kinds:
         call = whole.call
         if call.hooked:
             raise LayerGraphError(call.hooked)
-        kind = graph_key(call.layer, whole.held, call.x, call.beside, _OURS, path=path)
+        kind = graph_key(call.layer, whole.held, call.x, call.extras, _OURS, path=path)
         if self._in_parts and kind not in self._cut:
             self._cut[kind] = whole.cut()
         parts = whole.cut_as(self._cut[kind]) if self._in_parts else [whole]
@@ -288,7 +288,7 @@ def _feed(part: LayerPart) -> dict[str, Array]:
     """Return the example inputs of a part's forward graph, by input name."""
     feed = {names.X: _fp32(part.x)}
     feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
-    return feed | {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}
+    return feed | {names.extra(n): _fp32(t) for n, t in part.call.extras.items()}
 
 
 def _fp32(tensor: Tensor) -> Array:

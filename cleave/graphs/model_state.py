@@ -42,7 +42,7 @@ def graph_key(
     module: nn.Module,
     held: Mapping[str, Tensor],
     x: Tensor,
-    beside: Mapping[str, Tensor],
+    extras: Mapping[str, Tensor],
     sources: Sequence[ModuleType],
     *,
     path: str = "",
@@ -57,7 +57,7 @@ def graph_key(
         module: the module to export.
         held: the module's parameters and buffers, by name.
         x: the module's input, shape (batch, tokens, width).
-        beside: the module's other tensor arguments, by name.
+        extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
         path: the module's name in the model. It is removed from the texts that adapters store.
         without: submodules that the graph does not compute.
@@ -74,9 +74,9 @@ def graph_key(
         ],
         "tied": _tied(held, module),
         "x": list(x.shape[1:]),
-        "beside": [
+        "extras": [
             [name, list(t.shape), str(t.dtype), t.shape[:1] == x.shape[:1]]
-            for name, t in beside.items()
+            for name, t in extras.items()
         ],
         "versions": {name: _version(name) for name in EXPORTERS},
         "ours": [digest(inspect.getsource(part)) for part in sources],

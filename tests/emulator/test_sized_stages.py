@@ -140,10 +140,10 @@ def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
     mine = SizedModel(spec, 2, SEQUENCE, 1, adapters=adapters)
     theirs = real.costs([2 * SEQUENCE], SEQUENCE, DType.BF16)
     part = real.graphs.parts[1]
-    batch = Embedded(part.x, [call.beside for call in real.graphs.calls])
+    batch = Embedded(part.x, [call.extras for call in real.graphs.calls])
     x = part.x.detach().requires_grad_()
     with FlopCounterMode(display=False) as through:
-        y = part.call.run(part.held, x, part.call.beside)
+        y = part.call.run(part.held, x, part.call.extras)
     with FlopCounterMode(display=False) as back:
         y.sum().backward()
     tokens = 2 * SEQUENCE
@@ -182,7 +182,7 @@ def test_only_trained_parameters_are_new_in_every_step() -> None:
     one, other = model.work(plan_of(*TWO_WITH_LOSS)), model.work(plan_of(*TWO_WITH_LOSS))
     for first, second in zip(one.layers, other.layers, strict=True):
         assert first.forward is second.forward
-        assert first.beside == second.beside
+        assert first.extras == second.extras
         new = {
             name for name, array in first.parameters.items() if array is not second.parameters[name]
         }

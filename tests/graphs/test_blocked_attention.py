@@ -112,8 +112,8 @@ def _inputs(call: LayerCall, graphs: LayerGraphs, samples: Sequence[int]) -> dic
     shape = (len(chosen), *call.x.shape[1:])
     found = {names.X: torch.randn(shape), names.DY: torch.randn(shape)}
     found |= {names.parameter(n): t.detach() for n, t in held.items()}
-    for name, tensor in call.beside.items():
-        found[names.beside(name)] = tensor[chosen] if len(tensor) == len(call.x) else tensor
+    for name, tensor in call.extras.items():
+        found[names.extra(name)] = tensor[chosen] if len(tensor) == len(call.x) else tensor
     return found | {names.total(n): torch.zeros(held[n].shape) for n in graphs.trainable}
 
 
@@ -123,8 +123,8 @@ def _by_torch(
     """What the graphs return, by PyTorch."""
     trained = {n: inputs[names.parameter(n)].clone().requires_grad_() for n in graphs.trainable}
     x = inputs[names.X].clone().requires_grad_()
-    beside = {n: inputs[names.beside(n)] for n in call.beside}
-    y = call.run(tensors_of(call.layer) | trained, x, beside)
+    extras = {n: inputs[names.extra(n)] for n in call.extras}
+    y = call.run(tensors_of(call.layer) | trained, x, extras)
     dx, *gradients = torch.autograd.grad(y, [x, *trained.values()], inputs[names.DY])
     sums = {names.new_total(n): g for n, g in zip(trained, gradients, strict=True)}
     return {names.Y: y.detach(), names.DX: dx, **sums}
@@ -150,7 +150,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 
     def found(call: LayerCall) -> list[Tensor]:
         given = x.clone().requires_grad_()
-        y = call.run(tensors_of(call.layer), given, call.beside)
+        y = call.run(tensors_of(call.layer), given, call.extras)
         return [y.detach(), *torch.autograd.grad(y, [given, *call.layer.parameters()], dy)]
 
     for one, other in zip(found(blocked), found(whole), strict=True):

@@ -47,7 +47,7 @@ def test_embedding_stops_before_the_layers() -> None:
     found = OutsideLayers(model, padded).embed(IDS, mask)
     torch.testing.assert_close(found.x, padded[0].x)
     assert found.x.requires_grad
-    assert [b.keys() for b in found.beside] == [call.beside.keys() for call in padded]
+    assert [b.keys() for b in found.extras] == [call.extras.keys() for call in padded]
     with pytest.raises(LayerGraphError, match="another way than before"):
         OutsideLayers(model, calls).embed(IDS, mask)
 

@@ -85,12 +85,12 @@ def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
         return list(torch.autograd.grad(y, [given, *call.layer.parameters()], dy))
 
     given = x.clone().requires_grad_()
-    y = call.run(held, given, call.beside)
+    y = call.run(held, given, call.extras)
     expected = [y.detach(), *gradients(y, given)]
     given = x.clone().requires_grad_()
     y = given
     for part in parts:
-        y = part.run(held, y, call.beside)
+        y = part.run(held, y, call.extras)
     for one, other in zip([y.detach(), *gradients(y, given)], expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 

@@ -58,7 +58,7 @@ def closure(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class Scaled:
-    """A function of its own, as code beside transformers has them."""
+    """A function of its own, as code outside transformers has them."""
 
     def __init__(self, factor: Any) -> None:
         self.factor = factor

@@ -82,7 +82,7 @@ def step_work(
 ) -> StepWork:
     """A step whose layers are symbols, with a loss if the last stage has one, or in slices."""
     shape = SumShape(sum_rows, 5)
-    mask = names.beside("mask")
+    mask = names.extra("mask")
     masks = [array(("mask", number), MASK_BYTES) for number in range(batches)]
     of_batch = [{mask: masks[mask_of(batch)]} for batch in range(batches)]
     held = []

@@ -204,7 +204,7 @@ def test_masks_of_past_steps_are_not_kept() -> None:
     for cut in range(1, TOKENS):
         ids, positions = documents(cut)
         calls = layer_calls(model, ids, positions=positions)
-        work.layers([Embedded(calls[0].x, [call.beside for call in calls])])
+        work.layers([Embedded(calls[0].x, [call.extras for call in calls])])
         # not isinstance, which asks what a weak reference points at, and that may be gone
         found.append(sum(type(one) is StageArray for one in gc.get_objects()))
     assert found[-1] <= found[2]

@@ -389,11 +389,11 @@ class StageDevice:
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
         held = {names.new_total(name): array for name, array in before.items() if array}
         room = (self._careful_bytes or 0) - self.occupied_bytes
-        beside = self._careful and sum(made.values()) + sum(sizes.values()) <= room
-        found = self._run(request, graph, feed, made | sizes, flops, {} if beside else held)
+        keeps_both = self._careful and sum(made.values()) + sum(sizes.values()) <= room
+        found = self._run(request, graph, feed, made | sizes, flops, {} if keeps_both else held)
         for name in of.sums:
             request.sums[number, name] = found[names.new_total(name)]
-        if beside:
+        if keeps_both:
             self.drop(held.values())
         return found
 
@@ -545,7 +545,7 @@ def arrays_of(
         if layer.from_activations is not None and kept_batches.activations:
             yield layer.from_activations
         yield from layer.parameters.values()
-        yield from layer.beside.values()
+        yield from layer.extras.values()
     if stage.loss and work.loss is not None:
         yield work.loss.graph
         yield from work.loss.parameters.values()

@@ -101,7 +101,7 @@ class LayerWork:
     # the shapes of the gradient sums of trained parameters, by parameter name
     sums: Mapping[str, SumShape]
     # keyword arguments of the layer that all micro-batches share, by graph input
-    beside: Mapping[str, StageArray]
+    extras: Mapping[str, StageArray]
     forward_flops: int
     backward_flops: int  # includes recomputation of the forward pass
     from_activations: StageGraph | None = None
@@ -114,7 +114,7 @@ class LayerWork:
     def inputs(self, batch: int) -> dict[str, StageArray]:
         """Return the layer's parameters and keyword arguments for a micro-batch, by graph input."""
         of_batch = self.of_batch[batch] if self.of_batch else {}
-        return {**self.parameters, **self.beside, **of_batch}
+        return {**self.parameters, **self.extras, **of_batch}
 
 
 @dataclass(frozen=True, slots=True)

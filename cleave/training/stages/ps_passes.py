@@ -31,7 +31,7 @@ class PsPasses:
         self._under_way: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def forward(
-        self, run: int, batch: int, x: Tensor, beside: Sequence[Mapping[str, Tensor]]
+        self, run: int, batch: int, x: Tensor, extras: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
         """Run a forward pass, and retain its autograd graph for `backward`.
 
@@ -39,7 +39,7 @@ class PsPasses:
             run: key of the run. If no run has this key, `x` is returned.
             batch: index of the micro-batch.
             x: input of the run's first layer.
-            beside: for each layer of the model, the tensor arguments other than `x` by name.
+            extras: for each layer of the model, the tensor arguments other than `x` by name.
         """
         if run not in self.runs:
             return x
@@ -47,7 +47,7 @@ class PsPasses:
         with torch.enable_grad(), self._autocast():
             y = given
             for number in self.runs[run]:
-                y = self._calls[number].run({}, y, beside[number])
+                y = self._calls[number].run({}, y, extras[number])
         self._under_way[run, batch] = given, y
         return y.detach().float()
 

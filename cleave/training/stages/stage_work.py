@@ -149,8 +149,8 @@ class ModelWork:
         self._slice_graphs: dict[int, SliceGraphs] = {}
         # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
         # may never occur again, so they are dropped.
-        self._beside: dict[bytes, StageArray] = {}
-        self._beside_before: dict[bytes, StageArray] = {}
+        self._extras: dict[bytes, StageArray] = {}
+        self._extras_before: dict[bytes, StageArray] = {}
 
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
         """Return the graphs, current parameters and costs of each layer for one step.
@@ -160,7 +160,7 @@ class ModelWork:
         """
         found = []
         tokens = embedded[0].x.shape[1]
-        self._beside_before, self._beside = self._beside, {}
+        self._extras_before, self._extras = self._extras, {}
         for number, (forward, backward, from_activations) in enumerate(self._layers):
             part, graphs = self.graphs.parts[number], self.graphs.layers[number]
             held = part.held
@@ -170,16 +170,16 @@ class ModelWork:
                 for n in graphs.parameters
                 if names.parameter(n) in used
             }
-            beside = [
+            extras = [
                 {
-                    names.beside(n): self._beside_array(t)
-                    for n, t in one.beside[part.layer].items()
-                    if names.beside(n) in used
+                    names.extra(n): self._extra_array(t)
+                    for n, t in one.extras[part.layer].items()
+                    if names.extra(n) in used
                 }
                 for one in embedded
             ]
-            same = {n for n, a in beside[0].items() if all(other[n] is a for other in beside)}
-            of_batch = [{n: a for n, a in one.items() if n not in same} for one in beside]
+            same = {n for n, a in extras[0].items() if all(other[n] is a for other in extras)}
+            of_batch = [{n: a for n, a in one.items() if n not in same} for one in extras]
             flops = _forward_flops(part, tokens)
             sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
             backward_flops = _backward_flops(part, graphs.trainable, tokens)
@@ -189,7 +189,7 @@ class ModelWork:
                     backward,
                     parameters,
                     sums,
-                    {n: a for n, a in beside[0].items() if n in same},
+                    {n: a for n, a in extras[0].items() if n in same},
                     flops,
                     backward_flops,
                     from_activations,
@@ -240,7 +240,7 @@ class ModelWork:
             else self._parameter(held[n])
             for n in graphs.parameters
         }
-        parameters |= {names.SCALE: scale, names.FIRST: self._beside_array(torch.tensor([first]))}
+        parameters |= {names.SCALE: scale, names.FIRST: self._extra_array(torch.tensor([first]))}
         rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
         return SliceWork(
             self._sent.graph(graphs.forward),
@@ -406,13 +406,13 @@ class ModelWork:
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
-            for name, tensor in part.call.beside.items():
+            for name, tensor in part.call.extras.items():
                 by_sample = tensor.shape[:1] == part.call.x.shape[:1]
                 differs = by_sample and bool((tensor != tensor[:1]).any())
-                if differs and names.beside(name) in forward.inputs:
+                if differs and names.extra(name) in forward.inputs:
                     found[id(tensor)] = tensor
         samples, tokens = self.graphs.calls[0].x.shape[:2]
-        return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
+        return sum(self._extra_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
         """Return the FLOPs of a run of layers on the PS, with the active experts only."""
@@ -453,7 +453,7 @@ class ModelWork:
         A frozen parameter's array is cached. `of` is the whole parameter if `tensor` has rows only.
         """
         if tensor.dtype in (torch.int64, torch.bool):
-            return self._beside_array(tensor)
+            return self._extra_array(tensor)
         if tensor.requires_grad:
             return self._matrix(tensor)
         make = _codes if tensor.dtype is torch.uint8 else self._matrix
@@ -479,7 +479,7 @@ class ModelWork:
         )
         return replace(whole, parts=tuple(parts))
 
-    def _beside_array(self, tensor: Tensor) -> StageArray:
+    def _extra_array(self, tensor: Tensor) -> StageArray:
         """Return a wire array of a keyword argument; an equal one of the last two steps if any."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
@@ -491,7 +491,7 @@ class ModelWork:
         digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
         digest.update(payload)  # type: ignore[arg-type]
         key = digest.digest()
-        return self._beside.setdefault(key, self._beside_before.get(key, made))
+        return self._extras.setdefault(key, self._extras_before.get(key, made))
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:

@@ -246,8 +246,8 @@ class StagedModel:
         trains = bool(self.passes.trained(0))
         given = []
         for number, one in enumerate(embedded):
-            x = self.passes.forward(0, number, one.x, one.beside)
-            given.append(Embedded(x.requires_grad_(trains or one.x.requires_grad), one.beside))
+            x = self.passes.forward(0, number, one.x, one.extras)
+            given.append(Embedded(x.requires_grad_(trains or one.x.requires_grad), one.extras))
         return given
 
     def step_work(
@@ -300,7 +300,7 @@ class StagedModel:
                 case OutputReady(number, payload):
                     part, one = parts[number], embedded[number]
                     y = self.work.tensor(payload, one.x.shape)
-                    y = self.passes.forward(len(work.layers), number, y, one.beside)
+                    y = self.passes.forward(len(work.layers), number, y, one.extras)
                     losses[number], dy = self._loss(y, part.targets, scale)
                     dy = self.passes.backward(len(work.layers), number, dy)
                     self.runtime.give(number, self.work.activation(dy))
@@ -327,7 +327,7 @@ class StagedModel:
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
         if isinstance(wanted, InputWanted):
-            made = self.passes.forward(run, number, came, one.beside)
+            made = self.passes.forward(run, number, came, one.extras)
         else:
             made = self.passes.backward(run, number, came)
         self.runtime.give(number, self.work.activation(made), wanted.stage)

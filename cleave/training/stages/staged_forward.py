@@ -313,7 +313,7 @@ class _Pass:
         pieces = self._split(x.detach())
         pairs = zip(pieces, self.embedded, strict=True)
         given = staged.first_inputs(
-            [Embedded(piece.requires_grad_(backward), one.beside) for piece, one in pairs]
+            [Embedded(piece.requires_grad_(backward), one.extras) for piece, one in pairs]
         )
         self.step = staged.step_work(replace(self.plan, stages=stages), self.parts, given, 1.0)
         staged.runtime.begin_step(self.step)
@@ -324,7 +324,7 @@ class _Pass:
                     staged.pass_on(wanted, self.step, given)
                 case OutputReady(n, payload):
                     y = work.tensor(payload, pieces[n].shape)
-                    outputs[n] = passes.forward(len(self.step.layers), n, y, given[n].beside)
+                    outputs[n] = passes.forward(len(self.step.layers), n, y, given[n].extras)
                 case StepFailed(reason):
                     raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case _:
@@ -403,8 +403,8 @@ class _Pass:
         for piece, one, gradient in pieces:
             y = piece.requires_grad_()
             with torch.enable_grad(), self.staged.autocast():
-                for call, beside in zip(self.staged.calls, one.beside, strict=True):
-                    y = call.run({}, y, beside)
+                for call, extras in zip(self.staged.calls, one.extras, strict=True):
+                    y = call.run({}, y, extras)
             inputs = [piece, *trained]
             found = torch.autograd.grad(y, inputs, gradient.to(y.dtype), allow_unused=True)
             dx.append(found[0])
