@@ -459,9 +459,7 @@ class StageSimulation:
             self._at(made_s, self._made, (request, list(request.sends)))
             return
         device = request.device
-        for nbytes in reversed(
-            request.sends
-        ):  # the card limits no transfer: arrival times are known now
+        for nbytes in reversed(request.sends):  # the card limits no transfer
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s
