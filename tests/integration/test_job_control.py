@@ -79,7 +79,7 @@ def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
             device.kill()  # in some step, in which the job waits for another
             while wait_for_event(steps, "fleet")["state"] != "absent":
                 continue
-            assert "is to pause after its step" in place.change("pause", "job-1")
+            assert "pauses after its step" in place.change("pause", "job-1")
             until(lambda: place.state(1) == "paused")
             _, news = stack.enter_context(started("join", listening["url"], *join))
             wait_for_event(news, "ready")

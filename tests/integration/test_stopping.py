@@ -126,7 +126,7 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
         assert client.wait(PATIENCE_S) == 0
         assert "waits  the" not in here("status", *operator).stdout
         notes: list[str] = []
-        while not notes or "space on the disk again" not in notes[-1]:
+        while not notes or "the disk has space again" not in notes[-1]:
             notes.append(wait_for_event(lines, "note")["text"])
         assert any("job-1: the disk is full" in note for note in notes)
         found = [path.name for path in (disk.path / "run" / CHECKPOINTS).iterdir()]

@@ -212,7 +212,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
     with pytest.raises(UsageError, match="exists already"):
         export_run(run, taken)
     shutil.rmtree(run.path / CHECKPOINTS)
-    with pytest.raises(UsageError, match="has no checkpoint: it did not end"):
+    with pytest.raises(UsageError, match="has no checkpoint: it has not ended"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
