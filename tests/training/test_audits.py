@@ -17,6 +17,10 @@ from benchmarks.stage_audits import (
     ROUNDINGS,
     Device,
     Honest,
+    Liar,
+    Lie,
+    Where,
+    by_device,
     huge,
     lies,
     trained_steps,
@@ -29,6 +33,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
 from cleave.machine.graph_session import GraphSession
+from cleave.scheduler.stages.outcomes import StepResult
 from cleave.training.stages import audits
 from cleave.training.stages.audits import Auditor, escape_chance
 from cleave.training.stages.stage_work import ModelWork
@@ -84,15 +89,11 @@ def audited(
 ) -> StagedModel:
     dtype = settings.pop("dtype", DType.FP32)
     work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
-    return audited_work(fleet, work, auditor, **settings)
-
-
-def audited_work(fleet: Fleet, work: ModelWork, auditor: Auditor, **settings: Any) -> StagedModel:
     planner = settings.pop("planner", EvenStages(loss=False))
     return StagedModel(work, fleet.runtime, planner, PS, auditor=auditor, **settings)
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
 def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None:
     with lying(lambda order: False) as fleet:
         auditor = Auditor(1.0, random.Random(1))
@@ -107,7 +108,7 @@ def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None
         assert fleet.device_count == 3
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
 def test_slices_of_the_loss_are_audited(dtype: DType, cache: GraphCache) -> None:
     """Devices 1 and 2 have layers; in the second fleet device 1 has a slice, and lies."""
     model = small_model("llama")
@@ -154,19 +155,22 @@ def test_a_liar_is_caught_before_its_lie_is_used(
         assert_close(model, plain, 3e-6)
 
 
-def test_the_chance_of_escape_is_as_stated(cache: GraphCache) -> None:
-    """A device that lies in all of its outputs, audited in a third of its steps."""
-    model = small_model("opt")
-    work = ModelWork(model, model_graphs(model, TOKENS, cache), DType.FP32)
+def test_the_chance_of_escape_is_as_stated() -> None:
+    """A device doubles all of its outputs. A third of its steps are audited."""
+
+    def double(found: dict[Any, Array], limit: float, rng: np.random.Generator) -> Any:
+        return {name: 2 * values for name, values in found.items()}
+
+    lie = Lie("outputs doubled", double, Where.OUTPUT)
+    steps = trained_steps(small_model("opt"), DType.FP32, 2, EvenStages(loss=False), 1)
+    liars = [Liar(step, Device(1, LEVELS[-1], 0.0), 1) for step in steps]
+    records = [(liar.work, liar.record(lie)) for liar in liars]
+    auditor = Auditor(1 / 3, random.Random(1))
     caught = 0
     trials = 40
-    for seed in range(trials):
-        with lying(activation) as fleet:
-            auditor = Auditor(1 / 3, random.Random(seed))
-            found = audited_work(fleet, work, auditor)
-            for ids in batches(2):
-                found.gradients(rows(ids))
-            caught += fleet.device_count < 3
+    for device in range(trials):
+        lied = [(work, [by_device(record, device)]) for work, record in records]
+        caught += any(auditor.faults(work, StepResult({}, {}, {}, by)) for work, by in lied)
     expected = 1 - escape_chance(1 / 3, 2)
     spread = 3.5 * (expected * (1 - expected) / trials) ** 0.5
     assert abs(caught / trials - expected) < spread
@@ -217,14 +221,23 @@ def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
         assert fleet.device_count == (2 if factor > 1 else 3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kind_of_lie_is_caught_within_twenty_audits(dtype: DType) -> None:
-    found = lies(2, [dtype], ["opt", "llama"])
+@pytest.mark.parametrize(
+    ("seeds", "dtypes"), [(1, [DType.BF16]), pytest.param(2, DTYPES, marks=pytest.mark.nightly)]
+)
+def test_every_kind_of_lie_is_caught_within_twenty_audits(
+    seeds: int, dtypes: Sequence[DType]
+) -> None:
+    found = lies(seeds, dtypes, ["opt", "llama"])
     assert [(one.lie, one.audits) for one in found if not one.met] == []
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("opt", DType.BF16), ("gpt2", DType.FP32), ("huge", DType.BF16)]
+    ("family", "dtype"),
+    [
+        ("opt", DType.BF16),
+        pytest.param("gpt2", DType.FP32, marks=pytest.mark.nightly),
+        pytest.param("huge", DType.BF16, marks=pytest.mark.nightly),
+    ],
 )
 def test_honest_devices_of_many_kinds_are_not_accused(family: str, dtype: DType) -> None:
     """The gradients of biases of keys are nothing but rounding."""

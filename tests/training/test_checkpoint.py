@@ -275,7 +275,7 @@ def test_a_foreign_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
         load_latest(tmp_path / "notes.txt")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
 def test_a_writer_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     kill_while_writing(tmp_path, quick=True, seed=0)

@@ -457,7 +457,12 @@ def plain_losses(job: JobSpec) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "method", ["local", "tiles", pytest.param("stages", marks=pytest.mark.slow)]
+    "method",
+    [
+        pytest.param("local", marks=pytest.mark.nightly),
+        "tiles",
+        pytest.param("stages", marks=pytest.mark.nightly),
+    ],
 )
 def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: str) -> None:
     """Micro-batches with different numbers of answers count by these."""
@@ -467,7 +472,7 @@ def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: s
         learning_rate=0.1, warmup_steps=0, schedule="constant",
     )  # fmt: skip
     run = RunFolder.create(tmp_path / "runs", "mine")
-    with cleave.emulated(3) as fleet:
+    with cleave.emulated(1) as fleet:
         found = losses(job, run, None if method == "local" else fleet)
     assert found == pytest.approx(plain_losses(job), rel=1e-5)
 

@@ -31,7 +31,7 @@ from tests.training.test_checkpoint import full_disk
 
 pytestmark = pytest.mark.slow
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture
@@ -76,7 +76,14 @@ class Run:
             self._disk.free()
 
 
-@pytest.mark.parametrize(("kind", "left_bytes"), [("plain", 0), ("journal", 0), ("fleet", 200_000)])
+@pytest.mark.parametrize(
+    ("kind", "left_bytes"),
+    [
+        pytest.param("plain", 0, marks=pytest.mark.nightly),
+        ("journal", 0),
+        pytest.param("fleet", 200_000, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_waits_for_space_and_goes_on(
     corpus_file: Path,
     tmp_path: Path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,14 @@ def job_of(folder: Path, corpus: Path, **more: Any) -> JobSpec:
         "weight_decay": 0.0, "clip": 0.0, "learning_rate": 0.1, "warmup_steps": 0,
         "schedule": "constant", **more,
     }  # fmt: skip
-    return JobSpec(str(folder), str(corpus), 3, **settings)
+    return JobSpec(str(folder), str(corpus), 2, **settings)
 
 
 def trained(job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
-    """Train on three emulated devices; return the losses of steps and the held-out ones."""
+    """Train on an emulated device; return the losses of steps and the held-out ones."""
     seen: list[Record] = []
     run = RunFolder.create(folder, "mine")
-    with cleave.emulated(3) as fleet:
+    with cleave.emulated(1) as fleet:  # a plan for several devices takes much longer
         train(job, run, TrainContext(None if job.method == "local" else fleet, seen.append))
     losses = [record.loss for record in seen if isinstance(record, StepRecord)]
     return losses, [record.eval_loss for record in seen if isinstance(record, EvalRecord)]
@@ -92,8 +93,8 @@ def plain_losses(job: JobSpec) -> list[float]:
         pytest.param("mixtral", {"method": "tiles"}, marks=pytest.mark.nightly),
         pytest.param("mixtral", {"method": "auto", "accumulate": 2}, marks=pytest.mark.nightly),
         pytest.param("mixtral", {"memory": "lean"}, marks=pytest.mark.nightly),
-        ("qwen2_moe", {"method": "tiles", "accumulate": 2}),
-        ("olmoe", {}),
+        pytest.param("qwen2_moe", {"method": "tiles", "accumulate": 2}, marks=pytest.mark.nightly),
+        ("olmoe", {"accumulate": 2}),
     ],
 )
 def test_the_loss_that_spreads_tokens_is_that_of_transformers(
@@ -102,7 +103,8 @@ def test_the_loss_that_spreads_tokens_is_that_of_transformers(
     job = job_of(folder_of(tmp_path / "model", family), corpus_file, **more)
     losses, _ = trained(job, tmp_path / "runs")
     assert losses == pytest.approx(plain_losses(job), rel=1e-5)
-    without = job_of(folder_of(tmp_path / "without", family, asked=False), corpus_file, **more)
+    folder = folder_of(tmp_path / "without", family, asked=False)
+    without = replace(job_of(folder, corpus_file, **more), steps=1)
     assert losses[0] > plain_losses(without)[0] + 0.2
 
 

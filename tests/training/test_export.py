@@ -137,7 +137,13 @@ def all_agree(run: RunFolder, source: Path, into: Path) -> None:
     assert not torch.allclose(before, theirs, atol=1e-3)
 
 
-@pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {"tie_encoder_decoder": True}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tie_word_embeddings": True},
+        pytest.param({"tie_encoder_decoder": True}, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_head_that_the_files_have_is_not_tied_whatever_the_config_says(
     tmp_path: Path, corpus_file: Path, said: dict[str, Any]
 ) -> None:

@@ -101,7 +101,7 @@ def test_a_run_whose_losses_do_not_fall_stops(tmp_path: Path, corpus_file: Path)
 
 @pytest.mark.slow
 def test_a_run_has_the_settings_of_a_file(tmp_path: Path, corpus_file: Path) -> None:
-    run, _ = run_of(tmp_path, data=str(corpus_file), steps=2, seed=4)
+    run, _ = run_of(tmp_path, data=str(corpus_file), steps=1, seed=4)
     command = ["train", "--config", str(run.config_path), "--seed", "5", "--devices", "0"]
     command += ["--runs", str(tmp_path), "--name", "again", "--json"]
     CliRunner().invoke(app, command, catch_exceptions=False)
@@ -143,7 +143,7 @@ def notes(said: list[Record]) -> str:
 def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None:
     plain = steps(trained(replace(JOB, steps=2), tmp_path / "plain"))
     job = replace(JOB, method="tiles", steps=3, against=str(tmp_path / "plain"), warmup_steps=1)
-    said = trained(job, tmp_path / "fleet", devices=3)
+    said = trained(job, tmp_path / "fleet", devices=1)
     found = steps(said)
     assert [record.against_loss for record in found] == [*(r.loss for r in plain), None]
     assert "against_loss" not in to_dict(found[-1])

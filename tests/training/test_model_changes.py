@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cleave
+from cleave.fleet.fleet import Fleet
+from tests.graphs.models import plain_gradients
 from tests.integration.processes import started
 from tests.training import model_changes as changes
 from tests.training.model_changes import CHANGES, MOST_CHANGES, Change, Subject
+from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
 
@@ -46,17 +49,42 @@ def test_every_change_is_tried() -> None:
     assert {change for change, _ in (*EVERY, *EVERY_OF_ADAPTERS)} == set(CHANGES)
 
 
-@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("adapted", [False, True])
-def test_with_a_real_device_every_change_is_seen(method: str, *, adapted: bool) -> None:
-    """A device process holds copies of its own, so nothing that is stale goes unnoticed."""
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """A device process, which holds copies of its own: nothing that is stale goes unnoticed."""
     with cleave.serve() as server, started("join", server.url):
         server.fleet.wait_for(1)
-        plain, other = two(adapted=adapted)
-        with changes.on_fleet(other, server.fleet, method):
-            changes.check(EVERY_OF_ADAPTERS if adapted else EVERY, plain, other)
+        yield server.fleet
 
 
+@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_with_a_real_device_every_change_is_seen(
+    fleet: Fleet, method: str, *, adapted: bool
+) -> None:
+    plain, other = two(adapted=adapted)
+    with changes.on_fleet(other, fleet, method):
+        changes.check(EVERY_OF_ADAPTERS if adapted else EVERY, plain, other)
+
+
+def test_stages_see_changed_weights() -> None:
+    """These changes need no other graphs, which would take long to make."""
+    some = [
+        (changes.change_data_in_place, 0), (changes.change_through_numpy, 1), (changes.step, 0),
+        (changes.replace_data, 3), (changes.load_state, 1), (changes.copy_and_spoil, 0),
+    ]  # fmt: skip
+    plain, other = two(adapted=False)
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, changes.on_fleet(other, fleet, "stages"):
+        for change, number in some:
+            change(plain, number)
+            change(other, number)
+            loss = plain_gradients(plain.model, ids)
+            assert plain_gradients(other.model, ids) == pytest.approx(loss, rel=1e-5)
+            assert_close(other.model, plain.model, 1e-4)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["tiles", "stages"])
 @settings(max_examples=4)
 @given(

@@ -233,6 +233,7 @@ def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
     ("changed", "said"),
     [
         ({"schedule": "steps"}, "--schedule is 'steps'; use one of cosine, linear, constant, wsd"),
+        ({"packing": "apart"}, "--packing is 'apart'; use one of joined, separate"),
         (
             {"optimizer": "nonesuch"},
             "--optimizer is 'nonesuch'; use one of adamw, sgd, adafactor, muon",

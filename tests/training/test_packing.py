@@ -40,11 +40,10 @@ from cleave.training.loop.trainer import TrainContext, train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated
-from tests.graphs.models import small_model
+from tests.graphs.models import TOKENS, small_model
 from tests.training.test_offload_report import FAMILIES, model_of
 from tests.training.test_staged import assert_close, staged
 
-TOKENS = 16
 TOGETHER = {"bloom"}  # ALiBi counts the tokens before
 BY_MASK = {"opt", "falcon"}
 
@@ -117,7 +116,14 @@ def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("opt", marks=pytest.mark.nightly),  # the test of a run has a model with masks
+        "mistral",
+        pytest.param("gpt2", marks=pytest.mark.nightly),
+    ],
+)
 def test_gradients_by_stages_are_those_of_documents_alone(family: str) -> None:
     """Also where a layer sees a window only, and in a step in which no sequence has two."""
     model = small_model(family)
@@ -155,7 +161,7 @@ def short_documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["stages", "tiles"])
+@pytest.mark.parametrize("method", [pytest.param("stages", marks=pytest.mark.nightly), "tiles"])
 def test_a_run_has_the_losses_of_one_machine(
     tmp_path: Path,
     short_documents: Path,
@@ -169,7 +175,7 @@ def test_a_run_has_the_losses_of_one_machine(
     plain = plain_losses(replace(job, method="local"))
     seen: list[Record] = []
     run = RunFolder.create(tmp_path, "run")
-    with cleave.emulated(3) as fleet:
+    with cleave.emulated(1) as fleet:
         train(job, run, TrainContext(fleet, seen.append))
     losses = [record.loss for record in seen if isinstance(record, StepRecord)]
     assert losses == pytest.approx(plain, rel=1e-4)
@@ -179,15 +185,9 @@ def test_a_run_has_the_losses_of_one_machine(
     assert [record.step for record in seen if isinstance(record, EvalRecord)] == [3]
 
 
-def test_another_way_to_pack_is_named() -> None:
-    with pytest.raises(UsageError, match="--packing is 'apart'; use one of joined, separate"):
-        JobSpec("opt-nano", packing="apart")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "mistral"])
-def test_plans_count_what_tells_documents_apart(family: str) -> None:
-    model = small_model(family)
+@pytest.mark.nightly
+def test_plans_count_what_tells_documents_apart() -> None:
+    model = small_model("opt")
     graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))
     costs = ModelWork(model, graphs, DType.FP32).costs([TOKENS] * 4, TOKENS, DType.FP32)
     plain = model_graphs(model, TOKENS, GraphCache.of_user())
@@ -195,7 +195,7 @@ def test_plans_count_what_tells_documents_apart(family: str) -> None:
     assert not ModelWork(model, plain, DType.FP32).costs([TOKENS], TOKENS, DType.FP32).beside_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_masks_of_past_steps_are_not_kept() -> None:
     model = small_model("mistral")
     graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))

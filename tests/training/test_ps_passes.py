@@ -28,7 +28,7 @@ from tests.training.test_staged import PS, assert_close, batches, gradients_of, 
 pytestmark = pytest.mark.slow
 
 LAYERS = 4
-SETS = [{1}, {0}, {3}, {0, 2}, {1, 3}, {1, 2}]
+MORE_SETS = [{1}, {0}, {3}, {1, 3}, {1, 2}]
 
 
 def with_hooks(model: Any, refused: set[int]) -> nn.Module:
@@ -43,7 +43,11 @@ def staged(model: nn.Module, fleet: Any, dtype: DType = DType.FP32) -> StagedMod
     return StagedModel(ModelWork(model, graphs, dtype), fleet.runtime, plan_stages, PS)
 
 
-@pytest.mark.parametrize("refused", SETS, ids=str)
+@pytest.mark.parametrize(
+    "refused",
+    [{0, 2}, *(pytest.param(refused, marks=pytest.mark.nightly) for refused in MORE_SETS)],
+    ids=str,
+)
 def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), refused)
@@ -56,6 +60,7 @@ def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
         assert found.plan.stages[-1].stop == LAYERS - len(refused)
 
 
+@pytest.mark.nightly
 def test_layers_in_parts_are_counted_as_such() -> None:
     """Devices that hold no whole layer get parts: then a run is before another number."""
     plain = small_model("llama", num_hidden_layers=LAYERS)
@@ -80,7 +85,11 @@ def test_layers_in_parts_are_counted_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "lora", "most"), [(DType.BF16, False, 2e-2), (DType.FP32, True, 1e-5)]
+    ("dtype", "lora", "most"),
+    [
+        (DType.BF16, False, 2e-2),
+        pytest.param(DType.FP32, True, 1e-5, marks=pytest.mark.nightly),
+    ],
 )
 def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float) -> None:
     plain: Any = small_model("llama", num_hidden_layers=LAYERS)
@@ -92,6 +101,7 @@ def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float)
     assert mine == pytest.approx(expected, rel=most)
 
 
+@pytest.mark.nightly  # makes graphs of a bf16 model
 @pytest.mark.parametrize("refused", [{0}, {1}, {3}], ids=str)
 def test_layers_that_stay_here_get_their_inputs_in_the_dtype_of_the_model(
     refused: set[int],
@@ -105,7 +115,7 @@ def test_layers_that_stay_here_get_their_inputs_in_the_dtype_of_the_model(
     assert_close(model, plain, 0.05)
 
 
-@pytest.mark.parametrize("refused", [{1}, {0, 3}], ids=str)
+@pytest.mark.parametrize("refused", [{1}, pytest.param({0, 3}, marks=pytest.mark.nightly)], ids=str)
 def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(
     refused: set[int], caplog: pytest.LogCaptureFixture
 ) -> None:
