@@ -188,8 +188,8 @@ def test_a_liar_is_named_and_set_aside_and_harms_nothing(
     "lies",
     [
         [(output, MILLION, 0, 1)],
-        [(dx, math.nan, 0, 1)],
-        [(sums, MILLION, 0, 1)],
+        pytest.param([(dx, math.nan, 0, 1)], marks=pytest.mark.nightly),
+        pytest.param([(sums, MILLION, 0, 1)], marks=pytest.mark.nightly),
         [(output, math.inf, 0, 1), (sums, math.nan, 3, 2)],
     ],
 )
@@ -269,9 +269,7 @@ def test_where_the_model_diverges_nobody_is_blamed(
     assert not [note for note in notes if "quarantined" in note]
 
 
-@pytest.mark.parametrize(
-    ("family", "factor"), [("llama", 1e-3), ("opt", 1e3), ("opt", 1e5), ("llama", 1e5)]
-)
+@pytest.mark.parametrize(("family", "factor"), [("llama", 1e-3), ("opt", 1e3), ("llama", 1e5)])
 def test_a_spike_costs_time_and_accuses_nobody(
     family: str, factor: float, cache: GraphCache
 ) -> None:
@@ -302,7 +300,7 @@ def test_a_liar_that_is_alone_leaves_the_step_to_the_caller(cache: GraphCache) -
         assert not there(fleet)
 
 
-@pytest.mark.parametrize(("place", "value"), [(output, MILLION), (dx, 1e30), (sums, math.nan)])
+@pytest.mark.parametrize(("place", "value"), [(dx, MILLION), (sums, math.nan)])
 def test_a_loop_of_ones_own_goes_on_without_the_liar(place: Place, value: float) -> None:
     model = small_model("llama")
     plain = copy.deepcopy(model)
