@@ -88,7 +88,8 @@ class Servers:
         for pipe in self._pipes:
             pipe.close()
         for process in self.processes:
-            process.join(WAIT_S)
+            process.join(10.0)
+            process.kill()  # where it waits for a rank that failed
 
 
 def losses_of(

@@ -193,14 +193,14 @@ def quantized_and_back(model: nn.Module, bits: Bits) -> None:
                 module.weight.copy_(dequantize(*quantize(module.weight, bits)))
 
 
-@BITS
+# By stages, a shorter test is test_a_model_of_ones_own_is_quantized_and_trained_by_stages.
 @pytest.mark.parametrize(
-    ("method", "dtype", "within"),
+    ("bits", "method", "dtype", "within"),
     [
-        ("local", "fp32", 1e-5),
-        ("local", "bf16", 2e-3),
-        pytest.param("stages", "fp32", 1e-5, marks=pytest.mark.slow),
-        pytest.param("stages", "bf16", 2e-3, marks=pytest.mark.slow),
+        (Bits.FOUR, "local", "fp32", 1e-5),
+        (Bits.EIGHT, "local", "bf16", 2e-3),
+        pytest.param(Bits.EIGHT, "stages", "fp32", 1e-5, marks=pytest.mark.nightly),
+        pytest.param(Bits.FOUR, "stages", "bf16", 2e-3, marks=pytest.mark.nightly),
     ],
 )
 def test_losses_are_those_of_peft_beside_the_dequantized_weights(
@@ -223,7 +223,7 @@ def test_losses_are_those_of_peft_beside_the_dequantized_weights(
 
 
 @pytest.mark.slow
-@BITS
+@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
 def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:
     model, spec = load_folder(base)
     add_adapters(model, LoraSpec.of(f"{SMALL},bits={int(bits)}"))
@@ -243,7 +243,7 @@ def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("lies", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies: bool) -> None:
     model = adapted_base(base)
     cleave.quantize(model, 4)
@@ -257,7 +257,7 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies
 
 
 @pytest.mark.slow
-@BITS
+@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
 def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(base: Path, bits: Bits) -> None:
     plain = adapted_base(base)
     quantize_frozen(plain, bits)
@@ -331,17 +331,24 @@ def test_what_is_offloaded_is_not_quantized() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", ["r=4,bits=4", "r=4,bits=8,dora,targets=q_proj"])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        "r=4,bits=4",
+        pytest.param("r=4,bits=8,dora,targets=q_proj", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_goes_on_and_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
-    whole = losses(job_of(base, corpus_file, lora), run_in(tmp_path, "whole"))
+    job = job_of(base, corpus_file, lora, steps=2)
+    whole = losses(job, run_in(tmp_path, "whole"))
     run = run_in(tmp_path)
-    first = losses(job_of(base, corpus_file, lora, steps=2), run)
-    assert first + losses(job_of(base, corpus_file, lora), run, resume=True) == whole
+    first = losses(job_of(base, corpus_file, lora, steps=1), run)
+    assert first + losses(job, run, resume=True) == whole
     assert all(".lora_" in n for n in find_checkpoint(run).tensors if n.startswith("model."))
 
     ours = open_trained(run.path)

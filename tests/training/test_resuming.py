@@ -69,7 +69,9 @@ def held_out(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return losses
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))]
+)
 def test_the_best_checkpoint_is_the_best_of_the_run_that_remains(
     tmp_path: Path, corpus_file: Path, held_out: dict[int, float], seed: int
 ) -> None:
@@ -165,31 +167,32 @@ def _other_text(folder: Path, data: Path) -> None:
 
 
 CHANGES = {
+    "model configuration": _other_config,  # first, because it saves the whole folder
     "tokenizer": _other_tokenizer,
     "chat template": _other_template,
     "another chat template": _template_in_a_file,
-    "model configuration": _other_config,
     "training text": _other_text,
 }
 
 
-@pytest.mark.parametrize("said", CHANGES)
-def test_what_changed_under_the_same_path_is_refused_unless_told(tmp_path: Path, said: str) -> None:
+def test_what_changed_under_the_same_path_is_refused_unless_told(tmp_path: Path) -> None:
     model, data = tmp_path / "model", chats(tmp_path / "chats.jsonl")
     save_model(model)
     run = RunFolder.create(tmp_path, "mine")
     job = job_of(data, model=str(model), steps=1, eval_every=0, keep_best=False)
     trained(job, run)
-    CHANGES[said](model, data)
-    before = run.metrics_path.read_bytes()
-    more = replace(job, steps=2)
-    with pytest.raises(CleaveError, match=f"{said}.*or give --accept-changes"):
-        trained(more, run)
-    assert run.metrics_path.read_bytes() == before
-    assert said in notes(trained(more, run, accept_changes=True))
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert (run.path / DESCRIPTION / name).read_bytes() == (model / name).read_bytes()
-    trained(replace(job, steps=3), run)  # from now on it is what the run has
+    for step, (said, change) in enumerate(CHANGES.items(), 2):
+        change(model, data)
+        before = run.metrics_path.read_bytes()
+        more = replace(job, steps=step)
+        with pytest.raises(CleaveError, match=f"{said}.*or give --accept-changes"):
+            trained(more, run)
+        assert run.metrics_path.read_bytes() == before
+        # From now on it is what the run has.
+        assert said in notes(trained(more, run, accept_changes=True))
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            assert (run.path / DESCRIPTION / name).read_bytes() == (model / name).read_bytes()
+    trained(replace(job, steps=step + 1), run)
 
 
 def test_a_folder_of_texts_and_held_out_text_are_looked_at(
@@ -218,10 +221,26 @@ def test_a_folder_of_texts_and_held_out_text_are_looked_at(
         trained(replace(job, steps=4), run)
 
 
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, corpus_file: Path) -> None:
-    run = RunFolder.create(tmp_path, "mine")
-    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
-    trained(job, run)
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> RunFolder:
+    """A run of one step, which tests copy."""
+    run = RunFolder.create(tmp_path_factory.mktemp("one-step"), "mine")
+    trained(one_step_job(corpus_file), run)
+    return run
+
+
+def one_step_job(corpus_file: Path) -> JobSpec:
+    return job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
+
+
+@pytest.fixture
+def run(tmp_path: Path, one_step: RunFolder) -> RunFolder:
+    """A run of one step."""
+    return RunFolder(Path(shutil.copytree(one_step.path, tmp_path / "mine")))
+
+
+def test_a_run_of_an_earlier_version_goes_on(run: RunFolder, corpus_file: Path) -> None:
+    job = one_step_job(corpus_file)
     meta = run.path / CHECKPOINTS / "step-000001" / "meta.json"
     header = json.loads(meta.read_text())
     prints = header["meta"].pop("fingerprints")
@@ -236,10 +255,8 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, corpus_file: Path) 
         trained(replace(job, steps=2), run)
 
 
-def test_other_settings_are_refused_even_so(tmp_path: Path, corpus_file: Path) -> None:
-    run = RunFolder.create(tmp_path, "mine")
-    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
-    trained(job, run)
+def test_other_settings_are_refused_even_so(run: RunFolder, corpus_file: Path) -> None:
+    job = one_step_job(corpus_file)
     with pytest.raises(CleaveError, match="made with batch 1 and this run has 2"):
         trained(replace(job, steps=2, batch=2), run, accept_changes=True)
     with pytest.raises(UsageError, match="--accept-changes goes with --resume"):
@@ -254,11 +271,8 @@ def test_other_settings_are_refused_even_so(tmp_path: Path, corpus_file: Path) -
 
 @pytest.mark.parametrize("name", [CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "metrics.jsonl"])
 def test_a_run_folder_with_a_link_is_refused_and_what_it_leads_to_stays(
-    tmp_path: Path, corpus_file: Path, name: str
+    tmp_path: Path, run: RunFolder, corpus_file: Path, name: str
 ) -> None:
-    run = RunFolder.create(tmp_path, "mine")
-    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
-    trained(job, run)
     place, elsewhere = run.path / name, tmp_path / "elsewhere"
     if place.exists():
         place.rename(elsewhere)
@@ -268,26 +282,21 @@ def test_a_run_folder_with_a_link_is_refused_and_what_it_leads_to_stays(
     before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
     content = elsewhere.read_bytes() if elsewhere.is_file() else b""
     with pytest.raises(CleaveError, match="it is a link, and Cleave writes through none"):
-        trained(replace(job, steps=2), run)
+        trained(replace(one_step_job(corpus_file), steps=2), run)
     assert before == {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
     assert not elsewhere.is_file() or elsewhere.read_bytes() == content
 
 
 def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
-    tmp_path: Path, corpus_file: Path
+    run: RunFolder, corpus_file: Path
 ) -> None:
-    run = RunFolder.create(tmp_path, "mine")
-    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
-    trained(job, run)
     run.metrics_path.write_text("years of work\n")
     with pytest.raises(CleaveError, match="does not hold the metrics of a run: move it away"):
-        trained(replace(job, steps=2), run)
+        trained(replace(one_step_job(corpus_file), steps=2), run)
     assert run.metrics_path.read_text() == "years of work\n"
 
 
-def test_two_jobs_of_one_process_do_not_share_a_run(tmp_path: Path, corpus_file: Path) -> None:
-    run = RunFolder.create(tmp_path, "mine")
-    trained(job_of(corpus_file, steps=1, keep_best=False, eval_every=0), run)
+def test_two_jobs_of_one_process_do_not_share_a_run(tmp_path: Path, run: RunFolder) -> None:
     arguments = {"job": {"steps": 2}, "resume": str(run.path)}
     runner, seen = JobRunner(tmp_path), list[dict[str, Any]]()
     with run.lock(), pytest.raises(CleaveError, match=r"process \d+ uses the run folder"):

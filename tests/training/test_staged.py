@@ -34,7 +34,7 @@ from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
-from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import TOKENS, WIDTH, plain_gradients, small_model, trained, with_lora
 
 pytestmark = pytest.mark.slow
 
@@ -146,9 +146,17 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
             assert float((mine.grad - expected.grad).abs().max()) < most * largest, name
 
 
-@pytest.mark.parametrize("kept", [NOTHING_KEPT, KEPT, KeptBatches(inputs=1, activations=2)])
-@pytest.mark.parametrize("loss", ["here", "on a device", "in slices"])
-@pytest.mark.parametrize("family", ["opt", "llama"])
+@pytest.mark.parametrize(
+    ("family", "loss", "kept"),
+    [
+        ("opt", "here", NOTHING_KEPT),
+        ("opt", "on a device", KEPT),
+        ("opt", "in slices", KeptBatches(inputs=1, activations=2)),
+        ("llama", "here", KeptBatches(inputs=1, activations=2)),
+        ("llama", "on a device", NOTHING_KEPT),
+        ("llama", "in slices", KEPT),
+    ],
+)
 def test_gradients_are_those_of_plain_pytorch(
     family: str, loss: str, kept: KeptBatches, cache: GraphCache
 ) -> None:
@@ -163,15 +171,25 @@ def test_gradients_are_those_of_plain_pytorch(
         assert_close(model, plain, 3e-6)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("slices", [0, 2, 3])
+@pytest.mark.parametrize(
+    ("slices", "tied"),
+    [
+        (2, False),
+        pytest.param(0, False, marks=pytest.mark.nightly),
+        pytest.param(0, True, marks=pytest.mark.nightly),
+        pytest.param(3, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_vocabulary_may_be_smaller_than_the_width(
     slices: int, cache: GraphCache, *, tied: bool
 ) -> None:
     """The norm before the head is longer then, and was taken for it."""
-    model, plain, graphs = twice(
-        small_model("llama", vocab_size=9, tie_word_embeddings=tied), cache
+    small: Any = small_model(
+        "llama", **({"vocab_size": 9, "tie_word_embeddings": True} if tied else {})
     )
+    if not tied:  # so that layers have the graphs of all tests
+        small.lm_head = nn.Linear(WIDTH, 9, bias=False)
+    model, plain, graphs = twice(small, cache)
     ids = batches(1)[0] % 9
     with emulated(5, seed=1) as fleet:
         planner = SlicedLoss(slices, KEPT) if slices else None
@@ -180,7 +198,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(
         assert_close(model, plain, 3e-6)
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
 def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
     """As those do that are larger than a message."""
     model, _, graphs = twice(small_model("llama"), cache)
@@ -200,12 +218,11 @@ def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: Gra
 @pytest.mark.parametrize(
     ("family", "dtype", "sliced", "clip", "most"),
     [
-        ("gpt2", DType.FP32, False, None, 1e-4),
-        ("gpt2", DType.FP32, False, 0.5, 1e-4),
+        pytest.param("gpt2", DType.FP32, False, None, 1e-4, marks=pytest.mark.nightly),
         ("llama", DType.BF16, False, 1.0, 2e-2),
         ("opt", DType.FP32, True, 1.0, 1e-5),
-        ("opt", DType.BF16, True, 1.0, 2e-2),
-        ("llama-lora", DType.FP32, True, 1.0, 1e-5),
+        pytest.param("opt", DType.BF16, True, 1.0, 2e-2, marks=pytest.mark.nightly),
+        pytest.param("llama-lora", DType.FP32, True, 1.0, 1e-5, marks=pytest.mark.nightly),
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(
@@ -214,7 +231,7 @@ def test_steps_lose_as_plain_pytorch_does(
     model, plain, graphs = twice(
         with_lora(small_model("llama")) if family == "llama-lora" else small_model(family), cache
     )
-    count = 4 if sliced else 10
+    count = 4 if sliced else 6
     with emulated(5 if sliced else 3, seed=1) as fleet:
         found = staged(
             model, graphs, fleet, dtype=dtype, planner=SlicedLoss(2, KEPT) if sliced else None
@@ -226,7 +243,7 @@ def test_steps_lose_as_plain_pytorch_does(
 
 def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
     """Also for sequences of the batch that have none."""
-    model = small_model("qwen3")
+    model = small_model("llama")
     plain = copy.deepcopy(model)
     (ids,) = batches(1)
     mask = torch.ones_like(ids)

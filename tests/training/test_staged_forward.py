@@ -16,6 +16,7 @@ import cleave
 from cleave.errors import UsageError
 from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
+from tests.examples import thorough
 from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
 from tests.training.test_staged import assert_close, batches
@@ -28,11 +29,11 @@ def test_a_loop_of_ones_own_has_the_losses_of_plain_pytorch() -> None:
     plain = copy.deepcopy(model)
     with cleave.emulated(3, seed=1) as fleet:
         cleave.offload(model, fleet, method="stages", audit=1.0)
-        found = trained(model, lambda ids: plain_gradients(model, ids), batches(6), clip=1.0)
+        found = trained(model, lambda ids: plain_gradients(model, ids), batches(4), clip=1.0)
         assert fleet.counters().uplink_bytes > 0
         cleave.restore(model)
         assert type(model) is type(plain)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -127,7 +128,14 @@ def assert_same_pass(model: Any, plain: Any, ids: Tensor) -> None:
     assert_close(model, plain, 3e-6)
 
 
-@pytest.mark.parametrize("when", ["before", "in the forward pass", "in the backward pass"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("before", marks=pytest.mark.nightly),
+        pytest.param("in the forward pass", marks=pytest.mark.nightly),
+        "in the backward pass",
+    ],
+)
 def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
     when: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +190,7 @@ def test_without_devices_a_loop_that_is_to_wait_says_so(monkeypatch: pytest.Monk
             gradients(model, ids)
 
 
+@pytest.mark.nightly  # the next test has positions, too
 @pytest.mark.parametrize(("family", "cached"), [("llama", False), ("llama", True), ("opt", False)])
 def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -> None:
     """A Llama tells documents apart by them, unless it keeps keys; an OPT embeds them, no more."""
@@ -203,7 +212,7 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
             assert_close(model, plain, 3e-6)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.nightly)])
 def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
     """Also what is predicted where a token of padding stands, which sees nothing on the left."""
     model, plain, ids = twice(small_model("llama"))
@@ -234,10 +243,12 @@ def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
 
 
 def test_generation_is_as_in_the_model() -> None:
+    """With two new tokens, sequences have two lengths, and so graphs of their own each."""
     model: Any = small_model("llama")
-    ids = batches(1)[0][:2, : TOKENS - 1]
+    new = 2 if thorough() else 1
+    ids = batches(1)[0][:2, : TOKENS + 1 - new]
     ids[0, 0] = 0
-    how = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0, "use_cache": False}
+    how = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "use_cache": False}
     expected = model.generate(ids, **how)
     with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
         assert torch.equal(model.generate(ids, **how), expected)
@@ -251,7 +262,7 @@ def test_the_trainer_of_transformers_trains_by_stages(tmp_path: Path) -> None:
     for method in (None, "stages"):
         model: Any = small_model("llama")
         arguments = TrainingArguments(
-            str(tmp_path), max_steps=3, per_device_train_batch_size=2, logging_steps=1,
+            str(tmp_path), max_steps=2, per_device_train_batch_size=2, logging_steps=1,
             save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
             gradient_checkpointing=True,
         )  # fmt: skip
@@ -263,7 +274,7 @@ def test_the_trainer_of_transformers_trains_by_stages(tmp_path: Path) -> None:
                 trainer.train()
                 assert fleet.counters().uplink_bytes > 0
         losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
-    assert len(losses[0]) == 3
+    assert len(losses[0]) == 2
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -433,10 +444,10 @@ def with_positions_that_depend_on_the_length() -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        with_scales,
+        pytest.param(with_scales, marks=pytest.mark.nightly),
         with_shared_parameters,
-        with_clamping,
-        with_positions_that_depend_on_the_length,
+        pytest.param(with_clamping, marks=pytest.mark.nightly),
+        pytest.param(with_positions_that_depend_on_the_length, marks=pytest.mark.nightly),
     ],
 )
 def test_odd_models_have_the_gradients_of_plain_pytorch(make: Callable[[], Any]) -> None:
@@ -463,7 +474,12 @@ def with_an_unused_parameter(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [with_merged_adapters, with_disabled_adapters, with_an_unused_parameter]
+    "change",
+    [
+        pytest.param(with_merged_adapters, marks=pytest.mark.nightly),
+        with_disabled_adapters,
+        pytest.param(with_an_unused_parameter, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("here", [False, True])
 def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
@@ -542,7 +558,11 @@ def with_a_layer_left_out(model: Any) -> None:
     ("change", "reason"),
     [
         (with_own_attention, r"its attention \(halved\) is none that graphs compute"),
-        (with_a_trained_tensor_of_its_own, "a trained tensor that is none of its parameters"),
+        pytest.param(
+            with_a_trained_tensor_of_its_own,
+            "a trained tensor that is none of its parameters",
+            marks=pytest.mark.nightly,
+        ),
         (with_trained_positions, r"its layers get position_embeddings\.0"),
         (with_hooked_layers, "there are hooks on its layer LlamaDecoderLayer"),
         (with_an_auxiliary_loss, r"auxiliary loss of its experts \(config.output_router_logits\)"),
@@ -577,7 +597,10 @@ SMALL = {
         ("Mixtral", {"num_local_experts": 4}, r"it has experts \(MixtralExperts\), and tokens"),
         ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
          r"its attention takes sinks \(s_aux\)"),
-        ("Mamba", {"state_size": 8}, "its computation depends on the size of the batch"),
+        pytest.param(
+            "Mamba", {"state_size": 8}, "its computation depends on the size of the batch",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )  # fmt: skip
 def test_models_that_cannot_become_graphs_are_refused_in_words_of_ours(

@@ -1,6 +1,7 @@
 """Tokenizers: exact round trips, a cache that heals, and tokenizers of model folders."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ SMALL = 300
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def tokenizer() -> TextTokenizer:
+    return default_tokenizer()
 
 
-@pytest.fixture(scope="session")
-def tokenizer(cache: Path) -> TextTokenizer:
-    return default_tokenizer(cache)
+@pytest.fixture
+def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train tokenizers on less text, which takes less time."""
+    monkeypatch.setattr("cleave.training.data.tokenizer._TRAINING_CHARS", 100_000)
 
 
 def word_level(words: list[str]) -> Tokenizer:
@@ -55,15 +57,16 @@ def test_any_text_comes_back_as_it_was(tokenizer: TextTokenizer, texts: list[str
 
 
 def test_it_is_trained_once_and_kept_where_the_environment_says(
-    cache: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: TextTokenizer,
 ) -> None:
     told: list[str] = []
+    cache = Path(os.environ["CLEAVE_CACHE"])
     assert default_tokenizer(cache, progress=told.append).fingerprint == tokenizer.fingerprint
-    monkeypatch.setenv("CLEAVE_CACHE", str(cache))
     assert default_tokenizer(progress=told.append).fingerprint == tokenizer.fingerprint
     assert told == []
 
 
+@pytest.mark.usefixtures("little_text")
 def test_training_again_gives_the_same_and_damage_is_repaired(tmp_path: Path) -> None:
     told: list[str] = []
     first = default_tokenizer(tmp_path, SMALL, told.append).fingerprint
@@ -77,6 +80,7 @@ def test_training_again_gives_the_same_and_damage_is_repaired(tmp_path: Path) ->
     assert str(SMALL) in path.name
 
 
+@pytest.mark.usefixtures("little_text")
 def test_a_cache_that_cannot_be_written_is_only_a_remark(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     told: list[str] = []
