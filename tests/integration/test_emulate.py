@@ -484,9 +484,7 @@ def test_bad_input_is_one_clear_sentence(arguments: tuple[str, ...], words: str)
 def test_a_full_disk_is_told_in_the_end(option: str) -> None:
     small = ("--model", "opt-nano", "--fleet", "paper-2", "--batch", "1", "--seq", "8")
     with pytest.raises(CleaveError, match=r"/dev/full.*: No space left on device"):
-        CliRunner().invoke(
-            COMMAND, ["emulate", *small, option, "/dev/full"], catch_exceptions=False
-        )
+        COMMAND(["emulate", *small, option, "/dev/full"], standalone_mode=False)
 
 
 def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
