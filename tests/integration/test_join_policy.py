@@ -50,6 +50,7 @@ def test_it_waits_for_a_server_when_it_is_to_stay() -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.nightly
 def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
     file = tmp_path / "join.url"
     command = ("join", f"@{file}", *LIGHT, "--when", "always", "--memory", "200MB")
@@ -69,6 +70,7 @@ def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
             assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.nightly
 def test_it_leaves_when_its_data_is_used_up_and_the_next_run_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
