@@ -27,10 +27,14 @@ def steps(job: JobSpec, folder: Path, coding: str, devices: int) -> list[StepRec
         return steps_on(server.fleet, job, folder)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("method", "devices", "seq"),
-    [("tiles", 2, 64), ("stages", 1, 16)],  # 16 as in other tests, which share the graphs
+    ("method", "devices", "seq", "dtype"),
+    [
+        pytest.param("tiles", 2, 64, "fp32", marks=pytest.mark.nightly),
+        ("stages", 1, 16, "bf16"),  # 16 as in other tests, which share the graphs
+        pytest.param("tiles", 2, 64, "bf16", marks=pytest.mark.nightly),
+        pytest.param("stages", 1, 16, "fp32", marks=pytest.mark.nightly),
+    ],
 )
 def test_losses_are_the_same_to_the_bit(
     method: str,

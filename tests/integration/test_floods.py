@@ -141,7 +141,15 @@ FLOODS = {
 }
 
 
-@pytest.mark.parametrize("said", FLOODS.values(), ids=FLOODS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(
+            said, id=name, marks=[pytest.mark.nightly] * (name in ("telemetry", "failures"))
+        )
+        for name, said in FLOODS.items()
+    ],
+)
 def test_an_admitted_device_that_floods_is_sent_away(said: bytes, notes: list[str]) -> None:
     with working() as fleet, opened(fleet) as flooding:
         flooding.send(hello(parse_join_url(fleet.url).credential, name="flood", **STATED))

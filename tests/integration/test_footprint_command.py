@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import here, records, run
+from tests.integration.processes import here, records
 
-PLANNED = ("--model", "opt-125m", "--batch", "2", "--seq", "64", "--steps", "2")
+PLANNED = ("--model", "opt-nano", "--batch", "1", "--seq", "16", "--steps", "2")
 AGAINST = (*PLANNED, "--fleet", "laptops-4", "--against", "a5000", "--grid", "USA")
 
 
@@ -22,11 +22,12 @@ def document(*arguments: str) -> Any:
     return json.loads(shown.stdout)
 
 
+@pytest.mark.nightly
 def test_a_run_ends_with_its_energy_and_is_accounted_for(corpus_file: Path, tmp_path: Path) -> None:
-    done = run(
+    done = here(
         "train", "--method", "tiles",
-        "--model", "opt-tiny", "--data", str(corpus_file), "--steps", "2", "--batch", "2",
-        "--seq", "32",
+        "--model", "opt-nano", "--data", str(corpus_file), "--steps", "2", "--batch", "1",
+        "--seq", "16",
         "--devices", "2", "--fleet", "laptops", "--runs", str(tmp_path), "--name", "one",
         "--grid", "USA", "--json",
     )  # fmt: skip
@@ -104,11 +105,11 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
     ("arguments", "said"),
     [
         ((), "give either a run folder or --model"),
-        (("--model", "opt-125m", "--against", "l4"), "the power of l4 is not known"),
-        (("--model", "opt-125m", "--pue", "0.5"), "--pue is 0.5"),
-        (("--model", "opt-125m", "--plot", "x.png"), "give --grid, too"),
-        (("--model", "opt-125m", "--grid", "Narnia"), "no figures for the electricity"),
-        (("--model", "opt-125m", "--fleet", "nobody-3"), "there is no fleet"),
+        (("--model", "opt-nano", "--against", "l4"), "the power of l4 is not known"),
+        (("--model", "opt-nano", "--pue", "0.5"), "--pue is 0.5"),
+        (("--model", "opt-nano", "--plot", "x.png"), "give --grid, too"),
+        (("--model", "opt-nano", "--grid", "Narnia"), "no figures for the electricity"),
+        (("--model", "opt-nano", "--fleet", "nobody-3"), "there is no fleet"),
         (("nowhere",), "is not the folder of a run"),
         (("nowhere", "--against", "a5000"), "--against compares what is planned"),
     ],

@@ -10,7 +10,8 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ from tests.integration.processes import (
     PATIENCE_S,
     here,
     records,
-    run,
     started,
     until,
     wait_for_event,
 )
 from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
-from tests.integration.test_emulate import emulation
+from tests.integration.test_emulate import Emulation, emulation
+from tests.integration.test_job_control import served as served_with_jobs
 
 Lines = Iterator[dict[str, Any]]
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
@@ -91,6 +92,12 @@ class Place:
         command = ("serve", "--port", port, "--data", str(self.data), "--json")
         with started(*command, cwd=self.root) as (process, lines):
             yield process, lines, wait_for_event(lines, "listening")["url"]
+
+    @contextmanager
+    def server_here(self, port: int = 0) -> Iterator[str]:
+        """A server on the folder in this process, which takes less time; a join URL."""
+        with served_with_jobs(self.root, port):
+            yield self.ask("pair")["url"]
 
     def ask(self, *words: str) -> dict[str, Any]:
         """A command for the server's operator."""
@@ -140,14 +147,29 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+def emulated(url: str, name: str) -> AbstractContextManager[Emulation]:
+    """A device in this process, for tests in which no process and no machine matters."""
+    return emulation(url, [replace(DEVICE_PROFILE, name=name)])
+
+
+def refusal(url: str) -> str:
+    """What a device that is refused hears."""
+
+    def never(device: int) -> None:
+        raise AssertionError("it was let in")
+
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(KnownDevice("stranger").serve(url, ComputeThread(NumpyBackend()), never))
+    return str(refused.value)
+
+
 def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> None:
     with place.server() as (server, lines, url):
         with place.device(url, "anna") as anna:
             anna.ready()
             next_url = wait_for_event(lines, "join_code")["url"]
             assert next_url != url
-            with place.device(url, "ben") as ben:
-                assert "used already" in ben.end()
+            assert "used already" in refusal(url)
             with place.device(next_url, "ben") as ben:
                 ben.ready()
                 assert place.states() == {"anna": "ready", "ben": "ready"}
@@ -164,37 +186,25 @@ def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> N
         assert server.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_code_that_is_void_is_replaced_by_one_of_its_kind(place: Place, own: bool) -> None:
-    with place.server():
-        code = place.ask("pair", "--uses", "2", *["--own"] * own)
-        with place.device(code["url"], "anna") as anna:
-            anna.ready()
-            shown = here("devices", "revoke", "anna", "--data", str(place.data))
-            assert shown.stderr.strip().endswith("cleave pair --uses 1" + " --own" * own)
-
-
 def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> None:
     """Not even on another machine under another name; who came by it before stays."""
-    with place.server():
+    with place.server_here():
         code = place.ask("pair", "--uses", "9", "--minutes", "60")
         spare = place.ask("pair", "--uses", "2")
-        with place.device(code["url"], "anna") as anna, place.device(code["url"], "ben") as ben:
-            anna.ready()
-            ben.ready()
+        with emulated(code["url"], "anna") as anna, emulated(code["url"], "ben"):
+            until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
             shown = here("devices", "revoke", "anna", "--data", str(place.data))
             assert f"it came by ({code['id']}) is void as well" in shown.stderr
             assert "cleave pair --uses 7" in shown.stderr
-            assert "revoked this device's credential" in anna.end()
-            with place.device(code["url"], "carla") as carla:
-                assert "join code is void: a device that came by it was revoked" in carla.end()
+            anna.wait()
+            assert any("revoked this device's credential" in note for note in anna.fleet.notes)
+            assert "is void: a device that came by it was revoked" in refusal(code["url"])
             assert place.states() == {"anna": "revoked", "ben": "ready"}
         listed = {c["id"]: c for c in place.ask("pair", "--list")["codes"]}
         assert (listed[code["id"]]["state"], listed[code["id"]]["used"]) == ("void", 2)
         assert sorted(listed[code["id"]]["devices"]) == ["anna", "ben"]
         place.ask("pair", "--void", str(spare["id"]))
-        with place.device(spare["url"], "carla") as carla:
-            assert "join code is void: the server's operator made it so" in carla.end()
+        assert "is void: the server's operator made it so" in refusal(spare["url"])
     table = here("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
     assert "anna" in table
     assert code["code"] not in table
@@ -203,11 +213,10 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
 
 
 def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
-    with place.server() as (_, _, url):
-        mine = place.ask("pair", "--own")
-        with place.device(mine["url"], "anna") as anna, place.device(url, "ben") as ben:
-            anna.ready()
-            ben.ready()
+    with place.server_here() as url:
+        mine = place.ask("pair", "--own", "--uses", "2")
+        with emulated(mine["url"], "anna"), emulated(url, "ben"):
+            until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
             assert place.own() == {"anna": True, "ben": False}
             shown = here("devices", "own", "ben", "--data", str(place.data))
             assert "ben is your own: it may train whole layers" in shown.stderr
@@ -221,8 +230,32 @@ def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
     assert place.own() == {"anna": False, "ben": True}  # the server is gone
     place.ask("devices", "own", "anna")
     assert place.own() == {"anna": True, "ben": True}
+    shown = here("devices", "revoke", "anna", "--data", str(place.data))
+    assert shown.stderr.strip().endswith("cleave pair --uses 1 --own")  # of the kind that is void
 
 
+def test_who_has_no_valid_code_or_token_is_refused(place: Place) -> None:
+    with place.server_here() as url:
+        expired = place.ask("pair", "--minutes", "0.00001")
+        bare = url.split("#")[0]
+        for target, words in (
+            (expired["url"], "expired"),
+            (f"{bare}#c=0000-0000-0000", "no such join code"),
+            (bare, "neither"),
+        ):
+            assert words in refusal(target)
+        assert place.states() == {}
+        wrong = here("devices", "--server", f"{bare}#c=guess")
+        assert wrong.returncode == 1
+        assert "operator's token is not valid" in wrong.stderr
+        wrong = here("devices", "revoke", "x", "--server", url)  # a device's code is no token
+        assert wrong.returncode == 1
+        nobody = here("devices", "revoke", "nobody", "--data", str(place.data))
+        assert nobody.returncode == 2
+        assert "nobody" in nobody.stderr
+
+
+@pytest.mark.nightly
 def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
         place = Place(disk.path)
@@ -242,18 +275,7 @@ def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
         assert place.states() == {"anna": "revoked"}
 
 
-def test_expired_unknown_and_missing_codes(place: Place) -> None:
-    with place.server() as (_, _, url):
-        expired = place.ask("pair", "--minutes", "0.00001")
-        with place.device(expired["url"], "late") as late:
-            assert "expired" in late.end()
-        bare = url.split("#")[0]
-        for target, words in ((f"{bare}#c=0000-0000-0000", "no such join code"), (bare, "neither")):
-            with place.device(target, "stranger") as stranger:
-                assert words in stranger.end()
-        assert place.states() == {}
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_started_again_knows_devices_and_jobs(
     place: Place, corpus_file: Path, end: signal.Signals
@@ -291,18 +313,21 @@ def test_a_server_started_again_knows_devices_and_jobs(
 
 
 def test_a_device_is_back_by_itself_after_a_normal_stop_of_the_server(place: Place) -> None:
-    with place.server() as (server, _, url), place.device(url, "anna") as anna:
-        anna.ready()
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(PATIENCE_S) == 0
+    with ExitStack() as stack:
+        with place.server_here() as url:
+            anna = stack.enter_context(place.device(url, "anna"))
+            anna.ready()
         assert anna.event("waiting")["reason"] == "the server is closing"
         port = re.search(r":(\d+)/", url)
         assert port is not None
-        with place.server(port[1]):
+        with place.server_here(int(port[1])):
             anna.ready()
             assert place.states() == {"anna": "ready"}
+            (again,) = place.ask("devices")["devices"]
+            assert again["sessions"] == 2
 
 
+@pytest.mark.nightly
 def test_the_same_device_twice(place: Place) -> None:
     with place.server() as (_, _, url), place.device(url, "anna") as first:
         first.ready()
@@ -316,9 +341,9 @@ def test_the_same_device_twice(place: Place) -> None:
 
 
 def test_many_emulated_devices_with_one_code(place: Place) -> None:
-    with place.server():
+    with place.server_here():
         code = place.ask("pair", "--uses", "3", "--minutes", "60")
-        done = run(
+        done = here(
             "emulate", "--devices", "3", "--server", code["page_url"], "--duration", "0.5", "--json"
         )
         assert done.returncode == 0, done.stderr
@@ -342,25 +367,6 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         assert "no jobs yet" in here("jobs", "--data", str(place.data)).stderr
 
 
-def test_one_server_a_folder(place: Place) -> None:
-    with place.server():
-        second = run("serve", "--port", "0", "--data", str(place.data))
-        assert second.returncode == 1
-        assert "another server uses" in second.stderr
-
-
-def test_operators_without_the_token_are_refused(place: Place) -> None:
-    with place.server() as (_, _, url):
-        wrong = here("devices", "--server", f"{url.split('#')[0]}#c=guess")
-        assert wrong.returncode == 1
-        assert "operator's token is not valid" in wrong.stderr
-        wrong = here("devices", "revoke", "x", "--server", url)  # a device's code is no token
-        assert wrong.returncode == 1
-        nobody = here("devices", "revoke", "nobody", "--data", str(place.data))
-        assert nobody.returncode == 2
-        assert "nobody" in nobody.stderr
-
-
 def test_the_operators_token_is_not_printed(place: Place) -> None:
     process = subprocess.Popen(
         [*CLEAVE, "serve", "--port", "0", "--data", str(place.data)],
@@ -372,6 +378,9 @@ def test_the_operators_token_is_not_printed(place: Place) -> None:
         said += line
         if "cleave train" in line:
             break
+    second = here("serve", "--port", "0", "--data", str(place.data))
+    assert second.returncode == 1
+    assert "another server uses" in second.stderr
     process.terminate()
     said += process.communicate()[1]
     token = (place.data / "operator.token").read_text().strip()

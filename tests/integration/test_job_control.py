@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.common import make_trainer
+from cleave.server.app import open_app
+from cleave.server.fleet_server import Server, serve
+from cleave.server.jobs.jobs import Jobs
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_job import JobRunner
 from tests.integration.processes import (
     PATIENCE_S,
     address,
@@ -55,6 +61,7 @@ class Place:
         return next(str(job["state"]) for job in told if job["job"] == f"job-{number}")
 
 
+@pytest.mark.nightly
 def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
     corpus_file: Path,
     tmp_path: Path,
@@ -108,6 +115,7 @@ def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
     assert losses == pytest.approx(plain_losses(training_job(corpus_file, STEPS, "opt-nano")))
 
 
+@pytest.mark.nightly
 def test_what_waits_is_stopped_or_paused_at_once(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,87 @@ def test_what_waits_is_stopped_or_paused_at_once(
             assert "no job 'job-9'" in place.refused("stop", "job-9")
 
 
+@contextmanager
+def served(folder: Path, port: int = 0) -> Iterator[tuple[Server, Jobs]]:
+    """A server on a folder that runs jobs, in this process, which has imported PyTorch."""
+    with open_app(str(folder / "data"), "", "") as server_app:
+        server = serve(
+            port=port,
+            operator_credential=server_app.operator_token,
+            operator=server_app.operators.serve,
+            auth=server_app.access,
+        )
+        with server:
+            jobs = Jobs(server.fleet, JobRunner(folder / "runs"), server_app.history)
+            server_app.operators.jobs = jobs
+            server_app.open(server)
+            yield server, jobs
+            jobs.close(10.0)
+
+
+def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
+    corpus_file: Path, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    short = asdict(training_job(corpus_file, 2, "opt-nano"))
+    job = replace(training_job(corpus_file, 1000, "opt-nano"), checkpoint_every=1000)
+    metrics = tmp_path / "runs" / "long" / "metrics.jsonl"
+
+    def steps() -> list[dict[str, Any]]:
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return [record for line in lines if (record := json.loads(line))["event"] == "step"]
+
+    with served(tmp_path) as (server, jobs):
+
+        def state(number: int) -> str:
+            return jobs.find(f"job-{number}").state.value
+
+        to_server = ("--server", server.operator_url)
+        with started(*training(corpus_file, 3, "opt-nano"), *to_server) as (client, seen):
+            while wait_for_event(seen, "fleet")["state"] != "absent":
+                continue
+            client.send_signal(signal.SIGINT)
+            assert client.wait(PATIENCE_S) == 0
+        assert "no checkpoints" in place.refused("pause", "job-1")  # it waits for a device
+        second = jobs.submit({"job": short})
+        assert place.change("pause", "job-2") == "job-2 is paused\n"
+        assert place.state(2) == "paused"
+        place.change("resume", "job-2")
+        assert state(2) == "queued"
+        assert "is queued and not paused" in place.refused("resume", "job-2")
+        assert "job-2 is stopped" in place.change("stop", "job-2")
+        assert second.records[-1] == {"event": "stopped", "text": "stopped before it began"}
+        assert "step" not in {record["event"] for record in second.records}
+        jobs.submit({"job": asdict(job), "name": "long"})
+        place.change("stop", "job-1")
+        until(lambda: state(1) == "stopped")
+        for wrong in (("--attach", "job-9"), ("--model", "opt-nano", "--data", "/no/such")):
+            refused = here("train", *to_server, *wrong)
+            assert refused.returncode == 2
+            assert wrong[-1] in refused.stderr
+        url = records(here("pair", *place.data, "--json").stdout)[-1]["url"]
+        with started("join", url, "--backend", "numpy", "--threads", "1", "--json"):
+            until(lambda: len(steps()) >= 2)
+            assert "pauses after its step" in place.change("pause", "job-3")
+            until(lambda: state(3) == "paused")
+            before = len(steps())
+            jobs.submit({"job": short})
+            until(lambda: state(4) == "done")
+            logged = place.change("logs", "job-4").splitlines()
+            assert next(line for line in logged if "loss" in line).startswith("step 1 ")
+            assert "only one that is not over" in place.refused("pause", "job-4")
+            assert "job-4 is done" in place.refused("resume", "job-4")
+            assert "is queued again" in place.change("resume", "job-3")
+            until(lambda: len(steps()) >= before + 2)
+            place.change("stop", "job-3")
+            until(lambda: state(3) == "stopped")
+    found = steps()
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    reference = make_trainer(job, None)
+    plain = [reference.train_step().loss for _ in found[: before + 2]]
+    assert [step["loss"] for step in found[: before + 2]] == pytest.approx(plain, rel=1e-4)
+
+
 def test_jobs_as_rows(tmp_path: Path) -> None:
     shown = here("jobs", "--data", str(tmp_path), "--csv")
     assert shown.returncode == 0, shown.stderr
@@ -152,6 +241,7 @@ def records_of(place: Place) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly
 def test_training_finds_the_server_of_this_machine(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,17 +272,3 @@ def test_training_finds_the_server_of_this_machine(
     assert (here_folder / "runs").is_dir()
     assert alone.returncode == 2
     assert "--attach job-1: no server runs here" in alone.stderr
-
-
-def test_a_job_in_the_queue_is_stopped_at_once(corpus_file: Path, tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    with server(tmp_path) as address_of:
-        to_server = ("--server", address_of["operator_url"])
-        first = (*training(corpus_file, 3, "opt-nano"), *to_server)
-        with started(*first) as (_, waiting):
-            wait_for_event(waiting, "fleet")  # no device is there
-            with started(*first) as (_, queued):
-                until(lambda: '"job-2"' in here("jobs", *place.data, "--json").stdout)
-                assert "job-2 is stopped" in place.change("stop", "job-2")
-                assert place.state(2) == "stopped"
-                assert wait_for_event(queued, "stopped")["text"] == "stopped before it began"

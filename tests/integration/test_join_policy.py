@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import cleave
-from tests.integration.processes import PATIENCE_S, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 
 NOWHERE = "ws://127.0.0.1:9/ws#c=x"
 LIGHT = ("--backend", "numpy", "--json")
@@ -24,6 +24,7 @@ def _hours_that_exclude_now() -> str:
     return f"{(hour + 11) % 24}-{(hour + 13) % 24}"
 
 
+@pytest.mark.nightly
 def test_it_waits_for_its_hours_and_says_so() -> None:
     hours = _hours_that_exclude_now()
     with started("join", NOWHERE, *LIGHT, "--hours", hours) as (process, lines):
@@ -34,15 +35,22 @@ def test_it_waits_for_its_hours_and_says_so() -> None:
 
 
 def test_it_waits_for_a_server_when_it_is_to_stay() -> None:
-    with started("join", NOWHERE, *LIGHT, "--when", "always") as (process, lines):
+    """On its cores, and behind other programs."""
+    pins = hasattr(os, "sched_getaffinity")
+    cores = ("--cores", "1") if pins else ()
+    with started("join", NOWHERE, *LIGHT, "--when", "always", *cores) as (process, lines):
         waiting = wait_for_event(lines, "waiting")
         assert "no server answers" in waiting["reason"]
         assert waiting["retry_s"] > 0
+        if pins:
+            assert len(os.sched_getaffinity(process.pid)) == 1
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
         process.send_signal(signal.SIGTERM)
         assert wait_for_event(lines, "left")
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.nightly
 def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
     file = tmp_path / "join.url"
     command = ("join", f"@{file}", *LIGHT, "--when", "always", "--memory", "200MB")
@@ -62,6 +70,7 @@ def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
             assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.nightly
 def test_it_leaves_when_its_data_is_used_up_and_the_next_run_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,14 +95,6 @@ def test_it_leaves_when_its_data_is_used_up_and_the_next_run_knows(
             assert wait_for_event(lines, "waiting")["reason"] == "--max-data 2MB/month is used up"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no processes")
-def test_it_keeps_to_its_cores_and_lets_others_go_first() -> None:
-    with started("join", NOWHERE, *LIGHT, "--when", "always", "--cores", "1") as (process, lines):
-        wait_for_event(lines, "waiting")
-        assert len(os.sched_getaffinity(process.pid)) == 1
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -107,14 +108,7 @@ def test_it_keeps_to_its_cores_and_lets_others_go_first() -> None:
     ],
 )
 def test_wrong_options_are_said(options: tuple[str, ...], words: str) -> None:
-    answer = run("join", NOWHERE, *options)
+    answer = here("join", NOWHERE, *options)
     assert answer.returncode == 2
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-def test_a_wrong_credential_is_an_error_even_when_it_is_to_stay() -> None:
-    with cleave.serve() as server:
-        answer = run("join", server.url.split("#")[0] + "#c=no", *LIGHT, "--when", "always")
-    assert answer.returncode == 1
-    assert "credential" in answer.stderr

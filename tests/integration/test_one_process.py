@@ -19,6 +19,7 @@ TRAIN = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_second_process_is_refused_until_the_first_has_ended(
     tmp_path: Path, corpus_file: Path
 ) -> None:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import pytest
+
+from cleave.training.loop.job import JobSpec
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
+from tests.integration.processes import (
+    PATIENCE_S,
+    here,
+    losses,
+    records,
+    started,
+    training,
+    training_job,
+    wait_for_event,
+)
 from tests.integration.test_viewers import asked, viewed
 
+PHONE = ("--profile", "snapdragon-888")
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
@@ -20,20 +34,41 @@ def table(part: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(part["columns"], row, strict=True)) for row in part["rows"]]
 
 
-def test_a_job_as_viewers_see_it(tmp_path: Path, corpus_file: Path) -> None:
+def test_a_job_as_viewers_see_it_and_those_who_follow_it(
+    tmp_path: Path,
+    corpus_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_losses: Callable[[JobSpec], list[float]],
+) -> None:
     data = tmp_path / "data"
     serve = ("serve", "--port", "0", "--data", str(data), "--ps-gbit", "1", "--grid", "DEU")
     with ExitStack() as stack:
         _, lines = stack.enter_context(started(*serve, "--json", cwd=tmp_path))
         listening = wait_for_event(lines, "listening")
-        _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE))
+        _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE, *PHONE))
         wait_for_event(device, "ready")
-        trained = here(
-            "train", "--method", "tiles",
-            "--model", "opt-nano", "--data", str(corpus_file), "--steps", "3",
-            "--server", f"@{data / 'operator.url'}", "--json",
-        )  # fmt: skip
+        monkeypatch.setenv("CLEAVE_DATA", str(data))
+        trained = here(*training(corpus_file, 3, "opt-nano"))
         assert trained.returncode == 0, trained.stderr
+        assert "training on this machine's server" in trained.stderr
+        assert losses(records(trained.stdout)) == pytest.approx(
+            plain_losses(training_job(corpus_file, 3, "opt-nano")), rel=1e-4
+        )
+        again = here(
+            "train", "--server", f"@{data / 'operator.url'}", "--attach", "job-1", "--json"
+        )
+        assert again.stdout == trained.stdout
+        energy, last = records(trained.stdout)[-2:]
+        assert (energy["event"], last["event"]) == ("energy", "done")
+        (usage,) = energy["spells"]
+        assert (usage["profile"], usage["devices"]) == (PHONE[1], 1)
+        assert (energy["virtual"], energy["devices_here"]) == (False, 1)
+        assert usage["compute_s"] > 0
+        assert energy["energy_j"] > 0
+        shown = here("footprint", last["run_folder"], "--json", "--grid", "DEU", cwd=tmp_path)
+        footprint = json.loads(shown.stdout)["fleet"]
+        assert footprint["energy_j"] == pytest.approx(energy["energy_j"])
+        assert footprint["operational_gco2e"] > 0
         url = viewed(listening["dashboard_url"])
         seen, status = asked(url, ("overview", {}), ("status", {}))
         assert seen["server"]["verify"] == "auto"
