@@ -1,4 +1,4 @@
-"""A trained model is used on the devices of a server: real processes."""
+"""A trained model is used on the devices of a server: on a device process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cleave.training.loop.run_folder import RunFolder
-from tests.integration.processes import address, here, records, server, started, wait_for_event
+from tests.integration.processes import address, here, records, started, wait_for_event
+from tests.integration.test_viewers import served
 from tests.training.test_export import trained
 
 pytestmark = pytest.mark.slow
@@ -29,21 +30,23 @@ def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
         ("eval", model, "--choices", str(questions), "--json"),
     )
     with (
-        server(tmp_path) as place,
-        started("join", address(place), "--json", "--name", "anna") as (_, lines),
+        served(tmp_path) as (server, _),
+        started(
+            "join", address({"operator_url": server.operator_url}), "--json", "--name", "anna"
+        ) as (_, lines),
     ):
         wait_for_event(lines, "ready")
         said, loss, accuracy = (
-            here(*command, "--server", place["operator_url"]) for command in commands
+            here(*command, "--server", server.operator_url) for command in commands
         )
         missing = here(
-            "eval", model, "--data", str(tmp_path / "no.txt"), "--server", place["operator_url"]
+            "eval", model, "--data", str(tmp_path / "no.txt"), "--server", server.operator_url
         )
-        (device,) = json.loads(here("devices", "--server", place["operator_url"], "--json").stdout)[
+        (device,) = json.loads(here("devices", "--server", server.operator_url, "--json").stdout)[
             "devices"
         ]
-        told = here("jobs", "--server", place["operator_url"], "--json")
-        status = here("status", "--server", place["operator_url"])
+        told = here("jobs", "--server", server.operator_url, "--json")
+        status = here("status", "--server", server.operator_url)
     there = [json.loads(each.stdout) for each in (loss, accuracy)]
     assert device["blocks"] > 0
     alone = [here(*command) for command in commands]
