@@ -249,10 +249,10 @@ def test_a_picture_of_the_tiling(tmp_path: Path) -> None:
     "arguments",
     [
         ("--method", "stages"),
-        ("--method", "tiles"),
         *(
             pytest.param(arguments, marks=pytest.mark.nightly)
             for arguments in (
+                ("--method", "tiles"),
                 ("--method", "stages", "--fleet", "paper-48"),
                 ("--method", "stages", "--crossing"),
                 ("--ps-gflops", "1e6"),

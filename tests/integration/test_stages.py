@@ -213,13 +213,8 @@ def test_a_killed_process_costs_no_exactness(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "value"),
-    [
-        (6, "1e30"),
-        *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((1, "nan"), (9, "-inf"))),
-    ],
-)
+@pytest.mark.nightly  # tests/training/test_suspicion.py names liars on emulated devices
+@pytest.mark.parametrize(("spoiled", "value"), [(1, "nan"), (6, "1e30"), (9, "-inf")])
 def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     spoiled: int, value: str, notes: list[str]
 ) -> None:
