@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,25 +26,16 @@ from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names, read_profile, write_profile
 from profiles.measuring.tile_timer import SessionTimer
 from profiles.performance import Layout
-from tests.integration.processes import PATIENCE_S, here, run, started, wait_for_event
+from tests.integration.processes import PATIENCE_S, here, run, started
 
 BRIEF = (
-    "--quick",
-    "--budget",
-    "1.5",
-    "--sustained",
-    "0.5",
-    "--backend",
-    "numpy",
-    "--threads",
-    "1",
-)
+    "--quick", "--budget", "0.4", "--sustained", "0.2", "--backend", "numpy", "--threads", "1",
+)  # fmt: skip
 
 
-def profile(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `cleave profile`; what measures this machine does so in a process of its own."""
-    how = run if arguments[0] == "device" else here
-    return how("profile", *arguments, cwd=cwd)
+def profile(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `cleave profile` in this process."""
+    return here("profile", *arguments)
 
 
 def document(*arguments: str) -> Any:
@@ -69,10 +59,11 @@ def refused(*arguments: str, code: int = 2) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This machine, measured for a moment."""
     path = tmp_path_factory.mktemp("profiles") / "here.toml"
-    shown = profile("device", *BRIEF, "--name", "here", "-o", str(path))
+    brief = (*BRIEF, "--no-contention")
+    shown = run("profile", "device", *brief, "--name", "here", "-o", str(path))
     assert shown.returncode == 0, shown.stderr
     assert "error of the model on held-out shapes" in shown.stdout
-    for words in ("bf16>fp32", "95th percentile", "processes at once", "numpy, threads: 1"):
+    for words in ("bf16>fp32", "95th percentile", "numpy, threads: 1"):
         assert words in shown.stdout
     return path
 
@@ -102,27 +93,31 @@ def test_what_was_measured(measured: Path) -> None:
         assert all(len(entry.measured(layout)) >= 15 for layout in entry.models)
     assert found.host is not None
     assert (found.host.executor, found.host.threads) == ("numpy", 1)
-    assert len(found.contention) == found.host.cores
+    assert found.contention == ()
     assert found.sustained is not None
     assert found.sustained.thermal is None
     assert found.memory.bytes == found.memory.installed_bytes // 2
     assert found.power is None or found.power.source
 
 
+@pytest.mark.nightly  # measures this machine a second time
 def test_options_and_json(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     output = tmp_path / "x.toml"
-    found = document(
-        "device", *BRIEF, "--sustained", "0", "--no-contention", "--name", "pi-5", "--title", "Pi",
-        "--kind", "sbc", "--memory", "500", "-o", str(output), "--plot", str(plot),
+    shown = run(
+        "profile", "device", *BRIEF, "--sustained", "0", "--name", "pi-5", "--title", "Pi",
+        "--kind", "sbc", "--memory", "500", "-o", str(output), "--plot", str(plot), "--json",
     )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
     assert found["file"] == str(output)
     written = read_profile(output)
     assert found["profile"]["compute"]["fp32"]["flops_per_s"] == written.compute["fp32"].flops_per_s
     assert (written.name, written.title, written.kind) == ("pi-5", "Pi", DeviceKind.SBC)
     assert written.memory.bytes == 500_000_000
     assert written.sustained is None
-    assert written.contention == ()
+    assert written.host is not None
+    assert len(written.contention) == written.host.cores
     assert written.provenance.assumed == ()
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -184,7 +179,13 @@ def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
             timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 
-@pytest.mark.parametrize(("module", "option"), [("scipy.optimize", ""), ("matplotlib.figure", "x")])
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        ("scipy.optimize", ""),
+        pytest.param("matplotlib.figure", "x", marks=pytest.mark.nightly),
+    ],
+)
 def test_what_is_missing_is_named(module: str, option: str, tmp_path: Path) -> None:
     arguments = ["profile", "device", "--quick", *(["--plot", "x.png"] if option else [])]
     code = (
@@ -230,7 +231,6 @@ def test_a_measured_profile_is_shown_and_drawn(measured: Path, tmp_path: Path) -
     shown = profile("show", str(measured), "--plot", str(plot))
     assert "measured" in shown.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert profile("show", profile_names()[0], "--plot", str(plot)).returncode == 0
 
 
 def test_comparing(measured: Path) -> None:
@@ -293,13 +293,8 @@ def test_nothing_to_fit(tmp_path: Path) -> None:
 # --- links ---
 
 
-def test_a_link_over_loopback(copy: Path) -> None:
-    arguments = ("serve", "--port", "0", "--runs", str(copy.parent / "runs"), "--json")
-    with started(*arguments) as (server, lines):
-        url = wait_for_event(lines, "listening")["url"]
-        found = document("link", "--server", url, "--repeats", "3", "--into", str(copy))
-        server.send_signal(signal.SIGINT)
-        assert server.wait(PATIENCE_S) == 0
+def test_a_link_over_loopback(served: Server, copy: Path) -> None:
+    found = document("link", "--server", served.url, "--repeats", "3", "--into", str(copy))
     assert len(found["measured"]) == 3
     for one in found["measured"]:
         assert one["downlink_bytes_per_s"] > 1e6

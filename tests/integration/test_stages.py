@@ -21,6 +21,7 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
+from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, train
@@ -36,9 +37,7 @@ from tests.integration.processes import (
     server,
     stages_job,
     started,
-    training,
     training_by_stages,
-    training_job,
     until,
     wait_for_event,
 )
@@ -95,6 +94,7 @@ def upload(message: Message) -> bool:
     return isinstance(message, messages.Fetch) and message.rows > 2 * TOKENS
 
 
+@pytest.mark.nightly  # a run by tiles says it in test_recovery.py
 def test_a_step_whose_only_device_is_killed_says_that_it_waits(
     tmp_path: Path, corpus_file: Path
 ) -> None:
@@ -113,6 +113,7 @@ def test_a_step_whose_only_device_is_killed_says_that_it_waits(
                     wait_for_event(seen, "step")
 
 
+@pytest.mark.nightly  # tests/training/test_quantized.py compares the losses on emulated devices
 def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_file: Path) -> None:
     lora = "r=4,bits=4"
     alone: list[float] = []
@@ -136,43 +137,49 @@ def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_fil
     assert found == pytest.approx(alone, rel=1e-4)
 
 
-@pytest.mark.parametrize("failing", [0.03, 0.3])
-@pytest.mark.parametrize("method", [training, training_by_stages], ids=["tiles", "stages"])
+@pytest.mark.parametrize(
+    ("method", "failing"),
+    [
+        ("stages", 0.3),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in (("stages", 0.03), ("tiles", 0.03), ("tiles", 0.3))
+        ),
+    ],
+)
 def test_the_only_device_fails_some_of_its_runs(
-    method: Callable[[Path, int], tuple[str, ...]],
+    method: str,
     failing: float,
     tmp_path: Path,
     corpus_file: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
 ) -> None:
-    alone: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            alone.append(record.loss)
-
-    steps = 3
-    job = training_job if method is training else stages_job
-    plain = replace(job(corpus_file, steps), method="local")
-    train(plain, RunFolder.create(tmp_path / "runs", "alone"), TrainContext(None, report))
-    with server(tmp_path) as place:
-        url = own_address(place)
-        with (
-            Processes(lambda _: url, 1, ("--probe", "--failing", str(failing))),
-            started(*method(corpus_file, steps), "--server", place["operator_url"]) as (
-                trainer,
-                lines,
-            ),
-        ):
-            found = losses(lines)
-            assert trainer.wait(PATIENCE_S) == 0
-    assert found == pytest.approx(alone, rel=1e-4)
+    plain = replace(stages_job(corpus_file, 2), method="local")
+    found: list[Record] = []
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda _: server.url, 1, ("--probe", "--failing", str(failing))),
+    ):
+        server.fleet.wait_for(1, WAIT_S)
+        job = replace(plain, method=method)
+        train(job, RunFolder(tmp_path / "run"), TrainContext(server.fleet, found.append))
+    steps = [record for record in found if isinstance(record, StepRecord)]
+    assert [record.loss for record in steps] == pytest.approx(plain_losses(plain), rel=1e-4)
 
 
-@pytest.mark.parametrize("when", [backward, upload])
 @pytest.mark.parametrize(
-    "planner",
-    [EvenStages(loss=False), EvenStages(loss=True), SlicedLoss(2, KEPT)],
-    ids=["loss here", "loss there", "loss in slices"],
+    ("planner", "when"),
+    [
+        pytest.param(EvenStages(loss=True), backward, id="loss there, backward"),
+        *(
+            pytest.param(planner, when, marks=pytest.mark.nightly, id=f"{where}, {when.__name__}")
+            for planner, when, where in (
+                (EvenStages(loss=False), upload, "loss here"),
+                (SlicedLoss(2, KEPT), backward, "loss in slices"),
+                (SlicedLoss(2, KEPT), upload, "loss in slices"),
+            )
+        ),
+    ],
 )
 def test_a_killed_process_costs_no_exactness(
     planner: StagePlanner, when: Callable[[Message], bool]
@@ -181,7 +188,7 @@ def test_a_killed_process_costs_no_exactness(
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, GraphCache.of_user())
     torch.manual_seed(4)
-    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(4)]
+    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
     with (
         cleave.serve(stages_on="any") as server,
         Processes(lambda slot: server.url, DEVICES) as processes,
@@ -206,6 +213,7 @@ def test_a_killed_process_costs_no_exactness(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly  # tests/training/test_suspicion.py names liars on emulated devices
 @pytest.mark.parametrize(("spoiled", "value"), [(1, "nan"), (6, "1e30"), (9, "-inf")])
 def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     spoiled: int, value: str, notes: list[str]
@@ -249,7 +257,7 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("provider", ["auto", "cpu"])
+@pytest.mark.parametrize("provider", [pytest.param("auto", marks=pytest.mark.nightly), "cpu"])
 def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)

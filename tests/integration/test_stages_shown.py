@@ -45,6 +45,7 @@ def streams_of(viewer: str) -> list[Any]:
     return found
 
 
+@pytest.mark.nightly  # tests/server/test_overview.py and tests/cli/test_status.py test the parts
 def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_file: Path) -> None:
     data = ("--data", str(tmp_path / "data"))
     with ExitStack() as stack:

@@ -28,15 +28,14 @@ def jobs(data: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_ends_while_its_job_waits_for_devices(
+@pytest.mark.nightly  # test_recovery.py ends a server while its job trains
+def test_a_server_that_is_stopped_while_its_job_waits_for_devices(
     corpus_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     plain_losses: Callable[[JobSpec], list[float]],
-    end: signal.Signals,
 ) -> None:
-    """Stopped, it writes the last whole step; killed, it says next time what it was at."""
+    """It writes the last whole step, and the job is resumed from there."""
     monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
     data, folder = tmp_path / "data", tmp_path / "runs" / "run"
     serve = ("serve", "--port", "0", "--data", str(data), "--json")
@@ -59,28 +58,16 @@ def test_a_server_that_ends_while_its_job_waits_for_devices(
             continue
         (job,) = jobs(data)
         assert (job["state"], job["run_folder"]) == ("running", str(folder))
-        server.send_signal(end)
-        assert server.wait(PATIENCE_S) == (0 if end is signal.SIGTERM else -end)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
 
         done = [r["step"] for r in RunFolder(folder).records() if r["event"] == "step"]
         assert done == list(range(1, len(done) + 1))
         (job,) = jobs(data)
-        if end is signal.SIGTERM:
-            assert (job["state"], job["steps"]) == ("stopped", len(done))
-            assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == [
-                f"step-{len(done):06d}"
-            ]
-        else:
-            assert job["state"] == "interrupted"
-            assert "cleave jobs resume job-1" in job["reason"]
+        assert (job["state"], job["steps"]) == ("stopped", len(done))
+        assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == [f"step-{len(done):06d}"]
 
         server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
-        if end is signal.SIGKILL:
-            said = wait_for_event(lines, "note")["text"]
-            assert "job-1 (opt-nano) was interrupted" in said
-            assert "cleave jobs resume job-1" in said
-            assert jobs(data)[0]["state"] == "interrupted"
-            return
         listening = wait_for_event(lines, "listening")
         operator = ("--server", listening["operator_url"])
         resume = ("train", "--resume", str(folder), "--json", *operator)
@@ -98,6 +85,7 @@ def test_a_server_that_ends_while_its_job_waits_for_devices(
     assert [r["loss"] for r in written] == pytest.approx(plain_losses(job_spec), rel=1e-4)
 
 
+@pytest.mark.nightly  # tests/training/test_disk.py tests the waiting
 def test_a_full_disk_makes_the_job_wait_and_say_so(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +121,7 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
         assert sorted(found) == ["step-000002", "step-000003"]
 
 
+@pytest.mark.nightly  # tests/training/test_stopping.py stops runs without a signal
 def test_a_run_in_this_process_is_stopped_by_sigterm(corpus_file: Path, tmp_path: Path) -> None:
     command = (
         "train", "--method", "tiles",

@@ -1,4 +1,4 @@
-"""A trained model is used on the devices of a server: real processes."""
+"""A trained model is used on the devices of a server: on a device process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cleave.training.loop.run_folder import RunFolder
-from tests.integration.processes import address, here, records, server, started, wait_for_event
+from tests.integration.processes import address, here, records, started, wait_for_event
+from tests.integration.test_viewers import served
 from tests.training.test_export import trained
 
 pytestmark = pytest.mark.slow
@@ -20,40 +21,37 @@ def run(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> RunFolde
 
 
 def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
-    model, text, questions = str(run.path), tmp_path / "text.txt", tmp_path / "questions.csv"
+    model, text = str(run.path), tmp_path / "text.txt"
     text.write_text("def step(a, b):\n    return a * 3 + b - 1\n" * 5)
-    questions.write_text("1 + 1?,1,2,3,4,B\n2 + 2?,3,2,1,4,D\n")
     commands = (
         ("generate", model, "--prompt", "def step(", "--tokens", "4"),
         ("eval", model, "--data", str(text), "--seq", "16", "--json"),
-        ("eval", model, "--choices", str(questions), "--json"),
     )
     with (
-        server(tmp_path) as place,
-        started("join", address(place), "--json", "--name", "anna") as (_, lines),
+        served(tmp_path) as (server, _),
+        started(
+            "join", address({"operator_url": server.operator_url}), "--json", "--name", "anna"
+        ) as (_, lines),
     ):
         wait_for_event(lines, "ready")
-        said, loss, accuracy = (
-            here(*command, "--server", place["operator_url"]) for command in commands
-        )
+        said, loss = (here(*command, "--server", server.operator_url) for command in commands)
         missing = here(
-            "eval", model, "--data", str(tmp_path / "no.txt"), "--server", place["operator_url"]
+            "eval", model, "--data", str(tmp_path / "no.txt"), "--server", server.operator_url
         )
-        (device,) = json.loads(here("devices", "--server", place["operator_url"], "--json").stdout)[
+        (device,) = json.loads(here("devices", "--server", server.operator_url, "--json").stdout)[
             "devices"
         ]
-        told = here("jobs", "--server", place["operator_url"], "--json")
-        status = here("status", "--server", place["operator_url"])
-    there = [json.loads(each.stdout) for each in (loss, accuracy)]
+        told = here("jobs", "--server", server.operator_url, "--json")
+        status = here("status", "--server", server.operator_url)
     assert device["blocks"] > 0
     alone = [here(*command) for command in commands]
     assert said.stdout == alone[0].stdout
-    assert there[0].pop("loss") == pytest.approx(json.loads(alone[1].stdout)["loss"], rel=1e-5)
-    assert there[1] == json.loads(alone[2].stdout)
+    there = json.loads(loss.stdout)["loss"]
+    assert there == pytest.approx(json.loads(alone[1].stdout)["loss"], rel=1e-5)
     assert missing.returncode == 2
     assert "no file or folder" in missing.stderr
     states = [(job["model"], job["state"]) for job in json.loads(told.stdout)["jobs"]]
-    assert states == [(model, "done")] * 3
+    assert states == [(model, "done")] * 2
     assert status.returncode == 0
 
 
