@@ -99,11 +99,11 @@ def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "pieces", "devices", "kept"),
     [
-        ("opt", 1, 3, KEPT),
+        pytest.param("opt", 1, 3, KEPT, marks=pytest.mark.nightly),
         ("opt", 2, 3, KEPT),
-        ("opt", 2, 4, KEPT),
-        ("opt", 4, 4, NOTHING_KEPT),
-        ("llama-lora", 1, 3, KEPT),
+        pytest.param("opt", 2, 4, KEPT, marks=pytest.mark.nightly),
+        pytest.param("opt", 4, 4, NOTHING_KEPT, marks=pytest.mark.nightly),
+        pytest.param("llama-lora", 1, 3, KEPT, marks=pytest.mark.nightly),
         ("llama-lora", 4, 4, KeptBatches(inputs=1, activations=1)),
     ],
 )

@@ -81,7 +81,7 @@ def test_trials_are_as_many_as_fit_and_all_when_thorough() -> None:
     )
     assert small.trials_in(20) == TRIALS
     assert large.trials_in(20) < TRIALS
-    conditions = paper(16, "opt-125m", batch=8, seq=128)
+    conditions = paper(8, "opt-125m", batch=8, seq=128)
     for thorough in (False, True):
         rows = Dtfm(every_device=True, thorough=thorough).outcomes(conditions)
         assert any(f"{TRIALS} trials" in row.setting for row in rows)

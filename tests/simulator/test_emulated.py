@@ -69,9 +69,9 @@ def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
     ("model", "batch", "seq", "devices"),
     [
         ("opt-tiny", 32, 512, mixed(7)),
-        ("opt-tiny", 32, 512, paper_fleet(16)),
-        ("llama-tiny", 32, 512, paper_fleet(8)),
-        ("opt-125m", 16, 512, mixed(11)),
+        pytest.param("opt-tiny", 32, 512, paper_fleet(16), marks=pytest.mark.nightly),
+        pytest.param("llama-tiny", 32, 512, paper_fleet(8), marks=pytest.mark.nightly),
+        pytest.param("opt-125m", 16, 512, mixed(11), marks=pytest.mark.nightly),
         ("opt-350m", 8, 512, equal(4, 0.05)),
     ],
 )

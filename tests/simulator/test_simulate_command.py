@@ -16,7 +16,7 @@ from cleave_cli.main import app
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["simulate", "--model", "opt-125m", "--batch", "8", "--seq", "128", "--devices", "8,16"]
+SMALL = ["simulate", "--model", "opt-tiny", "--batch", "8", "--seq", "128", "--devices", "8,16"]
 
 
 def run(*more: str) -> str:

@@ -220,9 +220,12 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "name", ["lifetime", "charger", "pue", "network", "host-share", "ps-watts"]
-)
-@pytest.mark.parametrize("value", ["nan", "inf", "-7"])
+    ("name", "value"),
+    [
+        ("lifetime", "nan"), ("charger", "inf"), ("pue", "-7"),
+        ("network", "nan"), ("host-share", "inf"), ("ps-watts", "-7"),
+    ],
+)  # fmt: skip
 def test_what_is_no_figure_is_said(name: str, value: str) -> None:
     done = CliRunner().invoke(
         app, ["footprint", "--model", "opt-nano", f"--{name}={value}", "--grid", "USA"]
