@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-VECTORS: Final = ROOT / "tests" / "vectors"
 CORE: Final = ROOT / "android_client" / "core" / "src"
 _APP: Final = ROOT / "android_client" / "app" / "src"
 _JARS: Final = Path("/usr/share/java")  # where Debian's packages put them
@@ -66,7 +65,7 @@ class Classes:
         # A small heap: several processes share the machine.
         return ["java", "-Xmx512m", *QUICK, "-cp", _path(self.core), "cleave.core.Main", *arguments]
 
-    def unit_tests(self, vectors: Path, *, without: Sequence[str] = ()) -> list[str]:
+    def unit_tests(self, *, without: Sequence[str] = ()) -> list[str]:
         """Return the command that runs all unit tests but those of some classes."""
         sources = CORE / "test" / "java"
         names = sorted(
@@ -74,12 +73,12 @@ class Classes:
             for path in sources.rglob("*Test.java")
             if path.stem not in without
         )
-        return self.run(_JUNIT, *names, vectors=vectors)
+        return self.run(_JUNIT, *names)
 
-    def run(self, program: str, *arguments: str, vectors: Path = VECTORS) -> list[str]:
+    def run(self, program: str, *arguments: str) -> list[str]:
         """The command of a program among the tests."""
         path = _path(self.core, self.tests)
-        return ["java", *QUICK, *_vectors(vectors), "-cp", path, program, *arguments]
+        return ["java", *QUICK, *_vectors(), "-cp", path, program, *arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +136,8 @@ def compile_core(folder: Path) -> Classes:
     return classes
 
 
-def _vectors(folder: Path = VECTORS) -> list[str]:
-    return [f"-Dcleave.vectors={folder}"]
+def _vectors() -> list[str]:
+    return [f"-Dcleave.vectors={ROOT / 'tests' / 'vectors'}"]
 
 
 def _compile(sources: Path, target: Path, classpath: str) -> None:

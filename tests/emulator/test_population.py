@@ -71,6 +71,7 @@ def test_products_are_right_whoever_comes_and_goes(
         check(future)
 
 
+@pytest.mark.nightly
 def test_devices_come_and_go_while_it_lasts() -> None:
     fleet = emulated([churning(0.5, 0.2)] * 6)
     seen = watched(fleet)

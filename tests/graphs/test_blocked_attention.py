@@ -200,6 +200,7 @@ def _operations(model: bytes) -> set[str]:
     return {node.op_type for node in loaded.graph.node}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory as Linux says it")
 def test_running_a_long_sequence_takes_less_than_its_scores(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def outputs(model: bytes, samples: int) -> np.ndarray:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.nightly)])
 def test_layers_are_not_traced_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(part: Part) -> torch.export.ExportedProgram:

@@ -195,6 +195,7 @@ def test_shapes_take_turns_and_the_first_tile_of_each_is_left_out() -> None:
 # --- minutes under load ---
 
 
+@pytest.mark.nightly
 def test_a_device_that_keeps_its_speed(tmp_path: Path) -> None:
     bench, _ = _bench()
     seen: list[float] = []

@@ -74,6 +74,7 @@ def test_paths_are_between_their_bounds() -> None:
         )
 
 
+@pytest.mark.nightly
 def test_trials_are_as_many_as_fit_and_all_when_thorough() -> None:
     small, large = (
         Problem(paper(4).rates, 2, 2, 1.0, 1.0),

@@ -72,7 +72,7 @@ def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
         pytest.param("opt-tiny", 32, 512, paper_fleet(16), marks=pytest.mark.nightly),
         pytest.param("llama-tiny", 32, 512, paper_fleet(8), marks=pytest.mark.nightly),
         pytest.param("opt-125m", 16, 512, mixed(11), marks=pytest.mark.nightly),
-        ("opt-350m", 8, 512, equal(4, 0.05)),
+        pytest.param("opt-350m", 8, 512, equal(4, 0.05), marks=pytest.mark.nightly),
     ],
 )
 def test_a_step_takes_what_it_takes_emulated(

@@ -78,6 +78,7 @@ def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Acco
     assert LAPTOPS_AT_ALL in {changed.setting for changed in one_by_one(accountant, row, gpu)}
 
 
+@pytest.mark.nightly
 def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[StudyRow]) -> None:
     tiles = next(row for row in by_laptops if row.method == "cleave")
     assert tiles.usage.compute_s == pytest.approx(tiles.flops / 4.1084e12)
@@ -86,6 +87,7 @@ def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list
     assert phone.usage == phone.spell_at(1.0)
 
 
+@pytest.mark.nightly
 def test_laptops_by_dtfm_by_hand(by_laptops: list[StudyRow]) -> None:
     # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
     # over each of three links, forward and backward, for 16 samples and 100 steps.
@@ -98,6 +100,7 @@ def test_laptops_by_dtfm_by_hand(by_laptops: list[StudyRow]) -> None:
     assert row.usage.present_s == pytest.approx(4 * row.duration_s)
 
 
+@pytest.mark.nightly
 def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> None:
     fits = {(row.method, row.fits): row for row in by_laptops}
     # Sixteen bytes for each parameter of a quarter of 24 layers, and more, are not in 3 GB.
@@ -108,6 +111,7 @@ def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> Non
     assert fits["cleave-stages", True].needed_bytes <= 3e9
 
 
+@pytest.mark.nightly
 def test_no_method_multiplies_less_than_another() -> None:
     small = replace(LAPTOPS, model="opt-nano", batch=4, seq=64)
     rows = {row.method: row.flops for row in simulated(small, small.offers[0], 0)}
