@@ -222,6 +222,7 @@ def test_what_is_watched_is_not_reused() -> None:
     assert made.step().reused_events == 0
 
 
+@pytest.mark.nightly
 def test_losses_end_reuse_until_the_fleet_is_known_again() -> None:
     made, runtime = stepper(MANY)
     made.step()

@@ -126,6 +126,7 @@ def test_translations_of_a_users_own_exports_are_left_alone() -> None:
     assert to_onnx(traced(lambda x: x.relu())) == identity
 
 
+@pytest.mark.nightly
 def test_graphs_are_the_same_where_the_exporter_repeats_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

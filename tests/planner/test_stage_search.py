@@ -248,11 +248,9 @@ def test_little_memory_takes_as_many_devices_as_are_needed() -> None:
     assert len(plan.stages) >= 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layers",
-    [pytest.param(1, marks=pytest.mark.nightly), 5, pytest.param(40, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("layers", [1, 5, 40])
 def test_large_fleets(layers: int) -> None:
     model = replace(OPT_125M, layers=[OPT_LAYER] * layers, tokens=[256] * 8)
     kinds = [*HOME[:2], replace(HOME[0], uplink_bytes_per_s=30e6, flops_per_s=5e12)]

@@ -143,6 +143,7 @@ def test_shapes_too_large_for_the_time_are_left_out() -> None:
     assert len(SampleGrid().shapes(np.random.default_rng(0), 0.0)) == 140  # small ones always fit
 
 
+@pytest.mark.nightly
 def test_samples_are_the_times_of_the_shapes() -> None:
     bench, backend = _bench()
     rng = np.random.default_rng(0)

@@ -74,6 +74,7 @@ def test_too_little_memory_is_said_as_training_says_it() -> None:
     assert "connect more devices" in row.misfit
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_layers_are_computed_in_fp32(on_small: Outcome) -> None:
     slow = [replace(device, flops_per_s=1e10) for device in alike(6)]

@@ -191,6 +191,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(folder, (folder / "report.md").read_text(), json.loads(done.stdout))
 
 
+@pytest.mark.nightly
 def test_the_report_has_its_figures(made: Made) -> None:
     assert made.text.splitlines()[0].endswith(": QUICK, toy models")
     assert "| set-up | claim | `cleave-2d` | `cleave` | `cleave-stages` |" in made.text
@@ -200,6 +201,7 @@ def test_the_report_has_its_figures(made: Made) -> None:
         assert (made.folder / image).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_the_document_is_for_programs(made: Made) -> None:
     laptop, phones = made.document["setups"]
     assert laptop["setup"] == "opt-nano on 1 laptop"

@@ -48,6 +48,7 @@ def test_a_step_is_the_plan_of_its_linears_and_its_attention(
     assert outcome.download_bytes * outcome.devices_used == pytest.approx(egress + sent)
 
 
+@pytest.mark.nightly
 def test_bytes_per_device_fall_with_devices() -> None:
     few, many = (KNOWN["cleave"].outcomes(paper(n, "opt-125m"))[0] for n in (16, 64))
     assert many.download_bytes < few.download_bytes
