@@ -141,6 +141,11 @@ def _parse(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(), MODULES[module])
 
 
+@cache
+def _imports_of(module: str) -> list[tuple[str, int]]:
+    return list(_imports(_parse(module)))
+
+
 def test_every_module_has_a_room() -> None:
     homeless = [m for m in MODULES if _room(m) is None and m != "cleave"]
     assert not homeless, f"give these a room in MAY_IMPORT and in docs/architecture.md: {homeless}"
@@ -155,7 +160,7 @@ def _not_allowed(module: str) -> Iterator[str]:
     """Yield the imports of a module that its room may not have."""
     room = _room(module)
     assert room is not None
-    for target, line in _imports(_parse(module)):
+    for target, line in _imports_of(module):
         if target.split(".")[0] not in TOP:
             continue
         if target == "cleave":  # the facade: the command line shows its version
@@ -175,7 +180,7 @@ def test_rooms_are_in_no_circle() -> None:
 def test_files_are_in_no_circle() -> None:
     """Not even by imports inside functions, or for types alone."""
     imports = {
-        module: {target for target, _ in _imports(_parse(module)) if target in MODULES} - {module}
+        module: {target for target, _ in _imports_of(module) if target in MODULES} - {module}
         for module in MODULES
         if module != "cleave"
     }
@@ -219,7 +224,7 @@ def test_pure_rooms_know_no_arrays() -> None:
         if module.startswith(PURE):
             found += [
                 f"{module}, line {line}: {target}"
-                for target, line in _imports(_parse(module))
+                for target, line in _imports_of(module)
                 if target.split(".")[0] in heavy
             ]
     assert not found, "\n".join(found)
@@ -279,11 +284,15 @@ def test_a_device_imports_nothing_of_the_server() -> None:
     )
 
 
-def test_a_served_job_imports_nothing_of_emulator_or_simulator() -> None:
+def test_what_starts_loads_no_more_than_it_needs() -> None:
+    """The command line loads no torch, and a served job no emulator, simulator or cluster."""
     _run_without(
         (),
-        "import sys, cleave_cli.commands.serve, cleave.server.app, cleave.server.fleet_server\n"
-        "import cleave, cleave.training.loop.run_job, cleave.training.loop.trainer\n"
+        "import cleave, cleave_cli.main\n"
+        "heavy = {'torch', 'transformers', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "import cleave_cli.commands.serve, cleave.server.app, cleave.server.fleet_server\n"
+        "import cleave.training.loop.run_job, cleave.training.loop.trainer\n"
         "others = ('emulator', 'simulator', 'ray')\n"
         "found = [m for m in sys.modules if m.split('.')[0] in others]\n"
         "found += [m for m in sys.modules if m.startswith('cleave.cluster')]\n"
@@ -291,24 +300,24 @@ def test_a_served_job_imports_nothing_of_emulator_or_simulator() -> None:
     )
 
 
+ASKS_FOR_RAY = {
+    "cleave.cluster.endpoint_calls",
+    "cleave.cluster.endpoints",
+    "cleave.cluster.ray_train",
+    "cleave.ray_cluster",
+}
+
+
 def test_ray_is_loaded_by_what_asks_for_it_alone() -> None:
-    for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
-        found = [name for name, _ in _imports(tree) if name.split(".")[0] == "ray"]
-        at_once = [
-            name
-            for node in tree.body
-            for name, _ in _imports(ast.Module([node], []))
-            if isinstance(node, ast.Import | ast.ImportFrom) and name.split(".")[0] == "ray"
-        ]
-        assert not at_once, module
-        allowed = (
-            "cleave.cluster.endpoint_calls",
-            "cleave.cluster.endpoints",
-            "cleave.cluster.ray_train",
-            "cleave.ray_cluster",
-        )
-        assert not found or module in allowed, module
+    wrong = []
+    for module in MODULES:
+        tree = _parse(module)
+        lines = {line for name, line in _imports_of(module) if name.split(".")[0] == "ray"}
+        if lines and module not in ASKS_FOR_RAY:
+            wrong.append(f"{module} imports Ray")
+        if lines & {node.lineno for node in tree.body}:
+            wrong.append(f"{module} imports Ray before it is asked for")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_device_needs_nothing_that_only_training_needs() -> None:
@@ -320,32 +329,17 @@ def test_a_device_needs_nothing_that_only_training_needs() -> None:
         + "import cleave.scheduler.sessions.session_manager\n"
         + "import emulator.virtual, cleave.server.fleet_server\n"
         + "assert cleave.machine.backends.choose('auto').backend.name == 'numpy'\n"
-        + "assert cleave.__version__\n",
-    )
-
-
-def test_a_device_can_be_emulated_without_torch() -> None:
-    _run_without(
-        TRAINING_ONLY,
-        "import numpy as np, cleave\n"
-        "from cleave.arrays import Buffer, DType, empty\n"
-        "from cleave.fleet.fleet import Side\n"
-        "fleet = cleave.emulated(2)\n"
-        "ones = fleet.operand(Buffer(np.ones((3, 3), np.float32), DType.FP32))\n"
-        "out = fleet.submit(Side(ones), Side(ones), empty(3, 3, DType.FP32)).result()\n"
-        "assert (out.array == 3).all()\n",
+        + "assert cleave.__version__\n"
+        + "import numpy as np\n"
+        + "from cleave.arrays import Buffer, DType, empty\n"
+        + "from cleave.fleet.fleet import Side\n"
+        + "fleet = cleave.emulated(2)\n"
+        + "ones = fleet.operand(Buffer(np.ones((3, 3), np.float32), DType.FP32))\n"
+        + "out = fleet.submit(Side(ones), Side(ones), empty(3, 3, DType.FP32)).result()\n"
+        + "assert (out.array == 3).all()\n",
     )
 
 
 def test_pure_rooms_run_without_numpy() -> None:
     pure = [m for m in MODULES if m.startswith(PURE) and not m.startswith("cleave.planner")]
     _run_without(("numpy", *TRAINING_ONLY), f"import {', '.join(pure)}\n")
-
-
-def test_the_command_line_starts_without_loading_torch() -> None:
-    _run_without(
-        (),
-        "import cleave, cleave_cli.main\n"
-        "heavy = {'torch', 'transformers', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n",
-    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import cleave
 from cleave.training.loop.records import StepRecord
 from tests.android.jvm import Classes
@@ -13,6 +15,7 @@ from tests.integration.processes import printing, training_job, wait_for_event
 STEPS = 2
 
 
+@pytest.mark.nightly
 def test_losses_are_the_same_to_the_bit(
     classes: Classes, corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_the_unit_tests_pass(graph_classes: GraphClasses) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_alone_it_trains_to_the_losses_of_plain_pytorch(
     graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:
@@ -109,6 +110,7 @@ def by_even_stages(listening: Server, count: int) -> tuple[list[float], Traffic]
     return found, runtime.counters().saved
 
 
+@pytest.mark.nightly
 def test_in_a_mixed_fleet_it_trains_to_the_losses_of_plain_pytorch(
     graph_classes: GraphClasses, tmp_path: Path
 ) -> None:
@@ -134,7 +136,12 @@ def test_in_a_mixed_fleet_it_trains_to_the_losses_of_plain_pytorch(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_coded_arrays_change_no_loss(graph_classes: GraphClasses, tmp_path: Path) -> None:
+def test_its_losses_are_those_of_plain_pytorch_with_coded_arrays_to_the_bit(
+    graph_classes: GraphClasses, tmp_path: Path
+) -> None:
+    whole = opt_nano()
+    expected = trained(whole, lambda ids: plain_gradients(whole, ids), batches(), clip=1.0)
+
     def found(coding: str) -> tuple[list[float], Traffic]:
         with (
             cleave.serve(stages_on="any", coding=coding) as listening,
@@ -143,12 +150,14 @@ def test_coded_arrays_change_no_loss(graph_classes: GraphClasses, tmp_path: Path
             return by_even_stages(listening, 1)
 
     (plain, nothing), (coded, saved) = found("off"), found("on")
+    assert plain == pytest.approx(expected, rel=1e-4)
     assert coded == plain
     assert (nothing.down.total, nothing.up.total) == (0, 0)
     assert saved.down.weights > 0
     assert saved.up.gradients > 0
 
 
+@pytest.mark.nightly
 def test_where_onnx_runtime_cannot_be_loaded_it_multiplies(
     graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:

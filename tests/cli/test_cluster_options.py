@@ -48,20 +48,16 @@ def test_the_example_is_a_cluster_and_a_job() -> None:
     assert JobSpec.from_dict(told).model == "opt-1.3b"
 
 
-def test_one_file_has_settings_and_cluster(tmp_path: Path) -> None:
+def test_one_file_has_settings_and_cluster_and_a_run_goes_on_with_a_cluster_alone(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "cleave.toml"
     file.write_text('model = "opt-nano"\nsteps = 1\n\n[cluster]\nruns = "elsewhere"\n')
-    small = ("--devices", "0", "--seq", "16", "--name", "one")
-    done = here("train", "--config", str(file), *small, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "elsewhere" / "one" / "config.toml").is_file()
-
-
-def test_a_run_goes_on_with_a_cluster_and_no_other_settings(tmp_path: Path) -> None:
-    file, small = tmp_path / "cleave.toml", ("--devices", "0", "--seq", "16", "--name", "one")
-    begun = here("train", "--model", "opt-nano", "--steps", "1", *small, cwd=tmp_path)
+    small = ("--devices", "0", "--seq", "16", "--batch", "2", "--name", "one")
+    begun = here("train", "--config", str(file), *small, cwd=tmp_path)
     assert begun.returncode == 0, begun.stderr
-    goes_on = ("train", "--resume", "runs/one", "--steps", "2", "--config", str(file))
+    assert (tmp_path / "elsewhere" / "one" / "config.toml").is_file()
+    goes_on = ("train", "--resume", "elsewhere/one", "--steps", "2", "--config", str(file))
     file.write_text("[cluster]\nservers = 1\n")
     done = here(*goes_on, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

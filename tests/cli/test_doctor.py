@@ -63,18 +63,18 @@ def test_what_is_missing_is_named_with_how_to_get_it(
 
 
 def test_a_model_that_fits(tmp_path: Path) -> None:
-    options = ("--model", "opt-125m", "--fleet", "paper-8", *DEVICE, "--runs", str(tmp_path))
+    options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "64")
     assert [each["method"] for each in found["fits"]] == ["stages", "tiles", "local"]
     assert all(each["fits"] and not each["options"] for each in found["fits"])
     assert found["fits"][0]["server_bytes"] >= 16 * PARAMETERS
     said = lines(*options, "--server-memory", "64")
-    assert "opt-125m, 2 x 128 tokens in bf16, on paper-8" in said
+    assert "opt-125m, 2 x 128 tokens in bf16, on paper-3" in said
     assert "does not fit" not in said
 
 
 def test_a_server_that_is_too_small_is_told_what_would_help(tmp_path: Path) -> None:
-    options = ("--model", "opt-125m", "--fleet", "paper-8", *DEVICE, "--runs", str(tmp_path))
+    options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "2.0")
     assert {each["method"]: each["options"] for each in found["fits"]} == {
         "stages": ["--state-dir"], "tiles": ["--memory lean"], "local": ["--memory lean"],

@@ -31,7 +31,7 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import TrainContext, train
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
 
-JOB = JobSpec("opt-nano", steps=4, batch=4, seq=32, checkpoint_every=0, audit=1.0)
+JOB = JobSpec("opt-nano", steps=2, batch=4, seq=32, checkpoint_every=0, audit=1.0)
 
 
 def carried(value: Any) -> Any:
@@ -69,7 +69,7 @@ def joined(stack: ExitStack, endpoint: Endpoint, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["tiles", "stages"])
+@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
 def test_training_behind_a_endpoint_is_that_of_one_process_and_a_new_worker_goes_on(
     endpoint: Endpoint, tmp_path: Path, method: str
 ) -> None:
@@ -203,6 +203,7 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
     assert bytes(back.payload[2]) == b"abc"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_device_at_work_is_not_sent_away(endpoint: Endpoint) -> None:
     fleet = attached(endpoint)

@@ -81,7 +81,7 @@ def test_loss_slows_as_tcp_does(loss: float) -> None:
 # --- drift ---
 
 
-@pytest.mark.parametrize("hurst", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("hurst", [0.5, 0.8, pytest.param(0.95, marks=pytest.mark.nightly)])
 def test_noise_has_unit_variance_and_the_correlation_of_its_exponent(hurst: float) -> None:
     """At lag 1 fractional Gaussian noise correlates by 2^(2H-1) - 1."""
     values = np.array(

@@ -99,7 +99,7 @@ def _watched(runtime: VirtualRuntime) -> list[Transfer]:
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("whole_tiles", [True, False])
-@pytest.mark.parametrize("devices", [1, 5, 40])
+@pytest.mark.parametrize("devices", [1, 5, pytest.param(40, marks=pytest.mark.nightly)])
 def test_products_are_right(devices: int, whole_tiles: bool, dtype: DType) -> None:
     fleet, _ = _fleet(paper_fleet(devices), whole_tiles=whole_tiles)
     _check(_submit(fleet, 33, 47, 20, dtype=dtype))

@@ -162,7 +162,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 @pytest.mark.parametrize(
     ("family", "padded"),
     [
-        ("opt", True),  # a bias, and a mask
+        pytest.param("opt", True, marks=pytest.mark.nightly),  # a bias, and a mask
         ("gemma2", True),  # products that are squeezed, a sliding window, grouped keys, and a mask
     ],
 )
@@ -200,6 +200,7 @@ def _operations(model: bytes) -> set[str]:
     return {node.op_type for node in loaded.graph.node}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory as Linux says it")
 def test_running_a_long_sequence_takes_less_than_its_scores(tmp_path: Path) -> None:

@@ -55,7 +55,13 @@ def modules(part: LayerPart) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ATTENTION)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in ("opt", "llama") else [pytest.mark.nightly])
+        for name in ATTENTION
+    ],
+)
 def test_attention_and_mlp_are_parts(family: str) -> None:
     first, second = cut(family)
     assert modules(first) == ATTENTION[family]
@@ -73,7 +79,9 @@ def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "llama", "gemma2"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("opt", marks=pytest.mark.nightly), "llama", "gemma2"]
+)
 def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
     parts = cut(family)
     call = parts[0].call
@@ -99,11 +107,11 @@ def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "pieces", "devices", "kept"),
     [
-        ("opt", 1, 3, KEPT),
+        pytest.param("opt", 1, 3, KEPT, marks=pytest.mark.nightly),
         ("opt", 2, 3, KEPT),
-        ("opt", 2, 4, KEPT),
-        ("opt", 4, 4, NOTHING_KEPT),
-        ("llama-lora", 1, 3, KEPT),
+        pytest.param("opt", 2, 4, KEPT, marks=pytest.mark.nightly),
+        pytest.param("opt", 4, 4, NOTHING_KEPT, marks=pytest.mark.nightly),
+        pytest.param("llama-lora", 1, 3, KEPT, marks=pytest.mark.nightly),
         ("llama-lora", 4, 4, KeptBatches(inputs=1, activations=1)),
     ],
 )

@@ -28,7 +28,11 @@ def run(graph: GraphSession, feed: dict[str, Any]) -> dict[str, Array]:
     return graph.run({name: feed[name] for name in graph.inputs})
 
 
-@pytest.mark.parametrize("family", ["opt", "gemma2", "phi", "lora"])
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param("opt", marks=pytest.mark.nightly), "gemma2",
+     pytest.param("phi", marks=pytest.mark.nightly), "lora"],
+)  # fmt: skip
 def test_slices_are_the_loss(family: str) -> None:
     model = with_lora(small_model("llama")) if family == "lora" else small_model(family)
     calls = layer_calls(model, IDS)

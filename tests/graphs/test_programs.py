@@ -42,7 +42,8 @@ def outputs(model: bytes, samples: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.nightly)])
 def test_layers_are_not_traced_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(part: Part) -> torch.export.ExportedProgram:
         raise AssertionError("traced again")
@@ -125,6 +126,7 @@ def test_translations_of_a_users_own_exports_are_left_alone() -> None:
     assert to_onnx(traced(lambda x: x.relu())) == identity
 
 
+@pytest.mark.nightly
 def test_graphs_are_the_same_where_the_exporter_repeats_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

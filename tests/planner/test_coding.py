@@ -138,6 +138,7 @@ def test_the_same_stages_are_never_slower_coded(
     assert coded.memory_bytes == plain.memory_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_planned_is_never_slower_coded(seed: int) -> None:

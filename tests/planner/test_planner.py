@@ -146,7 +146,7 @@ def test_more_devices_behind_a_card_never_slow_it_down() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 7, 41, 300])
+@pytest.mark.parametrize("devices", [1, 7, 41, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "gemm", [Gemm(1, 50272, 768), Gemm(1, 1, 100_000), Gemm(5120, 5120, 131072)], ids=str
 )
@@ -279,7 +279,7 @@ def test_plans_from_what_is_held_fit_their_devices() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [5, 64])
+@pytest.mark.parametrize("devices", [5, pytest.param(64, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("gemm", [Gemm(7, 5, 3), Gemm(640, 320, 5120), Gemm(500, 500, 90000)])
 def test_a_part_is_planned_quickly_and_whole(gemm: Gemm, devices: int) -> None:
     fleet = paper_rates(devices)

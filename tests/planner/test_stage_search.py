@@ -248,6 +248,7 @@ def test_little_memory_takes_as_many_devices_as_are_needed() -> None:
     assert len(plan.stages) >= 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 5, 40])
 def test_large_fleets(layers: int) -> None:

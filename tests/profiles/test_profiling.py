@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -37,7 +38,7 @@ from profiles.performance import Layout, PerformanceModel
 pytestmark = pytest.mark.slow
 
 FP32 = Variant(DType.FP32, DType.FP32)
-SMALL = SampleGrid(regular=60, irregular=30, sides=(8, 256), depths=(16, 256))
+SMALL = SampleGrid(regular=30, irregular=15, sides=(8, 256), depths=(16, 256))
 
 
 class Clock:
@@ -99,6 +100,11 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
     )
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> DeviceProfile:
+    return _measured(tmp_path_factory.mktemp("no-sensors"))
+
+
 # --- orders as tiles have them ---
 
 
@@ -137,11 +143,12 @@ def test_shapes_too_large_for_the_time_are_left_out() -> None:
     assert len(SampleGrid().shapes(np.random.default_rng(0), 0.0)) == 140  # small ones always fit
 
 
+@pytest.mark.nightly
 def test_samples_are_the_times_of_the_shapes() -> None:
     bench, backend = _bench()
     rng = np.random.default_rng(0)
     samples = measure_samples(bench, FP32, Layout.TN, SMALL, 3.0, rng, bench.clock)
-    assert len(samples) == 90
+    assert len(samples) == 45
     for s in samples:
         assert s.layout is Layout.TN
         assert s.seconds == pytest.approx(backend.model.seconds(s.a, s.b, s.c), rel=1e-3)
@@ -189,6 +196,7 @@ def test_shapes_take_turns_and_the_first_tile_of_each_is_left_out() -> None:
 # --- minutes under load ---
 
 
+@pytest.mark.nightly
 def test_a_device_that_keeps_its_speed(tmp_path: Path) -> None:
     bench, _ = _bench()
     seen: list[float] = []
@@ -213,6 +221,7 @@ def test_a_device_that_throttles(tmp_path: Path) -> None:
     assert {c for _, c in run.temperatures} == {61.5}
 
 
+@pytest.mark.nightly
 def test_a_disturbed_start_is_not_the_full_speed(tmp_path: Path) -> None:
     bench, backend = _bench()
     backend.disturbed_until_s = 10.0
@@ -256,8 +265,8 @@ def test_a_process_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- everything ---
 
 
-def test_a_profile_of_a_known_device(tmp_path: Path) -> None:
-    profile = _measured(tmp_path)
+def test_a_profile_of_a_known_device(measured: DeviceProfile) -> None:
+    profile = measured
     assert set(profile.compute) == {variant.name for variant in QUICK_VARIANTS}
     model = ModelledBackend(Clock()).model
     for entry in profile.compute.values():
@@ -283,13 +292,14 @@ def test_not_quick_measures_everything(tmp_path: Path) -> None:
     assert profile.sustained is None
 
 
-def test_a_profile_survives_its_file_and_fits_again(tmp_path: Path) -> None:
-    profile = _measured(tmp_path)
+def test_a_profile_survives_its_file_and_fits_again(
+    measured: DeviceProfile, tmp_path: Path
+) -> None:
     path = tmp_path / "made-up.toml"
-    write_profile(profile, path)
+    write_profile(measured, path)
     again = read_profile(path)
-    assert again == profile
-    assert refit(again) == profile
+    assert again == measured
+    assert refit(again) == measured
 
 
 def test_power_is_measured_where_energy_is_counted(tmp_path: Path) -> None:
@@ -304,13 +314,10 @@ def test_power_is_measured_where_energy_is_counted(tmp_path: Path) -> None:
     assert profile.power.source == "battery"
 
 
-def test_refitting_needs_samples(tmp_path: Path) -> None:
-    import msgspec
-
-    profile = _measured(tmp_path)
-    bare = {name: msgspec.structs.replace(e, samples=()) for name, e in profile.compute.items()}
+def test_refitting_needs_samples(measured: DeviceProfile) -> None:
+    bare = {n: msgspec.structs.replace(e, samples=()) for n, e in measured.compute.items()}
     with pytest.raises(ValueError, match="no samples"):
-        refit(msgspec.structs.replace(profile, compute=bare))
+        refit(msgspec.structs.replace(measured, compute=bare))
 
 
 @pytest.mark.parametrize(

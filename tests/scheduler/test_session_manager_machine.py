@@ -14,9 +14,10 @@ from random import Random
 import pytest
 
 from cleave.protocol import limits, messages
+from tests.examples import examples
 from tests.fuzzing import HELLOS, HONEST, Arena
 
-SEEDS = int(os.environ.get("CLEAVE_EXAMPLES", "20"))
+SEEDS = int(os.environ.get("CLEAVE_EXAMPLES", examples(20)))
 FLOOD = (
     messages.Telemetry({f"v{i}": 1.0 for i in range(limits.MAX_TELEMETRY)}),
     messages.Heartbeat(),

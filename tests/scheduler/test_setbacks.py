@@ -235,7 +235,7 @@ def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failin
     home.join(1)
     rng = random.Random(seed)
     home.fails = lambda: rng.random() < failing
-    jobs = [home.submit() for _ in range(30)]
+    jobs = [home.submit() for _ in range(20)]
     for _ in range(10):  # seldom anything waits
         if len(home.done) == len(jobs):
             break

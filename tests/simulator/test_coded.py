@@ -29,7 +29,16 @@ def _step_s(name: str, coding: CodingPolicy) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", ["cleave", "cleave-stages", "alpa", "asteroid", "confidant", "data-parallel", "dtfm"]
+    "name",
+    [
+        "cleave",
+        pytest.param("cleave-stages", marks=pytest.mark.nightly),
+        "alpa",
+        "asteroid",
+        "confidant",
+        "data-parallel",
+        "dtfm",
+    ],
 )
 def test_no_method_is_slower_coded_nor_gains_more_than_the_ratio(name: str) -> None:
     plain_s = _step_s(name, CodingPolicy.OFF)

@@ -74,6 +74,7 @@ def test_paths_are_between_their_bounds() -> None:
         )
 
 
+@pytest.mark.nightly
 def test_trials_are_as_many_as_fit_and_all_when_thorough() -> None:
     small, large = (
         Problem(paper(4).rates, 2, 2, 1.0, 1.0),
@@ -81,7 +82,7 @@ def test_trials_are_as_many_as_fit_and_all_when_thorough() -> None:
     )
     assert small.trials_in(20) == TRIALS
     assert large.trials_in(20) < TRIALS
-    conditions = paper(16, "opt-125m", batch=8, seq=128)
+    conditions = paper(8, "opt-125m", batch=8, seq=128)
     for thorough in (False, True):
         rows = Dtfm(every_device=True, thorough=thorough).outcomes(conditions)
         assert any(f"{TRIALS} trials" in row.setting for row in rows)

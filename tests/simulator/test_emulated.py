@@ -69,10 +69,10 @@ def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
     ("model", "batch", "seq", "devices"),
     [
         ("opt-tiny", 32, 512, mixed(7)),
-        ("opt-tiny", 32, 512, paper_fleet(16)),
-        ("llama-tiny", 32, 512, paper_fleet(8)),
-        ("opt-125m", 16, 512, mixed(11)),
-        ("opt-350m", 8, 512, equal(4, 0.05)),
+        pytest.param("opt-tiny", 32, 512, paper_fleet(16), marks=pytest.mark.nightly),
+        pytest.param("llama-tiny", 32, 512, paper_fleet(8), marks=pytest.mark.nightly),
+        pytest.param("opt-125m", 16, 512, mixed(11), marks=pytest.mark.nightly),
+        pytest.param("opt-350m", 8, 512, equal(4, 0.05), marks=pytest.mark.nightly),
     ],
 )
 def test_a_step_takes_what_it_takes_emulated(

@@ -30,9 +30,14 @@ def small(**changed: float) -> Conditions:
     return Conditions(SPEC, 16, 128, alike(6, **changed))
 
 
-def test_a_step_takes_what_the_planner_predicts() -> None:
+@pytest.fixture(scope="module")
+def on_small() -> Outcome:
+    return on(small())
+
+
+def test_a_step_takes_what_the_planner_predicts(on_small: Outcome) -> None:
     conditions = small()
-    row, sizes = on(conditions), StageSizes(SPEC, 128)
+    row, sizes = on_small, StageSizes(SPEC, 128)
     ps = PsCompute(conditions.ps_flops_per_s, 0.0, PsRates())
 
     def cut(parts: int) -> StageModel:
@@ -69,11 +74,12 @@ def test_too_little_memory_is_said_as_training_says_it() -> None:
     assert "connect more devices" in row.misfit
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-def test_layers_are_computed_in_fp32() -> None:
+def test_layers_are_computed_in_fp32(on_small: Outcome) -> None:
     slow = [replace(device, flops_per_s=1e10) for device in alike(6)]
     conditions = small()
-    assert on(replace(conditions, fp32_devices=slow)).step_s > on(conditions).step_s
+    assert on(replace(conditions, fp32_devices=slow)).step_s > on_small.step_s
     expected = on(Conditions(SPEC, 16, 128, slow)).step_s
     assert on(replace(conditions, fp32_devices=slow)).step_s == expected
 
@@ -95,8 +101,8 @@ def test_a_loss_by_hand() -> None:
     assert [again_s for _, again_s in lost(0, 1, 2)] == pytest.approx([24 * 200 / 12] * 3)
 
 
-def test_losses_make_a_step_longer() -> None:
-    row = on(small())
+def test_losses_make_a_step_longer(on_small: Outcome) -> None:
+    row = on_small
     assert row.recovery_s is not None
     assert 0 < row.recovery_s < row.step_s
     rare = with_losses_s(row, 1e-6, 1.0)

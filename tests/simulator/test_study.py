@@ -78,6 +78,7 @@ def test_devices_and_gpu_reach_equal_shares_in_the_central_case(accountant: Acco
     assert LAPTOPS_AT_ALL in {changed.setting for changed in one_by_one(accountant, row, gpu)}
 
 
+@pytest.mark.nightly
 def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list[StudyRow]) -> None:
     tiles = next(row for row in by_laptops if row.method == "cleave")
     assert tiles.usage.compute_s == pytest.approx(tiles.flops / 4.1084e12)
@@ -86,6 +87,7 @@ def test_tiles_and_what_was_measured_end_to_end_reach_all_of_it(by_laptops: list
     assert phone.usage == phone.spell_at(1.0)
 
 
+@pytest.mark.nightly
 def test_laptops_by_dtfm_by_hand(by_laptops: list[StudyRow]) -> None:
     # Four stages of six layers, one sample of 512 x 2048 bf16 activations a slot: 2,097,152 bytes
     # over each of three links, forward and backward, for 16 samples and 100 steps.
@@ -98,6 +100,7 @@ def test_laptops_by_dtfm_by_hand(by_laptops: list[StudyRow]) -> None:
     assert row.usage.present_s == pytest.approx(4 * row.duration_s)
 
 
+@pytest.mark.nightly
 def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> None:
     fits = {(row.method, row.fits): row for row in by_laptops}
     # Sixteen bytes for each parameter of a quarter of 24 layers, and more, are not in 3 GB.
@@ -108,6 +111,7 @@ def test_memory_is_said_and_decides_what_fits(by_laptops: list[StudyRow]) -> Non
     assert fits["cleave-stages", True].needed_bytes <= 3e9
 
 
+@pytest.mark.nightly
 def test_no_method_multiplies_less_than_another() -> None:
     small = replace(LAPTOPS, model="opt-nano", batch=4, seq=64)
     rows = {row.method: row.flops for row in simulated(small, small.offers[0], 0)}
@@ -187,6 +191,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(folder, (folder / "report.md").read_text(), json.loads(done.stdout))
 
 
+@pytest.mark.nightly
 def test_the_report_has_its_figures(made: Made) -> None:
     assert made.text.splitlines()[0].endswith(": QUICK, toy models")
     assert "| set-up | claim | `cleave-2d` | `cleave` | `cleave-stages` |" in made.text
@@ -196,6 +201,7 @@ def test_the_report_has_its_figures(made: Made) -> None:
         assert (made.folder / image).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_the_document_is_for_programs(made: Made) -> None:
     laptop, phones = made.document["setups"]
     assert laptop["setup"] == "opt-nano on 1 laptop"
@@ -220,9 +226,12 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "name", ["lifetime", "charger", "pue", "network", "host-share", "ps-watts"]
-)
-@pytest.mark.parametrize("value", ["nan", "inf", "-7"])
+    ("name", "value"),
+    [
+        ("lifetime", "nan"), ("charger", "inf"), ("pue", "-7"),
+        ("network", "nan"), ("host-share", "inf"), ("ps-watts", "-7"),
+    ],
+)  # fmt: skip
 def test_what_is_no_figure_is_said(name: str, value: str) -> None:
     done = CliRunner().invoke(
         app, ["footprint", "--model", "opt-nano", f"--{name}={value}", "--grid", "USA"]

@@ -67,13 +67,16 @@ def session_on(connection: object) -> DeviceSession:
 @pytest.mark.parametrize(
     "said",
     [
-        [Error(ErrorCode.LIMIT, "full")],
-        [messages.Welcome(1), Error(ErrorCode.LIMIT, "full")],
-        [messages.Welcome(1), messages.Bye("", ByeCode.CLOSING)],
-        [messages.Welcome(1), messages.Welcome(1)],
-        [messages.Drop((1,))],
+        pytest.param([Error(ErrorCode.LIMIT, "full")], id="refused"),
+        pytest.param(
+            [messages.Welcome(1), Error(ErrorCode.LIMIT, "full")],
+            id="error",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param([messages.Welcome(1), messages.Bye("", ByeCode.CLOSING)], id="bye"),
+        pytest.param([messages.Welcome(1), messages.Welcome(1)], id="our error"),
+        pytest.param([messages.Drop((1,))], id="before its welcome", marks=pytest.mark.nightly),
     ],
-    ids=["refused", "error", "bye", "our error", "before its welcome"],
 )
 def test_a_device_does_not_wait_long_for_a_server_that_does_not_close(said: list[Message]) -> None:
     async def scenario() -> None:

@@ -12,10 +12,9 @@ from cleave.verify.projection import compiled_pass, numpy_pass
 from cleave.workload.registry import find_model
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [pytest.param("opt-tiny", marks=pytest.mark.nightly), "llama-tiny"]
-)
+@pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny"])
 def test_nobody_is_accused_of_the_products_of_real_training(model: str) -> None:
     pytest.importorskip("numba")
     judge = Judge({"numpy": numpy_pass, "compiled": compiled_pass()}, BACKENDS, every=9)

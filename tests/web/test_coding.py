@@ -27,13 +27,13 @@ from tests.integration.processes import training_job
 from tests.training.test_staged import EvenStages, rows
 from tests.web.test_join import forced, join, visit
 
-pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
+# Tests of the client alone have the vectors of compressed arrays.
+pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.nightly]
 
 STEPS = 2
 SEQ = 16
 
 
-@pytest.mark.nightly
 def test_losses_by_tiles_are_the_same_to_the_bit(
     browser: Browser, corpus_file: Path, tmp_path: Path
 ) -> None:

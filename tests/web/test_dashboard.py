@@ -28,10 +28,13 @@ from tests.integration.test_viewers import asked, viewed
 from tests.web.browser import CHROMIUM
 from tests.web.watched import Watched, serious_findings, watched
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM or not Pages.of_package().complete,
-    reason="needs Chromium and built pages (npm run build in web_client)",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not CHROMIUM or not Pages.of_package().complete,
+        reason="needs Chromium and built pages (npm run build in web_client)",
+    ),
+    pytest.mark.nightly,  # `test_dashboard_page.py` has the page on a made-up feed
+]
 
 DEVICES = 80  # more than its table shows at once
 STEPS = 2

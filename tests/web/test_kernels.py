@@ -13,7 +13,12 @@ from tests.products import assert_multiplies
 from tests.web.browser import serving
 
 WAYS = [
-    pytest.param(isolated, kernel, id=f"{kernel}-{'isolated' if isolated else 'not-isolated'}")
+    pytest.param(
+        isolated,
+        kernel,
+        id=f"{kernel}-{'isolated' if isolated else 'not-isolated'}",
+        marks=[] if isolated else [pytest.mark.nightly],
+    )
     for isolated, kernels in ((True, ("js", "wasm", "webgpu")), (False, ("js", "wasm")))
     for kernel in kernels
 ]
@@ -34,6 +39,7 @@ def page(request: pytest.FixtureRequest, browser: Browser, lab: Path) -> Iterato
         page.close()
 
 
+@pytest.mark.nightly
 @each_way
 def test_errors_against_double_precision_are_those_of_rounding(page: Page, kernel: str) -> None:
     errors = page.evaluate("(kernel) => lab.errors(kernel, 2)", kernel)
@@ -49,6 +55,7 @@ def test_a_crowd_of_products_some_of_them_cancelled(page: Page, kernel: str) -> 
     assert page.evaluate("(kernel) => lab.crowd(kernel, 2, 40)", kernel) <= 1.0
 
 
+@pytest.mark.nightly
 @each_way
 def test_products_that_python_hands_over(page: Page, lab: Path, kernel: str) -> None:
     """Benchmarks have the kernels multiply so."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Route
@@ -23,7 +22,6 @@ from tests.integration.processes import (
     training_by_stages,
     wait_for_event,
 )
-from tests.web.browser import OTHER_HOST
 from tests.web.test_join import (
     DEVICE,
     PATIENCE_MS,
@@ -37,7 +35,8 @@ from tests.web.test_join import (
 STEPS = 2
 Plain = Callable[[JobSpec], list[float]]
 
-pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.slow]
+# `test_join.py` has the short journey: a page that trains by tiles and by stages.
+pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.nightly]
 
 
 def own_page(place: dict[str, Any]) -> str:
@@ -52,17 +51,7 @@ def without_isolation(route: Route) -> None:
     route.fulfill(response=response, headers=headers)
 
 
-def test_a_page_over_plain_http_says_what_it_lacks(
-    browser: Browser, lasting: dict[str, Any]
-) -> None:
-    with visit(browser) as page:
-        address = urlsplit(own_page(lasting))
-        page.goto(address._replace(netloc=f"{OTHER_HOST}:{address.port}").geturl())
-        said = page.locator("form").inner_text()
-        assert "neither the GPU (WebGPU) nor shared memory" in " ".join(said.split())
-
-
-@pytest.mark.parametrize("way", ["secure", "plain", pytest.param("gpu", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("way", ["secure", "plain", "gpu"])
 def test_a_browser_alone_trains_by_stages(
     browser: Browser,
     corpus_file: Path,

@@ -9,6 +9,8 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.android.app.conftest import ANDROID, Built, build_apk, run
 
 PERMISSIONS = {
@@ -52,6 +54,7 @@ def test_it_carries_the_licences_of_what_it_holds(built: Built) -> None:
         assert words in text
 
 
+@pytest.mark.nightly
 def test_same_sources_give_the_same_app_signed_with_any_key(built: Built, tmp_path: Path) -> None:
     store = tmp_path / "own.keystore"
     run("keytool", "-genkeypair", "-keystore", store, "-alias", "me", "-storepass", "secret",

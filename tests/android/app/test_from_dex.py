@@ -21,6 +21,7 @@ from tests.integration.processes import (
 STEPS = 2
 
 
+@pytest.mark.nightly
 def test_it_serves_the_same_tiles(
     from_dex: Path,
     corpus_file: Path,

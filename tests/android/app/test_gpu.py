@@ -39,12 +39,19 @@ def test_classes(built: Built, tmp_path_factory: pytest.TempPathFactory) -> str:
     return class_path(shim, tests, JNA)
 
 
+def test_it_passes_its_own_check(built: Built, test_classes: str) -> None:
+    path = f"{built.folder / 'classes'}:{test_classes}"
+    assert "OK (" in run_junit(path, "cleave.gpu.GpuChoiceTest", env=MESA)
+
+
+@pytest.mark.nightly
 def test_numbers_are_right(built: Built, test_classes: str) -> None:
     path = f"{built.folder / 'classes'}:{test_classes}"
     said = run_junit(path, *GPU_TESTS, env=MESA)
     assert "OK (" in said
 
 
+@pytest.mark.nightly
 def test_numbers_are_right_from_the_apk(from_dex: Path, test_classes: str) -> None:
     said = run_junit(f"{from_dex}:{test_classes}", *GPU_TESTS, env=MESA)
     assert "OK (" in said

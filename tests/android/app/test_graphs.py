@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.android.app.class_files import ClassFile, Member, read_class
 from tests.android.app.conftest import Built, run
 from tests.android.jvm import GraphClasses
 
 
+@pytest.mark.nightly
 def test_the_apk_runs_graphs_where_onnx_runtime_is(
     from_dex: Path, graph_classes: GraphClasses
 ) -> None:
     assert "OK (" in run(*graph_classes.unit_tests(from_dex))
 
 
+@pytest.mark.nightly
 def test_the_apk_offers_none_where_it_is_not(from_dex: Path, graph_classes: GraphClasses) -> None:
     assert "OK (" in run(*graph_classes.unit_tests_without(from_dex))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from profiles.library import read_profile
 from profiles.performance import Layout
 from tests.android.app.conftest import (
@@ -19,6 +21,7 @@ from tests.android.app.conftest import (
 from tests.integration.processes import run
 
 
+@pytest.mark.nightly
 def test_cleave_reads_and_fits_it(built: Built, tmp_path: Path) -> None:
     require(*JUNIT, *LIBRARIES)
     classes = class_path(built.folder / "classes", *LIBRARIES)
