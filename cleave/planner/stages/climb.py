@@ -130,7 +130,7 @@ class StageClimb:
         self.groups = groups
         self.columns = Columns.of(groups)
         self._fixed = fixed
-        self._estimator = Estimator(tables, self.columns, ps)
+        self._estimator = Estimator(tables, self.columns, ps, fixed=fixed)
         self._stages = min(tables.layers, len(groups))
         columns, model = self.columns, tables.model
         self._down_byte_s = columns.down_byte_s(model.coded_ratio)

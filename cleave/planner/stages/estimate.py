@@ -8,7 +8,8 @@ all gradients last. In arrays, rows are arrangements, and columns are stages or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -110,6 +111,9 @@ class Columns:
             np.array([all(d.codes_downlink for d in group) for group in groups], bool),
             np.array([all(d.codes_uplink for d in group) for group in groups], bool),
         )
+
+    def take(self, chosen: Integers) -> Columns:
+        return Columns(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
         """Return the seconds per uncompressed byte on each downlink, after any compression."""
@@ -229,11 +233,23 @@ class StageTables:
 
 
 class Estimator:
-    """Estimates the step time of arrangements by the closed form."""
+    """Estimates the step time of arrangements by the closed form.
 
-    def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
+    Args:
+        tables: costs of runs of layers.
+        columns: rates of the devices, or of the groups of devices.
+        ps: what the PS computes and how fast.
+        fixed: whether each stage of all arrangements has exactly one column, and there are as many
+            stages as columns. The times of each possible stage are then computed only once.
+    """
+
+    def __init__(
+        self, tables: StageTables, columns: Columns, ps: PsCompute, *, fixed: bool = False
+    ) -> None:
         self.tables = tables
         self.columns = columns
+        self._fixed = fixed
+        self._ps = ps
         model, card = tables.model, ps.rates or PsRates()
         self._batches = len(model.tokens)
         self._tokens = sum(model.tokens) / self._batches
@@ -267,9 +283,41 @@ class Estimator:
         found = np.where(possible, TOO_LARGE_S * (1 + missing), np.inf)
         chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
-            spread = Spread(place[chosen], first.shape[1])
-            found[chosen] = self._seconds(cells[chosen], cell[chosen], count[chosen], spread)
+            if self._fixed:
+                times = self._looked_up(cells[chosen], place[chosen])
+            else:
+                spread = Spread(place[chosen], first.shape[1])
+                stages = (count[chosen] > 0).sum(axis=1, keepdims=True)
+                times = self._times(cells[chosen], cell[chosen], count[chosen], spread, stages)
+            found[chosen] = self._step_s(times, cells[chosen])
         return found
+
+    def _looked_up(self, cells: Integers, place: Integers) -> StageTimes:
+        """Return the times of stages that have one column each, from the table of all of them."""
+        column = np.empty_like(place)
+        column[np.arange(len(place))[:, None], place] = np.arange(place.shape[1])
+        number, times = self._table
+        chosen = number[column, cells]
+        return StageTimes(*(each.take(chosen) for each in times))
+
+    @cached_property
+    def _table(self) -> tuple[Integers, StageTimes]:
+        """The times of each column with each cell for which it has enough memory.
+
+        The first array has the index in the second ones, by column and cell.
+        """
+        stages = len(self.columns.memory)
+        layers = np.arange(self.tables.layers + 1)
+        run = layers - layers[:, None]
+        possible = np.tile((run > 0) & (run <= self.tables.layers + 1 - stages), (2, 1)).ravel()
+        fits = possible & (self.tables.memory <= self.columns.memory[:, None])
+        column, cell = np.nonzero(fits)
+        alone = Estimator(self.tables, self.columns.take(column[:, None]), self._ps)
+        cell, place = cell[:, None], np.zeros_like(cell)[:, None]
+        times = alone._times(cell, cell, alone.columns.count, Spread(place, 1), np.array(stages))
+        number = np.zeros(fits.shape, np.intp)
+        number[fits] = np.arange(len(cell))
+        return number, StageTimes(*(each.ravel() for each in times))
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
         """Return the FLOPs per token that each device saves by retaining activations.
@@ -286,14 +334,15 @@ class Estimator:
         found: Floats = tables.spared[cell] * np.where(in_request, np.floor(share), share)
         return found
 
-    def _seconds(self, cells: Integers, cell: Integers, count: Floats, spread: Spread) -> Floats:
-        """Return the step time in seconds of each arrangement that fits in memory.
+    def _times(
+        self, cells: Integers, cell: Integers, count: Floats, spread: Spread, stages: Integers
+    ) -> StageTimes:
+        """Return the times of the stages of arrangements that fit in memory, one row for each.
 
         `cells` and `count` have the cell and the number of devices of each stage; `cell` has the
-        cell of each column.
+        cell of each column; `stages` has the number of stages of each arrangement.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
-        stages = (count > 0).sum(axis=1, keepdims=True)
         spare = columns.memory - tables.memory[cell]
         kept = np.minimum(batches, spare // tables.kept[cell])
         under_way = np.minimum(kept, REQUESTS_AT_ONCE * (1 + stages))
@@ -346,7 +395,7 @@ class Estimator:
         moved = batches * self._activation_bytes
         came = batches * self._input_bytes * inputs + moved * forwards_of
         went = moved * (forwards_of + tables.returns[cells]) * up_share
-        times = StageTimes(
+        return StageTimes(
             loaded_s=spread.most(tables.weights[cell] * down_byte_s),
             ahead_s=spread.most(one_ahead_s),
             others_ahead_s=others(each_ahead_s),
@@ -354,18 +403,27 @@ class Estimator:
             others_back_s=others(each_back_s),
             others_s=others(each_s),
             gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s),
+            weight_bytes=weights,
+            input_bytes=came * down_share,
+            output_bytes=went,
+            gradient_bytes=gradients,
         )
-        down = weights.sum(axis=1) + (came * down_share).sum(axis=1)
-        up = gradients.sum(axis=1) + went.sum(axis=1)
-        loss_there = (cells >= (tables.layers + 1) ** 2).any(axis=1)
+
+    def _step_s(self, times: StageTimes, cells: Integers) -> Floats:
+        """Return the step time in seconds of arrangements with these stages."""
+        weights_s = times.weight_bytes.sum(axis=1) * self._out_s
+        down_s = weights_s + times.input_bytes.sum(axis=1) * self._out_s
+        up = times.gradient_bytes.sum(axis=1) + times.output_bytes.sum(axis=1)
+        loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
+        by_stage = StageTimes(*(np.ascontiguousarray(each.T) for each in times))
         end_s = _end_s(
-            StageTimes(*(np.ascontiguousarray(each.T) for each in times)),
-            np.maximum(times.loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
-            gradients.T * self._in_s,
+            by_stage,
+            np.maximum(by_stage.loaded_s, weights_s),
+            by_stage.gradient_bytes * self._in_s,
             np.where(loss_there, 0.0, self._loss_s),
-            batches,
+            self._batches,
         )
-        return _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
+        return _most(end_s, down_s, up * self._in_s) + self._optimizer_s
 
 
 class StageTimes(NamedTuple):
@@ -378,6 +436,7 @@ class StageTimes(NamedTuple):
             passes but one, on the slowest device.
         others_s: time of all forward and backward passes but one each, on the slowest device.
         gradients_s: time of the weight gradients on the slowest uplink.
+        weight_bytes, input_bytes, output_bytes, gradient_bytes: bytes that pass the PS's card.
     """
 
     loaded_s: Floats
@@ -387,6 +446,10 @@ class StageTimes(NamedTuple):
     others_back_s: Floats
     others_s: Floats
     gradients_s: Floats
+    weight_bytes: Floats
+    input_bytes: Floats
+    output_bytes: Floats
+    gradient_bytes: Floats
 
 
 def _end_s(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -34,6 +33,7 @@ _LEAST_SIMULATED: Final = 3
 _REQUESTS: Final = 1_200  # requests that are simulated in total, for each device,
 _LEAST_REQUESTS: Final = 4_000  # but at least these
 _MOST_REQUESTS: Final = 80_000  # and at most these
+_SHARE_OF_WAY: Final = 0.5  # the same for each way to slice the loss, as a share
 _PIECE_REQUESTS: Final = 0.3  # cost of simulating one piece of an activation, in requests
 _AT_ONCE: Final = 8  # changes to an arrangement that are simulated in one turn
 _PATIENCE: Final = 1.01
@@ -65,50 +65,54 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
             f"layers that stay on the parameter server divide the others into "
             f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
         )
-    best = _search(tables, able, ps, None)
+    judge = _Judge(model, {device.device: device for device in devices}, ps)
+    plain = _candidates(tables, able, ps, None)
+    if not plain:
+        raise _too_large(tables, able)
+    requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, _REQUESTS * len(able)))
+    best = judge.search(plain, requests)
+    sliced, ways = [], 0
     for slices in ways_to_slice(model, devices, ps, best) if model.most_slices > 1 else ():
-        sliced = {device for part in slices.stages for device in part.devices}
-        others = [device for device in able if device.device not in sliced]
-        if others:
-            with suppress(DeviceMemoryError):  # the other devices may not hold all layers
-                found = _search(tables, others, ps, slices)
-                best = min(best, found, key=lambda plan: plan.step_s)
-    return best
+        used = {device for part in slices.stages for device in part.devices}
+        sliced += _candidates(tables, [d for d in able if d.device not in used], ps, slices)
+        ways += 1
+    return judge.search(sliced, round(requests * ways * _SHARE_OF_WAY)) if sliced else best
 
 
-def _search(
-    tables: StageTables,
-    able: Sequence[DeviceRates],
-    ps: PsCompute,
-    slices: LossSlices | None,
-) -> StagePlan:
-    """Return the best plan that the search finds on devices that can hold at least one layer.
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An arrangement that a search among estimates has found.
 
-    `slices` are the slices of the loss on other devices; None without a vocabulary-parallel loss.
-
-    Raises:
-        DeviceMemoryError: when the devices have too little memory.
+    Attributes:
+        rank: the number of better ones that the same search has found.
+        seconds: the estimated step time.
+        slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.
     """
-    model = tables.model
+
+    rank: int
+    seconds: float
+    climb: StageClimb
+    one: Arrangements
+    slices: LossSlices | None
+
+
+def _candidates(
+    tables: StageTables, able: Sequence[DeviceRates], ps: PsCompute, slices: LossSlices | None
+) -> list[_Candidate]:
+    """Return arrangements of devices that can each hold a layer; none if all hold too little."""
     # The closed form treats the slices of the loss as a PS of the same throughput.
     as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
-    climbs = list(_climbs(tables, able, as_ps))
-    those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
-    requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, _REQUESTS * len(able)))
+    climbs = list(_climbs(tables, able, as_ps)) if able else []
     found = sorted(
         (seconds, number, row)
         for number, climb in enumerate(climbs)
         for row, seconds in enumerate(climb.seconds.tolist())
     )
-    if not found:
-        raise _too_large(tables, able)
-    judge = _Judge(model, those, ps, slices, requests)
-    for seconds, number, row in found[:_SIMULATED]:
-        if judge.best is None or seconds <= judge.best.step_s * _WORTH:
-            judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
-    judge.search()
-    assert judge.best is not None
-    return judge.best
+    return [
+        _Candidate(rank, seconds, climb, climb.found.take(np.array([row])), slices)
+        for rank, (seconds, number, row) in enumerate(found[:_SIMULATED])
+        for climb in (climbs[number],)
+    ]
 
 
 def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
@@ -203,29 +207,48 @@ class _Judge:
     model: StageModel
     devices: dict[int, DeviceRates]
     ps: PsCompute
-    slices: LossSlices | None
-    requests_left: int
+    requests_left: int = 0
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
-    _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
-        default_factory=list
-    )
+    _next: list[tuple[float, int, Iterator[_Candidate]]] = field(default_factory=list)
 
-    def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
-        """Simulate an arrangement if the budget allows; return True if it is the fastest so far."""
-        planned = climb.planned(one, 0)
-        sliced = () if self.slices is None else self.slices.stages
+    def search(self, candidates: Sequence[_Candidate], requests: int) -> StagePlan:
+        """Return the fastest plan so far, after simulating candidates and their best changes.
+
+        Args:
+            candidates: at least one.
+            requests: number of micro-batch passes that may be simulated.
+        """
+        self.requests_left = requests
+        ranked = sorted(candidates, key=lambda one: (one.rank > 0, one.seconds))
+        for number, one in enumerate(ranked[:_SIMULATED]):
+            if self.best is None or one.seconds <= self.best.step_s * _WORTH:
+                self.simulate(one, forced=not one.rank or number < _LEAST_SIMULATED)
+        while self._next and self.requests_left > 0:
+            seconds, number, changes = heapq.heappop(self._next)
+            some = list(islice(changes, _AT_ONCE))
+            any(self.simulate(one) for one in some)
+            if some:  # other arrangements get a turn before the next changes
+                heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
+        assert self.best is not None
+        return self.best
+
+    def simulate(self, candidate: _Candidate, *, forced: bool = False) -> bool:
+        """Simulate an arrangement if the budget allows; return True if it is the fastest so far.
+
+        If `forced`, the budget does not matter.
+        """
+        planned, slices = candidate.climb.planned(candidate.one, 0), candidate.slices
+        sliced = () if slices is None else slices.stages
         if sliced:
             planned = (*planned[:-1], replace(planned[-1], loss=False))
-        if planned in self._seen or (
-            self.requests_left <= 0 and len(self._seen) >= _LEAST_SIMULATED
-        ):
+        key = (*planned, *sliced)
+        if key in self._seen or (self.requests_left <= 0 and not forced):
             return False
-        self._seen.add(planned)
-        self.requests_left -= round(2 * (len(planned) + len(sliced)) * self._weight)
+        self._seen.add(key)
+        self.requests_left -= round(2 * len(key) * self._weight)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
-        changes = self._changes(climb, one)
-        heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
+        heapq.heappush(self._next, (plan.step_s, len(self._seen), self._changes(candidate)))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
             return False
         self.best = plan
@@ -243,22 +266,13 @@ class _Judge:
         activations = sum(model.tokens) * model.width * model.element_bytes
         return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
-    def search(self) -> None:
-        """Simulate changes to the fastest arrangements until the simulation budget is spent."""
-        while self._next and self.requests_left > 0:
-            seconds, number, changes = heapq.heappop(self._next)
-            some = list(islice(changes, _AT_ONCE))
-            any(self.simulate(climb, one) for climb, one in some)
-            if some:  # other arrangements get a turn before the next changes
-                heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
-
-    def _changes(
-        self, climb: StageClimb, one: Arrangements
-    ) -> Iterator[tuple[StageClimb, Arrangements]]:
+    def _changes(self, candidate: _Candidate) -> Iterator[_Candidate]:
         """Yield changes to an arrangement, the fastest estimated step first."""
         self.requests_left -= _REQUESTS_OF_CHANGES
+        climb, one = candidate.climb, candidate.one
         seconds = climb.seconds_of_changes(one)[0]
         worth = float(climb.estimate(one)[0]) * _WORTH
         ranked = np.argsort(seconds, kind="stable")
-        for number in ranked[seconds[ranked] < worth].tolist():
-            yield climb, climb.changed(one, np.array([0]), np.array([number]))
+        for rank, number in enumerate(ranked[seconds[ranked] < worth].tolist()):
+            changed = climb.changed(one, np.array([0]), np.array([number]))
+            yield replace(candidate, rank=rank, seconds=float(seconds[number]), one=changed)
