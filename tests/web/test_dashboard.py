@@ -17,7 +17,6 @@ pytest.importorskip("playwright.sync_api")
 
 from playwright.sync_api import Browser, Page, expect
 
-from cleave.server.http.pages import Pages
 from tests.integration.processes import (
     PATIENCE_S,
     apart,
@@ -25,14 +24,10 @@ from tests.integration.processes import (
     wait_for_event,
 )
 from tests.integration.test_viewers import asked, viewed
-from tests.web.browser import CHROMIUM
 from tests.web.watched import Watched, serious_findings, watched
 
 pytestmark = [
-    pytest.mark.skipif(
-        not CHROMIUM or not Pages.of_package().complete,
-        reason="needs Chromium and built pages (npm run build in web_client)",
-    ),
+    pytest.mark.usefixtures("pages"),
     pytest.mark.nightly,  # `test_dashboard_page.py` has the page on a made-up feed
 ]
 

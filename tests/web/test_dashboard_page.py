@@ -12,20 +12,15 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
 
 from benchmarks.dashboard_feed import made_up, serving  # noqa: E402
-from cleave.server.http.pages import Pages  # noqa: E402
-from tests.web.browser import CHROMIUM  # noqa: E402
 from tests.web.watched import Watched, serious_findings, watched  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM or not Pages.of_package().complete,
-    reason="needs Chromium and built pages (npm run build in web_client)",
-)
+pytestmark = pytest.mark.usefixtures("pages")
 
 DEVICES = 1000
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(pages: None) -> Iterator[str]:
     with serving(made_up(DEVICES)) as url:
         yield url
 
