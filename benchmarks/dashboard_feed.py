@@ -180,6 +180,7 @@ class Feed:
             "tokens": 16384,
             "learning_rate": 2e-4,
             "clock": "wall",
+            "method": "tiles",
             "wall_s": fleet_s + ps_s,
             "fleet_s": fleet_s,
             "ps_s": ps_s,

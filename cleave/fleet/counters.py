@@ -26,6 +26,10 @@ class FleetCounters:
         reissued: number of tasks and stage passes that were repeated or duplicated.
         late: number of results that arrived when they were no longer needed.
         local_gemms: number of GEMMs that the PS computed because no device was available.
+        predicted_s: predicted duration of the finished steps by stages, in seconds on the fleet's
+            clock.
+        planning_s: wall seconds in which training waited for plans of stages.
+        audit_s: wall seconds in which training waited for audits of finished steps by stages.
     """
 
     fleet_s: float = 0.0
@@ -41,6 +45,9 @@ class FleetCounters:
     reissued: int = 0
     late: int = 0
     local_gemms: int = 0
+    predicted_s: float = 0.0
+    planning_s: float = 0.0
+    audit_s: float = 0.0
 
     @property
     def downlink_bytes(self) -> int:

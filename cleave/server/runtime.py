@@ -356,16 +356,16 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
-        """Report to the event listener how many tasks were reissued since the last call."""
+        """Report to the event listener how many tasks and stage passes were reissued since then."""
         done = self.manager.scheduler.counters
-        given_again = done.reissued + done.speculative
+        given_again = done.reissued + done.speculative + self.manager.stages.repeated
         more = given_again - self._given_again
         if more:
             self._given_again = given_again
             self._tell_listener(
                 EventKind.REISSUE,
                 None,
-                f"{more} {'task was' if more == 1 else 'tasks were'} given to other devices",
+                f"{more} {'task was' if more == 1 else 'tasks were'} given out again",
             )
 
     def check(self, check: Check) -> list[ForRuntime]:

@@ -19,6 +19,7 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
+from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import JobSpec
@@ -195,6 +196,8 @@ def test_a_killed_process_costs_no_exactness(
     ):
         server.fleet.wait_for(DEVICES, WAIT_S)
         strikes = Strikes(server, processes, when)
+        told: list[EventKind] = []
+        server.live._tell_listener = lambda kind, *_: told.append(kind)
         work = ModelWork(model, graphs, DType.FP32)
         staged = StagedModel(work, server.fleet.runtime, planner, PsCompute(1e11, 0.0))
 
@@ -209,6 +212,7 @@ def test_a_killed_process_costs_no_exactness(
         staged.close()
         server.fleet.wait_for(DEVICES, WAIT_S)  # none is just connecting when the server closes
     assert strikes.struck == len(batches)
+    assert EventKind.REISSUE in told
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)
 

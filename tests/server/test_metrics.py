@@ -29,7 +29,7 @@ from profiles.library import load_profiles
 from tests.server.clocks import Clock
 from tests.server.test_overview import POWERED, Fleet
 
-STEP = StepRecord(3, 2.5, 1024, 1e-3, "wall", 4.0, 3.0, 1.0, 0.1, 10, 5, 8, 2, 4, 0)
+STEP = StepRecord(3, 2.5, 1024, 1e-3, "wall", "tiles", 4.0, 3.0, 1.0, 0.1, 10, 5, 8, 2, 4, 0)
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana.json"
 
 

@@ -462,5 +462,5 @@ def _long_step() -> dict[str, Any]:
     numbers = {
         each.name: most for each in dataclasses.fields(StepRecord) if each.type in ("int", "float")
     }
-    step = StepRecord(**numbers, clock="virtual", traffic=traffic, saved=traffic)
+    step = StepRecord(**numbers, clock="virtual", method="stages", traffic=traffic, saved=traffic)
     return to_dict(dataclasses.replace(step, against_loss=1.5))

@@ -54,6 +54,11 @@ def on(
         return losses, said, (counters.downlink_bytes, counters.tiles)
 
 
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """The records of steps in a run folder."""
+    return [each for each in RunFolder(folder).records() if each["event"] == "step"]
+
+
 @pytest.fixture(scope="module")
 def job(corpus_file: Path) -> JobSpec:
     return JobSpec("opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0)
@@ -78,6 +83,12 @@ def test_fast_devices_train_whole_layers(
     assert "stages: layers 1 to" in said
     assert sent_bytes > 0
     assert tiles == 0
+    first, second = recorded(tmp_path / "fleet")
+    assert (first["method"], second["method"]) == ("stages", "stages")
+    assert 0 < first["predicted_s"] == second["predicted_s"]
+    assert first["planning_s"] > 0
+    assert second["planning_s"] == 0  # the devices are the same
+    assert first["planning_s"] + first["audit_s"] < first["ps_s"]
 
 
 def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
@@ -139,6 +150,8 @@ def test_slow_devices_leave_all_to_the_server(
     assert losses == pytest.approx(plain, rel=1e-4)
     assert "no stages. Using the server alone: a step takes" in said
     assert tiles == 0
+    for step in recorded(tmp_path / "fleet"):
+        assert (step["method"], step["predicted_s"]) == ("local", 0)
 
 
 def test_without_devices_for_stages_the_reason_is_said_once(
@@ -155,3 +168,4 @@ def test_a_journal_leaves_stages_out(job: JobSpec, plain: list[float], tmp_path:
     losses, said, _ = on([FAST], kept, tmp_path / "fleet")
     assert losses == pytest.approx(plain, rel=1e-4)
     assert "stages: " not in said
+    assert {step["method"] for step in recorded(tmp_path / "fleet")} == {"tiles"}

@@ -139,7 +139,7 @@ class JobFleet:
         if self._looks:
             self._look()
         if self.staged is not None:
-            seconds = self.staged.predicted_s(_rows(batches, self._packed))
+            seconds = self.staged.forecast_s(_rows(batches, self._packed))
             if not isinstance(seconds, NotByStages):
                 return seconds
         choice = self._choice_without_stages()
@@ -194,7 +194,15 @@ class JobFleet:
 
     def counters(self) -> FleetCounters:
         """Return the fleet's counters, summed over all steps so far."""
-        return (self._fallback or self._fleet).counters()
+        counters = (self._fallback or self._fleet).counters()
+        if (staged := self.staged) is None:
+            return counters
+        return replace(
+            counters,
+            predicted_s=staged.predicted_s,
+            planning_s=staged.planning_s,
+            audit_s=staged.audit_s,
+        )
 
     def kept(self) -> Kept:
         """Return counts of the GEMMs that the PS kept, or that `--offload auto` would have kept."""

@@ -30,7 +30,11 @@ class StepRecord:
         step: number of the step, counted from 1.
         loss: mean cross-entropy in nats per learned token, computed before the update.
         tokens: number of input tokens of the step.
-        clock: the clock that measures `fleet_s`: `virtual` or `wall`.
+        clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
+        method: how the step was computed: by `stages`, by `tiles`, or `local`, on the PS alone.
+        predicted_s: predicted duration of a step by stages; 0 for other steps.
+        planning_s, audit_s: the parts of `ps_s` for plans of stages and for audits of their
+            results.
         wall_s: duration of the step in wall seconds.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
         ps_s: wall seconds in which the PS did not wait for the fleet.
@@ -56,6 +60,7 @@ class StepRecord:
     tokens: int
     learning_rate: float
     clock: str
+    method: str
     wall_s: float
     fleet_s: float
     ps_s: float
@@ -67,6 +72,9 @@ class StepRecord:
     blocks: int
     reissued: int
     local_gemms: int = 0
+    predicted_s: float = 0.0
+    planning_s: float = 0.0
+    audit_s: float = 0.0
     journal_bytes: int = 0
     journal_s: float = 0.0
     journal_saved_s: float = 0.0

@@ -601,6 +601,10 @@ class Trainer:
             learning_rate=rate,
             wall_s=wall_s,
             ps_s=wall_s - spent.waited_s,
+            method=_method(spent).value,
+            predicted_s=spent.predicted_s,
+            planning_s=spent.planning_s,
+            audit_s=spent.audit_s,
             verify_s=spent.verify_s,
             floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
             against_loss=self.compared.against(self.step, loss),
@@ -915,6 +919,13 @@ _PRESENCE = {
     FleetPresence.ABSENT: "no device is connected; training waits for one",
     FleetPresence.LOCAL: "no device is connected; training continues on the parameter server",
 }
+
+
+def _method(spent: FleetCounters) -> Method:
+    """Return how a step was computed for which the fleet's counters grew by `spent`."""
+    if spent.predicted_s:  # only finished steps by stages count
+        return Method.STAGES
+    return Method.TILES if spent.tiles else Method.LOCAL
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:

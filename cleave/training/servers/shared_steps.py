@@ -272,10 +272,10 @@ class SharedSteps:
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
+        slowest = ("fleet_s", "waited_s", "predicted_s", "planning_s", "audit_s")
         return replace(
             sum(everyone[1:], everyone[0]),
-            fleet_s=max(each.fleet_s for each in everyone),
-            waited_s=max(each.waited_s for each in everyone),
+            **{name: max(getattr(each, name) for each in everyone) for name in slowest},
         )
 
     def _capacity(self) -> float:

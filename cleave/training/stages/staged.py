@@ -109,6 +109,7 @@ class StagedModel:
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
+        predicted_s, planning_s, audit_s: sums since the start; see `FleetCounters`.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class StagedModel:
         own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.plan: StagePlan | None = None
+        self.predicted_s = self.planning_s = self.audit_s = 0.0
         self.work = work
         self.runtime = runtime
         self._planner = planner
@@ -160,7 +162,7 @@ class StagedModel:
         """End the current step, and let devices drop the arrays that they retain for the model."""
         self.runtime.end_steps()
 
-    def predicted_s(self, batch: Rows) -> float | NotByStages:
+    def forecast_s(self, batch: Rows) -> float | NotByStages:
         """Forecast the seconds of a step by stages for a batch of this shape; see `gradients`."""
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
@@ -203,8 +205,11 @@ class StagedModel:
                 if not self._tries_again(str(error), failed):
                     return NotByStages(str(error))
                 continue
+            began_s = time.perf_counter()
             faults = self._auditor.faults(work, result, self._proven)
+            self.audit_s += time.perf_counter() - began_s
             if not faults:
+                self.predicted_s += plan.step_s
                 return self._take(result, embedded, losses, len(work.slices))
             for fault in faults:  # no result of the step has been used, so it can be repeated
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
@@ -433,7 +438,9 @@ class StagedModel:
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
+            began_s = time.perf_counter()
             self.plan = self._new_plan(batch, list(devices.values()))
+            self.planning_s += time.perf_counter() - began_s
             self._planned_for = wanted
         return self.plan
 
