@@ -17,10 +17,12 @@ from typing import Any
 
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Method
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, Trainer, prepare
+from cleave.training.loop.trainer import Trainer
 from cleave.training.lora.adapters import load_adapted
 from cleave.training.lora.spec import LoraSpec
 from cleave.transport.join_url import url_file

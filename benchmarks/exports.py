@@ -30,9 +30,11 @@ from torch import Tensor, nn
 import cleave
 from cleave.errors import CleaveError
 from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, Trainer, prepare
+from cleave.training.loop.trainer import Trainer
 from cleave.training.results.export import export_run, keep_description
 from cleave.workload.models.build import load_model
 from tests.training.test_offload_report import FAMILIES

@@ -102,10 +102,11 @@ def in_virtual_time(bits: Bits | None, rows: int, sequence: int) -> bool:
 def for_real(sequence: int) -> bool:
     """Train one step on this machine."""
     import cleave
+    from cleave.training.loop.context import TrainContext
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import TrainContext, train
+    from cleave.training.loop.trainer import train
 
     losses: list[float] = []
     seconds: list[float] = []

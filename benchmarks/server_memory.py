@@ -37,9 +37,11 @@ def serve(
     # without an active exception".
     import torch.distributed.nn
 
+    from cleave.training.loop.context import TrainContext
+    from cleave.training.loop.inputs import prepare
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import TrainContext, prepare, train
+    from cleave.training.loop.trainer import train
     from cleave.training.servers.ranks import Alone, Ranks, TorchRanks
 
     torch.set_num_threads(1)

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Final
 
 import cleave
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 
 LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
 DEVICES: Final = 2

@@ -25,10 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from cleave.training.data.batches import BatchLoader
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 from cleave.workload.models.build import build_model
 
 MODEL: Final = "opt-nano"

@@ -107,11 +107,12 @@ def train_on_several(
     from cleave.cluster.room import check_cores, cores_of_nodes
     from cleave.energy.grid import electricity
     from cleave.energy.run_energy import run_energy
+    from cleave.training.loop.context import TrainContext
+    from cleave.training.loop.inputs import prepare
     from cleave.training.loop.ps_memory import check_memory
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
     from cleave.training.loop.run_folder import RunFolder
     from cleave.training.loop.run_job import JobRequest
-    from cleave.training.loop.trainer import TrainContext, prepare
     from cleave_cli.render.footprint import summary
 
     if grid:

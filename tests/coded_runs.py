@@ -10,10 +10,11 @@ from cleave.fleet.fleet import Fleet
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Residency
 from cleave.planner.tiles.planner import TilePlanner
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 
 
 def steps_on(fleet: Fleet, job: JobSpec, folder: Path) -> list[StepRecord]:

@@ -126,11 +126,9 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], list[float]]:
     """The losses of a job in plain PyTorch, in this process."""
+    from cleave.training.loop.context import TrainContext
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import (  # torch, which most tests do not need
-        TrainContext,
-        train,
-    )
+    from cleave.training.loop.trainer import train
 
     @cache
     def plain(job: JobSpec) -> list[float]:

@@ -32,7 +32,7 @@ from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.servers.ranks import WAIT_S, Ranks
 
 if TYPE_CHECKING:
-    from cleave.training.loop.trainer import TrainContext
+    from cleave.training.loop.context import TrainContext
 
 
 LOOK_S: Final = 0.2  # seconds between two polls of the board for new training records
@@ -242,7 +242,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
     """Run one server's part of the training, in a worker process of Ray Train."""
     import ray
 
-    from cleave.training.loop.trainer import TrainContext, train
+    from cleave.training.loop.context import TrainContext
+    from cleave.training.loop.trainer import train
     from cleave.training.servers.ranks import LostServerError, TorchRanks
 
     shared: SharedJob = config["shared"]
@@ -348,7 +349,8 @@ class SharedRunner(JobRunner):
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
         """Train a job on all servers, in a new run folder or in the folder of the resumed run."""
-        from cleave.training.loop.trainer import TrainContext, prepare
+        from cleave.training.loop.context import TrainContext
+        from cleave.training.loop.inputs import prepare
 
         spec = request.spec()
         check_memory(spec, self.servers)

@@ -131,10 +131,11 @@ def _train(
     runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
 ) -> Path:
     """Train the small model by a method on a fleet, or on this machine; return the run folder."""
+    from cleave.training.loop.context import TrainContext
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import TrainContext, train
+    from cleave.training.loop.trainer import train
 
     def told(record: Record) -> None:
         if isinstance(record, StepRecord):

@@ -230,10 +230,10 @@ def _here(
     need_train_extra("cleave train")
     from cleave.energy.grid import electricity
     from cleave.machine.sensors import PowerMeter, Sensors
+    from cleave.training.loop.context import TrainContext
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
     from cleave.training.loop.run_folder import RunFolder
     from cleave.training.loop.run_job import JobRequest, JobRunner
-    from cleave.training.loop.trainer import TrainContext
     from cleave_cli.render.footprint import summary
     from emulator.run_meter import RunMeter
 

@@ -25,10 +25,11 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import OutputReady
 from cleave.scheduler.stages.work import StageGraph
 from cleave.server.fleet_server import serve
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
 
 JOB = JobSpec("opt-nano", steps=2, batch=4, seq=32, checkpoint_every=0, audit=1.0)

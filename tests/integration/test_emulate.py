@@ -34,10 +34,11 @@ from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import Server
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from cleave.transport.join_url import parse_join_url
 from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app

@@ -14,10 +14,11 @@ import pytest
 
 import cleave
 from cleave.errors import CleaveError
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from tests.integration.processes import PATIENCE_S, here, records, started, wait_for_event
 
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")

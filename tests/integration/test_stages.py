@@ -22,10 +22,11 @@ from cleave.protocol.messages import Message
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows, StagedModel
 from tests.faults.plan import Fault

@@ -17,11 +17,12 @@ import cleave
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.tiles.planner import TilePlanner
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from tests.integration.processes import here
 
 

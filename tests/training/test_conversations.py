@@ -35,9 +35,10 @@ from cleave.training.data.conversations import (
 )
 from cleave.training.data.documents import read_documents
 from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare
 from cleave.training.results.evaluation import perplexity
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import load_folder

@@ -14,6 +14,7 @@ import cleave
 from cleave.errors import CleaveError
 from cleave.training.loop import journal
 from cleave.training.loop.checkpoint import load_latest
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import (
     FIRST_RETRY_S,
     MOST_RETRY_S,
@@ -25,7 +26,7 @@ from cleave.training.loop.disk import (
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from tests.disks import Disk, small_disk
 from tests.training.test_checkpoint import full_disk
 

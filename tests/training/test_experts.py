@@ -12,10 +12,12 @@ import torch
 import cleave
 from cleave.errors import UsageError
 from cleave.training.data.batches import BatchLoader
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import load_folder
 from tests.training.test_lora import save_tokenizer

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from cleave.errors import UsageError
 from cleave.training.data.tokenizer import default_tokenizer
 from cleave.training.loop.checkpoint import load_latest
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from cleave.training.results import export
 from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained

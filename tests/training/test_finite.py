@@ -20,13 +20,14 @@ from cleave.training.loop.checkpoint import (
     load_latest,
     save_checkpoint,
 )
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.finite import DivergedError, first_not_finite, is_finite
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import HeldOut
 from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import TrainContext, Trainer, train
+from cleave.training.loop.trainer import Trainer, train
 from cleave_cli.main import app
 from emulator.virtual import emulated
 from tests.training.test_optimizer import Small, backward

@@ -14,10 +14,11 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import PsSpeed
 from cleave.planner.stages.model import StagePlan
 from cleave.planner.stages.search import plan_stages
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS
 from tests.training.test_lora import save_model

@@ -17,12 +17,13 @@ from cleave.errors import UsageError
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
 from cleave.training.loop import journal as j
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.journal import Journal
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from emulator.virtual import emulated
 
 SIDES = ((7, 5, 3), (4, 6, 2), (1, 9, 8))  # m, k, n

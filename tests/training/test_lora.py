@@ -21,11 +21,13 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.training.data.batches import BatchLoader
 from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.dropout import Chance
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.export import export_run, find_checkpoint

@@ -14,11 +14,12 @@ from torch import nn
 import cleave
 from cleave.errors import UsageError
 from cleave.training.loop import trainer
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.records import NoteRecord, Record
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from tests.training.test_lora import losses
 
 FACTOR = 2.0**18  # with which some of the first steps overflow

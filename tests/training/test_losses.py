@@ -13,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
-from cleave.training.loop import trainer
+from cleave.training.loop import inputs
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import ComparedRun, HeldOut
 from cleave.training.loop.records import NoteRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from cleave.training.results.export import find_checkpoint
 from cleave_cli.main import app
 from emulator.virtual import emulated
@@ -74,11 +75,11 @@ def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
 def test_a_wrong_path_is_refused_before_a_tokenizer_is_made(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "default_tokenizer", lambda **_: pytest.fail("it was made"))
+    monkeypatch.setattr(inputs, "default_tokenizer", lambda **_: pytest.fail("it was made"))
     none = str(tmp_path / "none.txt")
     job = JobSpec("opt-nano", **{given: none}, eval_every=1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="There is no file or folder"):
-        trainer.prepare(job, TrainContext(None, lambda record: None))
+        inputs.prepare(job, TrainContext(None, lambda record: None))
 
 
 @pytest.mark.slow

@@ -33,10 +33,11 @@ from cleave.training.data.batches import (
     positions_of,
     validation_batches,
 )
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated

@@ -14,12 +14,13 @@ import pytest
 
 from cleave.errors import CleaveError, UsageError
 from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import losses_of
 from cleave.training.loop.records import EvalRecord, NoteRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.trainer import TrainContext, Trainer, train
+from cleave.training.loop.trainer import Trainer, train
 from cleave.training.results.export import export_run, find_checkpoint
 from tests.graphs.models import small_model
 

@@ -14,13 +14,15 @@ import torch
 
 from cleave.errors import CleaveError
 from cleave.training.loop import state_files
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.state_files import StateFiles, check_folder, is_mapped
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 from tests.disks import small_disk
 from tests.training.test_optimizer import Small, backward
 

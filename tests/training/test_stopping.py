@@ -10,10 +10,12 @@ import pytest
 import cleave
 from cleave.errors import UsageError
 from cleave.planner.tiles.planner import TilePlanner
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import Dataset, prepare
 from cleave.training.loop.job import Interval, JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import Dataset, TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
 

@@ -11,11 +11,13 @@ import pytest
 
 from cleave.errors import UsageError
 from cleave.training.loop import trackers
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, NoteRecord, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trackers import TrackerKind, Trackers, tracker_kinds
-from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.loop.trainer import train
 
 
 def test_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ import pytest
 import cleave
 from cleave.protocol import messages
 from cleave.scheduler.traffic import Traffic
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.loop.trainer import train
 from emulator.activity import Activity, Direction, Transfer
 from emulator.virtual import VirtualRuntime
 

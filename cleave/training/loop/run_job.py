@@ -22,7 +22,7 @@ from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
-    from cleave.training.loop.trainer import TrainContext
+    from cleave.training.loop.context import TrainContext
     from cleave.training.results.uses import Stop, UseRequest
 
 USE: Final = "use"  # key of a request's arguments that asks to use a model
@@ -187,7 +187,7 @@ class JobRunner:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
             return
         # This imports torch, which an idle server does not need.
-        from cleave.training.loop.trainer import TrainContext
+        from cleave.training.loop.context import TrainContext
 
         request = JobRequest.from_dict(arguments)
         done = 0
@@ -213,7 +213,8 @@ class JobRunner:
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
         """Train the requested job in a new run folder, or in the run folder that it resumes."""
-        from cleave.training.loop.trainer import prepare, train
+        from cleave.training.loop.inputs import prepare
+        from cleave.training.loop.trainer import train
 
         spec = request.spec()
         check_memory(spec, self.servers)

@@ -1,12 +1,12 @@
-"""The training loop: prepares a job's data and model, trains, evaluates and writes checkpoints."""
+"""The training loop: builds a job's model, trains, evaluates and writes checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters
-from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
@@ -26,14 +25,10 @@ from cleave.training.data.batches import (
     IGNORED,
     Batch,
     BatchLoader,
-    Corpus,
     LoaderState,
-    build_corpus,
     learned_tokens,
     validation_batches,
 )
-from cleave.training.data.documents import read_documents
-from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.loop.checkpoint import (
     WEIGHTS,
     DamagedCheckpointError,
@@ -44,12 +39,20 @@ from cleave.training.loop.checkpoint import (
     save_checkpoint,
     set_aside,
 )
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.dropout import Chance
-from cleave.training.loop.fingerprint import FINGERPRINTS, Fingerprints, in_words
+from cleave.training.loop.fingerprint import FINGERPRINTS
 from cleave.training.loop.finite import DivergedError, check_loss, first_not_finite
+from cleave.training.loop.inputs import (
+    Dataset,
+    changes_since,
+    check_alike,
+    check_start,
+    losses_comparable,
+    prepare,
+)
 from cleave.training.loop.job import (
-    MAY_CHANGE,
     Decay,
     FallbackMode,
     JobSpec,
@@ -59,12 +62,11 @@ from cleave.training.loop.job import (
     default_learning_rate,
 )
 from cleave.training.loop.job_fleet import JobFleet
-from cleave.training.loop.journal import Journal, JournalCounters, discard, holds_beginning
+from cleave.training.loop.journal import Journal, JournalCounters, discard
 from cleave.training.loop.losses import ComparedRun, HeldOut, losses_of
 from cleave.training.loop.optimizer import LOSS_SCALE, LossScale, Optimizer, Schedule, update_rule
 from cleave.training.loop.ps_memory import memory_mode
 from cleave.training.loop.records import (
-    DiskRecord,
     DoneRecord,
     EvalRecord,
     NoteRecord,
@@ -75,8 +77,8 @@ from cleave.training.loop.records import (
     to_dict,
 )
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
-from cleave.training.loop.state_files import StateFiles, check_folder
-from cleave.training.loop.trackers import Trackers, tracker_kinds
+from cleave.training.loop.state_files import StateFiles
+from cleave.training.loop.trackers import Trackers
 from cleave.training.lora.adapters import (
     FROZEN,
     check_frozen,
@@ -89,106 +91,20 @@ from cleave.training.lora.adapters import (
 from cleave.training.lora.quantized import QuantizedLinear
 from cleave.training.lora.spec import LEARNING_RATE, LoraSpec
 from cleave.training.results.export import keep_description
-from cleave.training.servers.ranks import Alone, Ranks
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.training.stages.staged import NotByStages
 from cleave.training.tiles.offload import hold_weights, restore
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import (
-    ModelSource,
     enable_checkpointing,
     load_model,
-    resolve_model,
 )
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-_TOKENIZER_SIZE = 4096
 _ALL: Final = 2**31  # number of checkpoints to keep: all
 _LEAVES_S: Final = 60.0  # time for the processes of an earlier start to exit
-# Settings that are paths. `Fingerprints` compares the contents of the files.
-_BY_CONTENT: Final = ("model", "data", "eval_data")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainContext:
-    """What a run uses besides its job.
-
-    Attributes:
-        fleet: the fleet that computes; None to train with plain PyTorch on this machine.
-        report: called with every record.
-        stop: returns True if the run should end early. It is called between steps and while the run
-            waits for devices. A job with checkpoints then writes one of the last completed step.
-        clock: returns seconds, for checkpoint intervals and for the journal's cost.
-        sleep: sleeps for a number of seconds; called while the disk is full.
-        ranks: the servers that train the model together. Rank 0 writes the run folder.
-    """
-
-    fleet: Fleet | None
-    report: Callable[[Record], None]
-    stop: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-    ranks: Ranks = field(default_factory=Alone)
-
-    def note(self, text: str) -> None:
-        """Report a message for the user."""
-        self.report(NoteRecord(text))
-
-    def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk; `step` returns the completed steps."""
-
-        def tell(full: bool, text: str) -> None:
-            self.report(DiskRecord(step(), "full" if full else "free", text))
-
-        return Patience(tell, self.stop, self.sleep)
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """The inputs of a job. `fingerprints` let a resumed run detect changed inputs."""
-
-    source: ModelSource
-    tokenizer: TextTokenizer
-    corpus: Corpus
-    fingerprints: Fingerprints
-
-
-def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find a job's model, load the model's tokenizer, and read and encode the training data.
-
-    Writes files only to the user's cache folder and to the job's `state_dir`.
-    """
-    source = resolve_model(job.model)
-    job.check_model(source.spec)
-    if job.lora:
-        LoraSpec.of(job.lora).config()  # raises an error if peft is not installed
-    tracker_kinds(job.report_to)
-    if job.state_dir:
-        check_folder(Path(job.state_dir))
-    for path in filter(None, (job.data, job.eval_data)):
-        read_documents(path)  # raises an error for a missing path before a tokenizer is trained
-    if source.folder:
-        tokenizer = folder_tokenizer(source.folder)
-    else:
-        size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
-        tokenizer = default_tokenizer(vocab_size=size, progress=context.note)
-    corpus = build_corpus(
-        job.data or None,
-        tokenizer,
-        held_out=job.eval_data or None,
-        min_tokens=job.seq + 1,
-        progress=context.note,
-    )
-    separate = job.packing == Packing.SEPARATE.value
-    corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
-    if (largest := corpus.largest_id) >= source.spec.vocabulary:
-        raise CleaveError(
-            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
-            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
-        )
-    return Dataset(source, tokenizer, corpus, Fingerprints.of(corpus, tokenizer, source.folder))
 
 
 def train(
@@ -259,12 +175,12 @@ def _train(
 ) -> DoneRecord:
     damaged: list[DamagedCheckpointError] = []
     checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
-    _check_alike(context.ranks, checkpoint, dataset)
+    check_alike(context.ranks, checkpoint, dataset)
     changed: list[str] = []
     if checkpoint is not None:
-        changed = _changes(checkpoint, job, dataset, context, accepted=accept_changes)
+        changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
     elif resume and not restart:
-        _check_start(job, run, damaged)
+        check_start(job, run, damaged)
     for fault in damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
@@ -295,7 +211,7 @@ def _train(
         elif resume:
             context.note("no checkpoint found: starting from the beginning")
         if resume:
-            trainer.wind_back(comparable=_comparable(checkpoint, job, changed))
+            trainer.wind_back(comparable=losses_comparable(checkpoint, job, changed))
         trainer.write(lambda: run.write_config(job.to_dict()))
         anew = bool(changed) or (resume and not base)
         described = run.path, model, dataset.source, dataset.tokenizer
@@ -304,50 +220,6 @@ def _train(
     finally:
         trainer.close()
         restore(model)
-
-
-def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]) -> bool:
-    """Return True if held-out losses before and after a checkpoint are from the same data."""
-    if checkpoint is None:
-        return False
-    before: Mapping[str, Any] = checkpoint.meta.get("job", {})
-    same_batches = before.get("eval_batches", job.eval_batches) == job.eval_batches
-    return same_batches and "held_out" not in changed
-
-
-def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Raise CleaveError unless a run without an intact checkpoint may start over at step 1.
-
-    It may only if no checkpoint is damaged and the journal holds results of the first steps.
-    """
-    where = str(run.path)
-    if damaged:
-        faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
-        raise CleaveError(
-            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
-            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
-        )
-    if not (job.journal and holds_beginning(run.path / JOURNAL)):
-        raise CleaveError(
-            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
-            f"to begin again at step 1"
-        )
-
-
-def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
-    """Raise CleaveError unless all servers have the same inputs and the same checkpoint."""
-    if ranks.count == 1:
-        return
-    step = checkpoint.step if checkpoint is not None else None
-    everyone = ranks.agree({**asdict(dataset.fingerprints), "checkpoint": step})
-    for rank, each in enumerate(everyone):
-        for name, value in each.items():
-            if value != everyone[0][name]:
-                raise CleaveError(
-                    f"server {rank + 1} has another {name.replace('_', '-')} than the first one; "
-                    f"model, data and run folder must be the same on all, as in a folder that all "
-                    f"of them see"
-                )
 
 
 class Trainer:
@@ -955,45 +827,3 @@ def _open_journal(
         context.note("the journal is off: there is no fleet whose work it could keep")
         return None
     return Journal(folder, base, say=context.note, clock=context.clock, patience=patience)
-
-
-def _changes(
-    checkpoint: LoadedCheckpoint,
-    job: JobSpec,
-    dataset: Dataset,
-    context: TrainContext,
-    *,
-    accepted: bool,
-) -> list[str]:
-    """Return the names of the fingerprints that have changed since a checkpoint.
-
-    Raise CleaveError if a fixed setting has changed, or a fingerprint without `accepted`.
-    """
-    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
-    saved: dict[str, Any] = meta.get("job", {})
-    for setting in fields(JobSpec):
-        # A checkpoint written before a setting existed used the setting's default.
-        before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
-        by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
-        if setting.name not in MAY_CHANGE and before != now and not by_content:
-            raise CleaveError(
-                f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
-                f"resume with the same settings, or start a new run without --resume"
-            )
-    if known is None:  # from an earlier version
-        known = {"tokenizer": meta.get("tokenizer")}
-        context.report(
-            NoteRecord(
-                "whether the data is the same is not known: an earlier version began the run"
-            )
-        )
-    changed = dataset.fingerprints.changed(known)
-    if changed and not accepted:
-        raise CleaveError(
-            f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
-            f"had (the built-in tokenizer and text are those of one Python version), or give "
-            f"--accept-changes to continue with the current ones"
-        )
-    if changed:
-        context.note(f"continuing with {in_words(changed)}")
-    return changed

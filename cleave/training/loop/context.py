@@ -1,0 +1,50 @@
+"""What a run uses besides its job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cleave.fleet.fleet import Fleet
+from cleave.training.loop.disk import Patience
+from cleave.training.loop.records import (
+    DiskRecord,
+    NoteRecord,
+    Record,
+)
+from cleave.training.servers.ranks import Alone, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class TrainContext:
+    """What a run uses besides its job.
+
+    Attributes:
+        fleet: the fleet that computes; None to train with plain PyTorch on this machine.
+        report: called with every record.
+        stop: returns True if the run should end early. It is called between steps and while the run
+            waits for devices. A job with checkpoints then writes one of the last completed step.
+        clock: returns seconds, for checkpoint intervals and for the journal's cost.
+        sleep: sleeps for a number of seconds; called while the disk is full.
+        ranks: the servers that train the model together. Rank 0 writes the run folder.
+    """
+
+    fleet: Fleet | None
+    report: Callable[[Record], None]
+    stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+    ranks: Ranks = field(default_factory=Alone)
+
+    def note(self, text: str) -> None:
+        """Report a message for the user."""
+        self.report(NoteRecord(text))
+
+    def patience(self, step: Callable[[], int]) -> Patience:
+        """Return a `Patience` that reports a full disk; `step` returns the completed steps."""
+
+        def tell(full: bool, text: str) -> None:
+            self.report(DiskRecord(step(), "full" if full else "free", text))
+
+        return Patience(tell, self.stop, self.sleep)

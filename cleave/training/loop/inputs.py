@@ -1,0 +1,180 @@
+"""The inputs of a job, and whether a resumed run still has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from cleave.errors import CleaveError
+from cleave.training.data.batches import (
+    Corpus,
+    build_corpus,
+)
+from cleave.training.data.documents import read_documents
+from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.loop.checkpoint import (
+    DamagedCheckpointError,
+    LoadedCheckpoint,
+)
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.fingerprint import FINGERPRINTS, Fingerprints, in_words
+from cleave.training.loop.job import (
+    MAY_CHANGE,
+    JobSpec,
+    Packing,
+)
+from cleave.training.loop.journal import holds_beginning
+from cleave.training.loop.records import (
+    NoteRecord,
+)
+from cleave.training.loop.run_folder import JOURNAL, RunFolder
+from cleave.training.loop.state_files import check_folder
+from cleave.training.loop.trackers import tracker_kinds
+from cleave.training.lora.spec import LoraSpec
+from cleave.training.servers.ranks import Ranks
+from cleave.workload.models.build import (
+    ModelSource,
+    resolve_model,
+)
+
+_TOKENIZER_SIZE = 4096
+
+
+# Settings that are paths. `Fingerprints` compares the contents of the files.
+_BY_CONTENT: Final = ("model", "data", "eval_data")
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The inputs of a job. `fingerprints` let a resumed run detect changed inputs."""
+
+    source: ModelSource
+    tokenizer: TextTokenizer
+    corpus: Corpus
+    fingerprints: Fingerprints
+
+
+def prepare(job: JobSpec, context: TrainContext) -> Dataset:
+    """Find a job's model, load the model's tokenizer, and read and encode the training data.
+
+    Writes files only to the user's cache folder and to the job's `state_dir`.
+    """
+    source = resolve_model(job.model)
+    job.check_model(source.spec)
+    if job.lora:
+        LoraSpec.of(job.lora).config()  # raises an error if peft is not installed
+    tracker_kinds(job.report_to)
+    if job.state_dir:
+        check_folder(Path(job.state_dir))
+    for path in filter(None, (job.data, job.eval_data)):
+        read_documents(path)  # raises an error for a missing path before a tokenizer is trained
+    if source.folder:
+        tokenizer = folder_tokenizer(source.folder)
+    else:
+        size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
+        tokenizer = default_tokenizer(vocab_size=size, progress=context.note)
+    corpus = build_corpus(
+        job.data or None,
+        tokenizer,
+        held_out=job.eval_data or None,
+        min_tokens=job.seq + 1,
+        progress=context.note,
+    )
+    separate = job.packing == Packing.SEPARATE.value
+    corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
+    if (largest := corpus.largest_id) >= source.spec.vocabulary:
+        raise CleaveError(
+            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
+            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+        )
+    return Dataset(source, tokenizer, corpus, Fingerprints.of(corpus, tokenizer, source.folder))
+
+
+def losses_comparable(
+    checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]
+) -> bool:
+    """Return True if held-out losses before and after a checkpoint are from the same data."""
+    if checkpoint is None:
+        return False
+    before: Mapping[str, Any] = checkpoint.meta.get("job", {})
+    same_batches = before.get("eval_batches", job.eval_batches) == job.eval_batches
+    return same_batches and "held_out" not in changed
+
+
+def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
+    """Raise CleaveError unless a run without an intact checkpoint may start over at step 1.
+
+    It may only if no checkpoint is damaged and the journal holds results of the first steps.
+    """
+    where = str(run.path)
+    if damaged:
+        faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
+        raise CleaveError(
+            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
+            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
+        )
+    if not (job.journal and holds_beginning(run.path / JOURNAL)):
+        raise CleaveError(
+            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
+            f"to begin again at step 1"
+        )
+
+
+def check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
+    """Raise CleaveError unless all servers have the same inputs and the same checkpoint."""
+    if ranks.count == 1:
+        return
+    step = checkpoint.step if checkpoint is not None else None
+    everyone = ranks.agree({**asdict(dataset.fingerprints), "checkpoint": step})
+    for rank, each in enumerate(everyone):
+        for name, value in each.items():
+            if value != everyone[0][name]:
+                raise CleaveError(
+                    f"server {rank + 1} has another {name.replace('_', '-')} than the first one; "
+                    f"model, data and run folder must be the same on all, as in a folder that all "
+                    f"of them see"
+                )
+
+
+def changes_since(
+    checkpoint: LoadedCheckpoint,
+    job: JobSpec,
+    dataset: Dataset,
+    context: TrainContext,
+    *,
+    accepted: bool,
+) -> list[str]:
+    """Return the names of the fingerprints that have changed since a checkpoint.
+
+    Raise CleaveError if a fixed setting has changed, or a fingerprint without `accepted`.
+    """
+    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
+    saved: dict[str, Any] = meta.get("job", {})
+    for setting in fields(JobSpec):
+        # A checkpoint written before a setting existed used the setting's default.
+        before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
+        by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
+        if setting.name not in MAY_CHANGE and before != now and not by_content:
+            raise CleaveError(
+                f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
+                f"resume with the same settings, or start a new run without --resume"
+            )
+    if known is None:  # from an earlier version
+        known = {"tokenizer": meta.get("tokenizer")}
+        context.report(
+            NoteRecord(
+                "whether the data is the same is not known: an earlier version began the run"
+            )
+        )
+    changed = dataset.fingerprints.changed(known)
+    if changed and not accepted:
+        raise CleaveError(
+            f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
+            f"had (the built-in tokenizer and text are those of one Python version), or give "
+            f"--accept-changes to continue with the current ones"
+        )
+    if changed:
+        context.note(f"continuing with {in_words(changed)}")
+    return changed
