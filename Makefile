@@ -47,8 +47,9 @@ example: setup
 
 # One thread for each worker: two of each would wait for one another on two cores. A third worker
 # computes while the others wait for processes and browsers; a fourth makes nothing faster.
+# TESTS: files or folders; all by default.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15 $(TESTS)
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,true)
 
 # Every example of every property, and the tests marked `nightly`.

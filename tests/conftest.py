@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -28,6 +31,11 @@ settings.load_profile("cleave")
 # Torch and its exporter keep a million objects alive; the default looks through them so often that
 # it takes a quarter of an export.
 gc.set_threshold(100_000)
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so all processes that
+# they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NOT_UNIT = ("android", "faults", "integration", "web")
 """Folders of tests that need a JVM, a browser, processes, or a network."""
@@ -86,10 +94,24 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
+def _shared_caches() -> Path:
+    """Return the folder of tokenizers and exported graphs, which later runs use again.
+
+    It depends on the code that makes them, and on the versions of the libraries.
+    """
+    root = Path(__file__).parents[1]
+    makers = [root / "constraints.txt", root / "cleave/training/data/tokenizer.py"]
+    makers += sorted((root / "cleave/graphs").glob("*.py"))
+    digest = hashlib.sha256(" ".join(map(version, ("torch", "onnxscript"))).encode())
+    for path in makers:
+        digest.update(path.read_bytes())
+    return root / "build" / "test-caches" / digest.hexdigest()[:16]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither read nor fill the user's folders; all workers share tokenizers and graphs."""
-    caches = tmp_path_factory.getbasetemp().parent / "caches"
+    caches = _shared_caches()
     ours = {
         "CLEAVE_CACHE": str(caches / "cleave"),
         "XDG_CACHE_HOME": str(caches),  # graphs, also those of the processes that tests start

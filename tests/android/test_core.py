@@ -113,6 +113,7 @@ def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_kille
         assert set(proxy.counts()) == {Fault.CUT, Fault.KILL}
 
 
+@pytest.mark.nightly
 def test_it_pauses_as_its_owner_says_and_comes_back_with_its_credential(
     classes: Classes, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def without_credential(server: Server) -> str:
     return replace(parse_join_url(server.url), credential="").text
 
 
+@pytest.mark.nightly
 def test_it_goes_where_it_is_sent_and_back_where_nobody_is_there(
     classes: Classes, tmp_path: Path
 ) -> None:
@@ -196,6 +198,7 @@ def tell(process: subprocess.Popen[str], command: str) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.nightly
 def test_it_talks_to_the_server_with_the_fingerprint_of_its_link_alone(
     classes: Classes, tmp_path: Path
 ) -> None:

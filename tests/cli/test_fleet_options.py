@@ -43,6 +43,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
         FleetOptions.of_run(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_that_is_resumed_has_its_devices_again(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch

@@ -169,10 +169,11 @@ def same(reused: SizedStep, emulated_all: SizedStep) -> None:
             "llama-nano", {"latency_s": 0.02, "load": 0.3}, None, marks=pytest.mark.nightly
         ),
         pytest.param("opt-nano", {}, 1.25e8, marks=pytest.mark.nightly),
-        (
+        pytest.param(
             "opt-nano",
             {"bottleneck": SharedBottleneck("line", 1e9, 1e8, MANY), "latency_s": 1e-3},
             1.25e8,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["paper", "latency", "card", "line"],

@@ -158,6 +158,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 
 
 # Exporting takes many seconds: one family for each thing that may go wrong.
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "padded"),

@@ -30,7 +30,8 @@ def run(graph: GraphSession, feed: dict[str, Any]) -> dict[str, Array]:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param("opt", marks=pytest.mark.nightly), "gemma2",
+    [pytest.param("opt", marks=pytest.mark.nightly),
+     pytest.param("gemma2", marks=pytest.mark.nightly),
      pytest.param("phi", marks=pytest.mark.nightly), "lora"],
 )  # fmt: skip
 def test_slices_are_the_loss(family: str) -> None:

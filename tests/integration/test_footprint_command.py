@@ -60,6 +60,7 @@ def test_rows_are_the_parts_of_both_sides() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_plan_against_a_gpu(tmp_path: Path) -> None:
     found = document(*AGAINST, "--plot", str(tmp_path / "tornado.png"))
     fleet, gpu, ratios = found["fleet"], found["gpu"], found["ratios"]

@@ -285,6 +285,7 @@ def good_step_s(devices: int) -> float:
     return mean(steps_s(VirtualRuntime([DEVICE] * devices, NumpyBackend()), 20)[10:])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("late_s", "one_by_one"),

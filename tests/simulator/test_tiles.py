@@ -55,6 +55,7 @@ def test_bytes_per_device_fall_with_devices() -> None:
     assert many.upload_bytes < few.upload_bytes
 
 
+@pytest.mark.nightly
 def test_a_card_slows_down() -> None:
     free = paper(8, "opt-tiny", batch=16, seq=256)
     card = Conditions(free.spec, 16, 256, free.devices, ps=PsRates(1e8, 1e8))

@@ -43,6 +43,7 @@ def staged(model: nn.Module, fleet: Any, dtype: DType = DType.FP32) -> StagedMod
     return StagedModel(ModelWork(model, graphs, dtype), fleet.runtime, plan_stages, PS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "refused",
     [{0, 2}, *(pytest.param(refused, marks=pytest.mark.nightly) for refused in MORE_SETS)],

@@ -222,6 +222,7 @@ def test_losses_are_those_of_peft_beside_the_dequantized_weights(
     assert found == pytest.approx(expected, rel=within)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
 def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:

@@ -149,12 +149,12 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
 @pytest.mark.parametrize(
     ("family", "loss", "kept"),
     [
-        ("opt", "here", NOTHING_KEPT),
+        pytest.param("opt", "here", NOTHING_KEPT, marks=pytest.mark.nightly),
         ("opt", "on a device", KEPT),
         ("opt", "in slices", KeptBatches(inputs=1, activations=2)),
         ("llama", "here", KeptBatches(inputs=1, activations=2)),
-        ("llama", "on a device", NOTHING_KEPT),
-        ("llama", "in slices", KEPT),
+        pytest.param("llama", "on a device", NOTHING_KEPT, marks=pytest.mark.nightly),
+        pytest.param("llama", "in slices", KEPT, marks=pytest.mark.nightly),
     ],
 )
 def test_gradients_are_those_of_plain_pytorch(
@@ -171,6 +171,7 @@ def test_gradients_are_those_of_plain_pytorch(
         assert_close(model, plain, 3e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("slices", "tied"),
     [

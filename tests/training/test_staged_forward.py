@@ -212,6 +212,7 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
             assert_close(model, plain, 3e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.nightly)])
 def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
     """Also what is predicted where a token of padding stands, which sees nothing on the left."""
@@ -473,6 +474,7 @@ def with_an_unused_parameter(model: Any) -> None:
     model.model.layers[0].mlp.unused = torch.nn.Parameter(torch.ones(4, 3))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "change",
     [

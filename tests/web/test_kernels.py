@@ -49,6 +49,7 @@ def test_errors_against_double_precision_are_those_of_rounding(page: Page, kerne
         assert error <= (depth + 1) * FP32_ROUNDING, size
 
 
+@pytest.mark.nightly
 @each_way
 def test_a_crowd_of_products_some_of_them_cancelled(page: Page, kernel: str) -> None:
     """Two threads at once; matrices are forgotten while products of them still wait."""

@@ -23,11 +23,13 @@ PERMISSIONS = {
 }
 
 
+@pytest.mark.nightly
 def test_signature_is_good(built: Built) -> None:
     said = run("apksigner", "verify", "--verbose", "--min-sdk-version", "24", built.apk)
     assert "Verified using v2 scheme (APK Signature Scheme v2): true" in said
 
 
+@pytest.mark.nightly
 def test_it_asks_for_what_it_needs_and_no_more(built: Built) -> None:
     said = run(built.tools / "aapt2", "dump", "permissions", built.apk)
     asked = re.findall(r"uses-permission: name='android\.permission\.(\w+)'", said)
@@ -35,6 +37,7 @@ def test_it_asks_for_what_it_needs_and_no_more(built: Built) -> None:
     assert said.count("permission:") == len(PERMISSIONS)
 
 
+@pytest.mark.nightly
 def test_manifest_is_that_of_the_issue(built: Built) -> None:
     said = run(built.tools / "aapt2", "dump", "badging", built.apk)
     assert "package: name='cleave.app'" in said
@@ -47,6 +50,7 @@ def test_manifest_is_that_of_the_issue(built: Built) -> None:
     assert "debuggable" not in tree
 
 
+@pytest.mark.nightly
 def test_it_carries_the_licences_of_what_it_holds(built: Built) -> None:
     with zipfile.ZipFile(built.apk) as apk:
         text = apk.read("assets/licences.txt").decode()

@@ -39,6 +39,7 @@ def test_classes(built: Built, tmp_path_factory: pytest.TempPathFactory) -> str:
     return class_path(shim, tests, JNA)
 
 
+@pytest.mark.nightly
 def test_it_passes_its_own_check(built: Built, test_classes: str) -> None:
     path = f"{built.folder / 'classes'}:{test_classes}"
     assert "OK (" in run_junit(path, "cleave.gpu.GpuChoiceTest", env=MESA)

@@ -23,6 +23,7 @@ def test_the_apk_offers_none_where_it_is_not(from_dex: Path, graph_classes: Grap
     assert "OK (" in run(*graph_classes.unit_tests_without(from_dex))
 
 
+@pytest.mark.nightly
 def test_stubs_of_onnx_runtime_say_what_its_tests_have(
     built: Built, graph_classes: GraphClasses
 ) -> None:

@@ -100,6 +100,7 @@ def stubs(folder: Path) -> list[ClassFile]:
     ]
 
 
+@pytest.mark.nightly
 def test_stubs_say_what_android_says(built: Built, android: AndroidClasses) -> None:
     found = stubs(built.folder / "stubs")
     assert len(found) > 50
@@ -139,6 +140,7 @@ WRONG = (
 )
 
 
+@pytest.mark.nightly
 def test_wrong_stubs_fail(android: AndroidClasses, tmp_path: Path) -> None:
     folder = tmp_path / "android/os"
     folder.mkdir(parents=True)
@@ -179,6 +181,7 @@ class Levels:
         return found
 
 
+@pytest.mark.nightly
 def test_the_app_runs_on_android_7(built: Built, android: AndroidClasses) -> None:
     """What it uses of Android and Java is there with these very types, in API level 24 or named."""
     levels = Levels(built, android)
@@ -195,6 +198,7 @@ def test_the_app_runs_on_android_7(built: Built, android: AndroidClasses) -> Non
     assert not called & NOT_CALLED
 
 
+@pytest.mark.nightly
 def test_its_libraries_do_as_well(built: Built, android: AndroidClasses) -> None:
     """What they use of later systems is in methods that the app does not call."""
     levels = Levels(built, android)
