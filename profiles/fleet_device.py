@@ -18,7 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A line, identified by its name, that `devices` devices share; the rates are totals."""
+    """A network line that `devices` devices share. Its rates are totals of these devices."""
 
     name: str
     downlink_bytes_per_s: float
@@ -129,6 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True without jitter, drift, limited availability and thermal slowdown."""
+        """Return True if the device has no jitter, drift, limited availability or thermal model."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

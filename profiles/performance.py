@@ -41,7 +41,7 @@ class Layout(Enum):
 
     @classmethod
     def of(cls, transpose_a: bool, transpose_b: bool) -> Layout:
-        """Return the layout in which the left and the right operand are transposed as given."""
+        """Return the layout in which each operand is transposed if its flag is True."""
         return cls(("t" if transpose_a else "n") + ("t" if transpose_b else "n"))
 
 
@@ -51,7 +51,7 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns and depth of the block.
-        seconds: mean seconds per block of the tile, as the median of several measurements.
+        seconds: mean seconds per block of the tile (the median of several measurements).
         strips: strips per side of the measured tile, which has strips x strips blocks. The device
             was idle before the tile, and all strips had just arrived.
     """
@@ -206,7 +206,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 
 
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
-    """Fit a performance model to all samples, and measure the error that such a fit has.
+    """Fit a performance model to all samples, and estimate its error for other samples.
 
     The report is about a second model, which is fitted to four of every five samples and tested on
     the fifth.
@@ -259,7 +259,7 @@ class ComputeModel:
         `dtype` and `out` are names of the protocol. The flags are those of
         `PerformanceModel.seconds`.
         """
-        # The tiles of a GEMM have few distinct shapes, but this is called millions of times.
+        # Cache the results: tiles have few distinct shapes, but there are millions of calls.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
         found = self._known.get(key)
         if found is None:

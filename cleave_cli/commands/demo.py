@@ -27,7 +27,7 @@ _BATCH, _SEQUENCE = 4, 32
 _REAL_MODEL: Final = "opt-1.3b"
 _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
-_TRIES: Final = 3  # measurements of this machine, which other programs may slow down
+_TRIES: Final = 3  # speed measurements; the fastest counts, as other programs may disturb some
 _CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
 _LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding error of a loss
 

@@ -81,7 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Format a device's number of failed runs; name the last failure unless the state does."""
+    """Format a device's number of failed runs, with the last failure unless `reason` names it."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]

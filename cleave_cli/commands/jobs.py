@@ -113,7 +113,7 @@ def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = Fals
 
 @app.command("resume")
 def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Queue a job again that was paused, stopped, or interrupted by the end of its server.
+    """Requeue a job that was paused, stopped, or interrupted when its server ended.
 
     Examples:
 

@@ -220,7 +220,7 @@ def paper(
 def counts(text: str) -> list[int]:
     """Parse `--devices`, such as `32,256` or `32..8192`; return the sorted numbers of devices.
 
-    A range contains its first number, each doubling of that number, and its last number.
+    A range contains its first number, repeated doublings of that number, and its last number.
     """
     found: list[int] = []
     try:

@@ -34,10 +34,10 @@ _INDENT = len("step ")
 
 
 class Display:
-    """Shows the records of a run: as lines of JSON on stdout, with messages on stderr."""
+    """Prints the records of a run as JSON lines on stdout, and messages on stderr."""
 
     def start(self, steps: int) -> None:
-        """Set the number of steps of the run; 0 if unknown."""
+        """Set the number of steps of the run for a progress bar; 0 if unknown."""
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
         """Show the progress of the current step, which `progress` returns."""
@@ -77,7 +77,7 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr; if stderr is no terminal, prints a line for each step.
+    """Shows a progress bar on stderr; if stderr is not a terminal, prints a line per step.
 
     `verbose` also shows tiles, traffic of each kind, and compression.
     """
@@ -94,7 +94,7 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
-        self._told = ""  # progress of the step that a server reported
+        self._told = ""  # progress of the current step, as reported by a server
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
