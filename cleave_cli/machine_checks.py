@@ -112,7 +112,7 @@ def _graphs() -> Check:
         )
     # Names of the usable execution providers, as in --provider.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
-    # Ask the module for its version: several packages (for CPUs, GPUs, ...) may have installed it.
+    # Ask the module for its version, because one of several packages (CPU, GPU, ...) provides it.
     number = importlib.import_module("onnxruntime").__version__
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 
@@ -174,7 +174,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield pairs (saved server bytes, options of `cleave train` that save them), 0 bytes first."""
+    """Yield pairs (saved server bytes, options of `cleave train` that save them), ascending."""
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
@@ -198,7 +198,7 @@ def model_fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Check whether a step fits in memory, by each method, and whether checkpoints fit on disk."""
+    """Check for each method whether a step fits in memory, and whether checkpoints fit on disk."""
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if not 0 <= server_memory < float("inf"):

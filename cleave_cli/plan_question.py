@@ -32,7 +32,7 @@ class PlanQuestion:
         dtype: dtype of parameters and activations in messages.
         gemms: GEMMs of a training step, which devices compute by tiles.
         devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.
-        in_fp32: rates for stages: fp32 throughput, and link rates without regard to compression.
+        in_fp32: rates for stages: fp32 throughput, and actual link rates.
     """
 
     sizes: StageSizes

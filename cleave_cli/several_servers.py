@@ -40,7 +40,7 @@ class RunMeasured:
 
 
 def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
-    """Start metering the energy of this machine and of joined devices; `open_here` ends it."""
+    """Meter the energy of this machine and of joined devices until `open_here` is closed."""
     from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter, OwnPower
@@ -52,7 +52,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Start metering a run. With `on_one_machine` False, the energy of the servers is unknown."""
+    """Meter a run with emulated devices. Server energy is unknown unless `on_one_machine`."""
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter
 
@@ -212,7 +212,6 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Parse the host and port of `--listen`."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise UsageError(f"--listen is {text!r}; give HOST:PORT, as 0.0.0.0:8765, or a port")

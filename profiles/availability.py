@@ -34,7 +34,7 @@ class PresencePeriod(NamedTuple):
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A distribution of durations. `shape` is k of a Weibull or sigma of a log-normal distribution."""
+    """A distribution of durations. `shape` is k (Weibull) or sigma (log-normal)."""
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL

@@ -215,7 +215,7 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return `compute_w` minus `idle_w` (0 if unknown), in watts; None if `compute_w` is None."""
+        """Return `compute_w` minus `idle_w` (or 0 W if unknown); None if `compute_w` is None."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 

@@ -18,7 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A network line that `devices` devices share. Its rates are totals of these devices."""
+    """A network line that `devices` devices share. Its rates are for all of them together."""
 
     name: str
     downlink_bytes_per_s: float
@@ -57,7 +57,7 @@ class FleetDevice:
         availability: times at which the device is available; None means always.
 
     Raises:
-        ValueError: when a rate is not above zero, or a share is out of range.
+        ValueError: when a number is out of range.
     """
 
     name: str
@@ -105,14 +105,14 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """Return the downlink rate if all devices on a shared line download at once."""
+        """Return the device's downlink rate if all devices on a shared line download at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
 
     @property
     def stated_uplink_bytes_per_s(self) -> float:
-        """Return the uplink rate if all devices on a shared line upload at once."""
+        """Return the device's uplink rate if all devices on a shared line upload at once."""
         line = self.bottleneck
         share = line.uplink_bytes_per_s / line.devices if line else math.inf
         return min(self.uplink_bytes_per_s, share)

@@ -346,7 +346,7 @@ SLACK_S = 30.0  # maximum seconds by which energy reports may be ahead of the PS
 
 
 def most_w(profile: str) -> float:
-    """Return the maximum plausible power of a device, in watts. Unknown profiles get a desktop's."""
+    """Return a device's maximum plausible power in watts; for an unknown profile, a desktop's."""
     return _by_profile().get(profile, _STRANGER_W)
 
 

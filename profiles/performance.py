@@ -100,7 +100,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model with constant throughput for matrices of every shape."""
+        """Return a model with the same throughput for all shapes, after `startup_s` seconds."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property
@@ -256,8 +256,8 @@ class ComputeModel:
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        `dtype` and `out` are names of the protocol. The flags are those of
-        `PerformanceModel.seconds`.
+        `dtype` and `out` are the protocol's names of the dtypes of operands and result. The flags
+        are those of `PerformanceModel.seconds`.
         """
         # Cache the results: tiles have few distinct shapes, but there are millions of calls.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)

@@ -35,7 +35,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
         ambient: ambient temperature, in the unit of the throttle points' temperatures.
-        points: throttle points in order of rising temperature. Speeds never rise.
+        points: throttle points, with rising temperatures and speeds that never rise.
 
     Raises:
         ValueError: when a throttle point is out of range or out of order.
@@ -80,7 +80,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the long-term speed under full load, as a share of full speed.
 
         Heating and cooling balance at this speed. If the speed jumps at a throttle point, the
-        result is the mean of both speeds, between which the device switches.
+        device switches between two speeds, and the result is their average over time.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:

@@ -149,7 +149,7 @@ def _train(
     return folder.path
 
 
-# --- emulation of a large model, from array sizes ---
+# --- emulation of a large model ---
 
 
 def _large() -> dict[str, Any]:

@@ -44,7 +44,7 @@ def devices(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List the devices that a server knows: states with reasons, reputation, contribution.
+    """List the devices that a server knows, with their state, reputation and contribution.
 
     A terminal of less than 120 columns shows the most important columns.
 

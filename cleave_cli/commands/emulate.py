@@ -88,7 +88,7 @@ def emulate(
     """Emulate a fleet of devices at the speeds in their profiles.
 
     In real time, the devices join a parameter server, which cannot distinguish them from phones.
-    With --model, steps run in virtual time, as fast as this machine can count.
+    With --model, steps run in virtual time, as fast as this machine can compute.
 
     Examples:
 
@@ -315,7 +315,7 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Print a step by tiles. `here_s` is the server's seconds for attention; None if unknown."""
+    """Print a step's time and traffic. `here_s`: seconds of attention on the server, if known."""
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s

@@ -134,7 +134,7 @@ def plan(
     by_link = rates_of(profiles, policy, ps)
     devices = payload_rates(by_link, dtype)  # plans by tiles use uncompressed bytes/s
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # as a real server plans
+    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # with the costs of a real server
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if by is not Method.AUTO or crossing:
@@ -310,7 +310,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Plot the crossing if given; otherwise the stages unless tiles are chosen; otherwise tiles."""
+    """Plot the crossing, if given; else the stages, unless tiles were chosen; else the tiles."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling

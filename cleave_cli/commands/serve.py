@@ -138,8 +138,8 @@ def serve(
 ) -> None:
     """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
 
-    It prints a join code for one device, and the next code when a device has used it; `cleave pair`
-    makes more. The server recognizes these devices later, also after a restart.
+    The server prints a join code for one device, and a new code after each use. `cleave pair` makes
+    more codes. The server recognizes these devices later, also after a restart.
 
     Examples:
 

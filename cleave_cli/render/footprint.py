@@ -45,7 +45,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison as `form`; draw a plot if `plot` is given."""
+    """Print the footprints and their comparison in a `form`; draw a plot if `plot` is given."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:

@@ -266,7 +266,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError if a plot cannot be written. Call this before the minutes of measuring."""
+    """Raise UsageError if a plot cannot be written. Call this before a long measurement."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure  # noqa: F401

@@ -181,7 +181,6 @@ def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
-    """Return a line that names the operator's own devices."""
     mine = [device["name"] for device in devices if device.get("own")]
     if not mine:
         return []

@@ -40,7 +40,7 @@ class Display:
         """Set the number of steps of the run for a progress bar; 0 if unknown."""
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """Show the progress of the current step, which `progress` returns."""
+        """Set the function that returns the current step's progress, for a progress bar."""
 
     def record(self, record: Record) -> None:
         """Show a record from a run in this process."""
@@ -79,7 +79,7 @@ class _StepProgress(Progress):
 class HumanDisplay(Display):
     """Shows a progress bar on stderr; if stderr is not a terminal, prints a line per step.
 
-    `verbose` also shows tiles, traffic of each kind, and compression.
+    If `verbose`, it also shows tiles, traffic of each kind, and compression.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -103,7 +103,7 @@ class HumanDisplay(Display):
         self._progress.update(self._task, total=steps or None)
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """Show the progress of the current step, which `progress` returns."""
+        """Show the progress of the current step, as `progress` returns it."""
 
         def tasks() -> str:
             found = progress()

@@ -2,8 +2,8 @@
 
 Each process multiplies on one thread, pinned to its own core. Processes slow each other down only
 through memory bandwidth, caches and heat. Run as a program, this module is one such process. Each
-line on its stdin has a start time (Unix time) and a duration, in seconds. For each line, the process
-prints the median seconds of one multiplication.
+line on its stdin has a start time (Unix time) and a duration, in seconds. For each line, it prints
+the median seconds of one multiplication.
 """
 
 from __future__ import annotations

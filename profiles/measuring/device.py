@@ -37,7 +37,7 @@ _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The numbers and ranges of shapes to measure. Regular sides are multiples of 4 to 48."""
+    """The shapes to measure. Sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
 
     regular: int = 100
     irregular: int = 40
@@ -50,7 +50,7 @@ class SampleGrid:
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
-        """Draw shapes log-uniformly, each with at most `volume` (or 64^3, if more) multiply-adds."""
+        """Draw shapes log-uniformly, each of at most max(64^3, `volume`) multiply-adds."""
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
             aligned = len(found) < self.regular
@@ -106,8 +106,8 @@ def measure_samples(
 ) -> list[TimedTile]:
     """Time all shapes of a grid in turn, and repeat this until the time is up.
 
-    The repetitions of a shape are thus minutes apart, as in training. Each sample is the median of
-    a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
+    Other shapes run between two repetitions of a shape, as in training. Each sample is the median
+    of a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
     least 15 shapes are measured, even if this takes longer.
     """
 
@@ -195,7 +195,6 @@ class Settings:
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Return the pairs of input dtype and result dtype to measure."""
         return QUICK_VARIANTS if self.quick else ALL_VARIANTS
 
     @property

@@ -101,7 +101,7 @@ class Bench:
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
         """Return the median seconds of 3 or more runs that together take at least `enough_s`."""
         took = [self.once(order)]
-        if took[0] < enough_s:  # discard a cold start, except of a long multiplication
+        if took[0] < enough_s:  # discard the cold start of a short multiplication
             took.clear()
         while len(took) < REPEATS or sum(took) < enough_s:
             took.append(self.once(order))

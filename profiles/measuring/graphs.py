@@ -67,7 +67,7 @@ def layer_flops() -> float:
 
 
 def layer() -> bytes:
-    """Return the measured layer as an ONNX graph: attention, and an MLP of four times the width."""
+    """Return the layer to time as a serialized ONNX graph: attention, and a fourfold wider MLP."""
     nodes = [
         Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
         *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),

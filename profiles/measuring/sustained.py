@@ -61,7 +61,7 @@ def measure_sustained(
     if meter is not None:
         meter.sample()
     found = [rate for _, rate in rates]
-    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # of the cool device
+    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # speed of the cool device
     return with_thermal(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
@@ -73,7 +73,7 @@ def measure_sustained(
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Add a fitted thermal model to the run, if it is long enough and the device slowed down."""
+    """Return the run with a fitted thermal model, if it is long enough and shows a slowdown."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)

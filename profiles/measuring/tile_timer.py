@@ -22,14 +22,14 @@ from cleave.server.fleet_server import Server
 from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
-_PAUSE_S: Final = 0.004  # pause before a tile; as in training, the idle device lowers its clock rate
+_PAUSE_S: Final = 0.004  # pause before each tile, in which the idle device lowers its clock rate
 _LEAST_S: Final = 1e-9
 _LOOK_S: Final = 1.0  # interval of checks that the device process is still alive
 
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that assigns each GEMM to the first device, as one tile of `strips` per side."""
+    """A planner that gives each GEMM to the first device, as a tile of `strips` strips per side."""
 
     strips: int
 
@@ -47,7 +47,7 @@ class InStrips:
 
 
 class SessionTimer:
-    """A `TileTimer` for the only device of a server. The constructor waits until it has joined.
+    """A `TileTimer` for the only device of a server. The constructor waits for that device.
 
     Raises:
         FleetError: when no device joins within `patience_s`, or `ended` returns True before.
