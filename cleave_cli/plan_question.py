@@ -100,7 +100,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return a fleet's devices with their throughput in `dtype`; `stragglers` is a share."""
+    """Return a fleet's devices with their throughput in `dtype`, and a share of `stragglers`."""
     with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
 
@@ -108,5 +108,5 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Number the devices from 0, and return their rates and the links that `policy` compresses."""
+    """Return the rates of devices, numbered from 0, with the compression that `policy` selects."""
     return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

@@ -34,7 +34,7 @@ class PresencePeriod(NamedTuple):
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A distribution of durations. `shape` is k (Weibull) or sigma (log-normal)."""
+    """A probability distribution of durations. `shape` is k (Weibull) or sigma (log-normal)."""
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL
@@ -91,9 +91,9 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """Yield the device's periods of availability in order, starting at time zero.
 
-        The iterator is infinite unless a period never ends. Time zero falls into a session or a gap
-        with probabilities in proportion to their mean lengths. The first session or gap has a full
-        random length, as if it began at time zero.
+        If a period never ends, it is the last; otherwise, the iterator is infinite. Time zero falls
+        into a session or a gap with probabilities in proportion to their mean lengths. The first
+        session or gap has a full random length, as if it began at time zero.
 
         Args:
             rng: random generator for the lengths of sessions and gaps.

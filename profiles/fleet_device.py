@@ -18,7 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A network line that `devices` devices share. Its rates are for all of them together."""
+    """A network line that `devices` devices share. Its rates are totals for all of them."""
 
     name: str
     downlink_bytes_per_s: float

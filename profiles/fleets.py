@@ -2,7 +2,7 @@
 
 A fleet file has `[[group]]` tables of similar devices. A group names a device profile, the network
 from which links are drawn, and an availability. Each name is a library name or a TOML file. A group
-may also set any field of `FleetDevice`:
+may also set any numeric field of `FleetDevice`:
 
     [[group]]
     profile = "iphone-13-pro"
@@ -449,7 +449,7 @@ def _link(network: Any, place: str) -> LinkProfile:
 
 
 def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
-    """Load an entry of the library by name or file; name the group in error messages."""
+    """Load a library entry by name or file. Error messages name the group (`place`)."""
     try:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")

@@ -100,7 +100,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model with the same throughput for all shapes, after `startup_s` seconds."""
+        """Return a model for a constant throughput: `startup_s` + FLOPs / `flops_per_s` seconds."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property

@@ -81,7 +81,7 @@ def demo(
 
 
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train the small model on this machine and on devices; return the losses and the traffic."""
+    """Train a small model on this machine and on devices; return the losses and the traffic."""
     import cleave
 
     plain: list[float] = []
@@ -153,7 +153,7 @@ def _train(
 
 
 def _large() -> dict[str, Any]:
-    """Emulate a step of the large model on a household's devices; return time and traffic."""
+    """Emulate a step of a large model on a household's devices; return its time and traffic."""
     from cleave.arrays import DType
     from cleave.fleet.selection import measure_ps
     from cleave.machine.backends import TorchBackend

@@ -151,7 +151,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Raise UsageError if an option of the other mode is given; it would be ignored silently."""
+    """Raise UsageError if an option is given that has no effect in this mode."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"

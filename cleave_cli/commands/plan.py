@@ -310,7 +310,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Plot the crossing, if given; else the stages, unless tiles were chosen; else the tiles."""
+    """Plot the crossing or, without one, the chosen plan. For `local`, plot the stages or tiles."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling

@@ -46,7 +46,7 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """Return the maximum number of elements of both operands of a shape together."""
+        """Return the maximum total number of elements of the two operands of a shape."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:

@@ -61,7 +61,7 @@ def measure_sustained(
     if meter is not None:
         meter.sample()
     found = [rate for _, rate in rates]
-    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # speed of the cool device
+    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # while cool
     return with_thermal(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
