@@ -279,7 +279,7 @@ def fit(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Fit the models of a profile to its stored samples again.
+    """Refit the models of a profile to its stored samples.
 
     Examples:
 

@@ -352,7 +352,7 @@ def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
 
 
 def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
-    """Describe the compression in a clause that starts with ";"; empty if no link compresses."""
+    """Return a clause about compression, starting with ";"; empty if no link is compressed."""
     down, up = _links(devices)
     if not down + up:
         return ""

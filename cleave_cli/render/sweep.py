@@ -45,7 +45,7 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print simulation results: an 80-column table per fleet size, or one `wide` table of all."""
+    """Print simulation results as an 80-column table per fleet size or, if `wide`, as one table."""
     if wide:
         _show_wide(rows, churn, title)
         return
