@@ -1,4 +1,4 @@
-"""Run `cleave` as `python -m cleave_cli`."""
+"""Entry point of `python -m cleave_cli`, which is the same program as `cleave`."""
 
 from cleave_cli.main import main
 

@@ -17,11 +17,11 @@ TABLE: Final = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Number of servers that train together, and their addresses.
+    """Options for training on several servers.
 
     Attributes:
-        ray: address of the Ray cluster that starts the servers, or `auto`. If empty, a Ray cluster
-            is started on this machine.
+        ray: host:port of the Ray cluster that starts the servers; `auto` for this node's cluster;
+            empty to start a Ray cluster on this machine.
         listen: host:port or port at which devices join; empty to emulate the devices.
         runs: parent folder of run folders. All servers need access to this folder.
     """
@@ -33,7 +33,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
-        """Return the options of a `[cluster]` table, overridden by the command line's."""
+        """Return the options in a `[cluster]` table, overridden by `given` command-line options."""
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
             wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
@@ -46,7 +46,7 @@ class ClusterOptions:
         return found.checked()
 
     def checked(self) -> ClusterOptions:
-        """Return these options if they are valid."""
+        """Return these options, or raise UsageError if they are invalid."""
         if self.servers < 1:
             raise UsageError(f"--servers is {self.servers}; give 1 or more")
         if self.ray and self.servers == 1:

@@ -1,4 +1,4 @@
-"""`cleave emulate` in real time: the devices, a status line, a summary, and the files it writes."""
+"""Real-time mode of `cleave emulate`: run the devices; show a status line and a summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """The observers for `--trace` and `--log`, which write a trace file and a log file."""
+    """Observers of an emulation that write the files of `--trace` and `--log`."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import TraceLog, TraceWriter
@@ -52,7 +52,7 @@ class Watch:
             self._fault = error
 
     def finish(self) -> None:
-        """Write the trace file and close the log file."""
+        """Write the trace file and close the log; raise CleaveError if the log is incomplete."""
         if self._file is not None:
             try:
                 self._file.close()
@@ -95,7 +95,7 @@ def real_time(
     *,
     as_json: bool,
 ) -> None:
-    """Emulate a fleet in real time, on the given server or on a new server."""
+    """Emulate a fleet in real time, on the server at join URL `server` or, if empty, a new one."""
     import os
 
     # Busy-waiting threads would starve the event loop.
@@ -135,7 +135,7 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run a fleet for `duration` seconds (0: no limit), or until Ctrl-C or its server ends."""
+    """Run a fleet for `duration` seconds (0: no limit), or until Ctrl-C or `gone` returns True."""
     import asyncio
     import signal
     import time
@@ -188,7 +188,7 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return a warning, only once, if too many recent results were late; otherwise ""."""
+        """Return a warning the first time that too many recent results were late; otherwise ""."""
         if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
             return ""
         answers, late = lateness.answers - self._answers, lateness.late - self._late

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 MAX_VIRTUAL: Final = 100_000  # maximum number of devices in virtual time
-DEVICES: Final = 8  # for a fleet name without a size
-FLEET_FILE: Final = "fleet.toml"  # in a run folder, with the fleet options
+DEVICES: Final = 8  # default number of devices for a fleet name without a size
+FLEET_FILE: Final = "fleet.toml"  # file in a run folder that stores the fleet options
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class FleetOptions:
     Attributes:
         devices: number of devices; 0 for plain PyTorch, None for the fleet's default size.
         fleet: name of a fleet, or path of a TOML file.
-        churn: mean times between joining and leaving, or the name of a preset; empty if devices
-            never leave.
-        coding: links on which payloads count as compressed; a value of `--coding`.
+        churn: mean seconds of sessions and gaps, such as `600:120`, or the name of an availability;
+            empty to use each device's own availability.
+        coding: links whose payloads count as compressed: `auto`, `on` (all) or `off` (none).
     """
 
     devices: int | None = None
@@ -37,7 +37,7 @@ class FleetOptions:
 
     @classmethod
     def of_run(cls, run: Path) -> Self:
-        """Return the options that a run saved; the defaults if it saved no options."""
+        """Return the options saved in a run folder; the defaults if the folder has none."""
         path = run / FLEET_FILE
         if not path.is_file():
             return cls()
@@ -53,7 +53,7 @@ class FleetOptions:
         return cls(**saved)
 
     def members(self, dtype: str, seed: int) -> list[FleetDevice]:
-        """Return the devices to emulate; an empty list for plain PyTorch."""
+        """Return the devices to emulate, with throughputs for `dtype`; empty for plain PyTorch."""
         if self.devices == 0:
             return []
         return choose_fleet(
@@ -89,7 +89,8 @@ def choose_fleet(
 ) -> list[FleetDevice]:
     """Return the devices of a fleet, with their throughput for `dtype`.
 
-    `devices` is None for the fleet's size, or `default` for a built-in fleet without a size.
+    If `devices` is None, the fleet has the size in its name or file. A built-in fleet whose name
+    has no size gets `default` devices.
     """
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 

@@ -1,4 +1,4 @@
-"""Checks of `cleave doctor`: this machine's requirements, and whether a model fits in memory."""
+"""Checks for `cleave doctor`: installed modules, disk space, and memory for training a model."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from cleave.workload.step import step_gemms
 from cleave_cli.options import human_bytes
 from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
 
-LEAST_DISK_BYTES: Final = 10**9  # with less, the first checkpoint of a small model may fail
+LEAST_DISK_BYTES: Final = 10**9  # minimum free space for a small model's first checkpoint
 
 _ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
-_ANY_FLOPS_PER_S = 1e12  # throughput of the server; any value, because only memory is checked
-_CHECKPOINTS = 3  # on disk at once: two retained checkpoints, and the next during its write
+_ANY_FLOPS_PER_S = 1e12  # placeholder for the server's throughput, which does not affect memory
+_CHECKPOINTS = 3  # maximum on disk at once: two retained, and one being written
 _FP32_BYTES = 4
-_STATE_BYTES = 8  # AdamW's two fp32 moments of one parameter
+_STATE_BYTES = 8  # size of AdamW's two fp32 moments of one parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
@@ -50,7 +50,7 @@ _MODULES: Final = (
 
 
 class Verdict(Enum):
-    """The result of a check. `WITHOUT` means that Cleave works without the requirement."""
+    """The result of a check. `WITHOUT` means that an optional requirement is not met."""
 
     OK = "ok"
     WITHOUT = "without"
@@ -59,7 +59,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One checked requirement; `advice` says how to meet it, and is empty if it is met."""
+    """The result of checking one requirement. `advice` explains how to meet it, if it is unmet."""
 
     verdict: Verdict
     what: str
@@ -69,7 +69,7 @@ class Check:
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Check this machine and the disk of `runs`, and yield the result of each check."""
+    """Check this machine's software, and the disks of `runs` and the cache; yield each result."""
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
     yield Check(
@@ -110,15 +110,15 @@ def _graphs() -> Check:
             f"stages cannot be computed: {error}",
             "pip install --force-reinstall onnxruntime",
         )
-    # The names of the execution providers that Cleave may use, as in --provider.
+    # Names of the usable execution providers, as in --provider.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
-    # All packages of ONNX Runtime (for CPUs, GPUs, ...) install the module `onnxruntime`.
+    # Ask the module for its version, because one of several packages (CPU, GPU, ...) provides it.
     number = importlib.import_module("onnxruntime").__version__
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    """Return the free bytes on the disk of a folder. The folder need not exist yet."""
     there = folder.expanduser().absolute()
     while not there.exists():
         there = there.parent
@@ -133,7 +133,7 @@ class Fit:
     """The memory requirement of a training method, and whether the machines have enough memory.
 
     Attributes:
-        device_bytes: largest memory requirement of a device; 0 if no device is used.
+        device_bytes: largest memory requirement of any device; 0 if no device is used.
         server_bytes: memory requirement of the server, if `cleave train` runs with `options`.
         options: options of `cleave train` that reduce the server's memory requirement.
         reason: why the step does not fit in memory; empty if it fits.
@@ -151,10 +151,10 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
     """Return the memory requirement of a step by one method, and whether the step fits in memory.
 
     Args:
-        each: the method's forecast, which is refused if the devices have too little memory.
+        each: forecast of the step; `refused` if, for example, the devices have too little memory.
         sizes: sizes of the model.
         rows: number of sequences in the batch.
-        sent: bytes of one activation element.
+        sent: bytes per activation element.
         memory_bytes: memory of the server.
     """
     if each.refused:
@@ -174,7 +174,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield saved server bytes and the options that save them, smallest side effects first."""
+    """Yield pairs (saved server bytes, options of `cleave train` that save them), ascending."""
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
@@ -198,7 +198,7 @@ def model_fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Check if a step by each method fits in memory, and checkpoints on disk, for the options."""
+    """Check for each method whether a step fits in memory, and whether checkpoints fit on disk."""
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if not 0 <= server_memory < float("inf"):
@@ -225,7 +225,7 @@ def model_fits(
     )
     forecasts = question.choose(Method.AUTO).forecasts
     fits = [fit(each, sizes, batch, sent, memory_bytes) for each in forecasts]
-    # A checkpoint has the trained fp32 weights and AdamW's moments.
+    # A checkpoint contains the trained fp32 weights and AdamW's moments.
     one_bytes = (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters
     free, needed = free_bytes(runs), _CHECKPOINTS * one_bytes
     what = (

@@ -92,7 +92,7 @@ app.add_typer(simulate.app)
 
 
 def main() -> None:
-    """Run the `cleave` command. On an error, print one sentence on stderr and exit with 1 or 2."""
+    """Run the `cleave` command. If it fails, print the error and exit with status 1 or 2."""
     # `--debug` may be anywhere on the command line, because users often append it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1

@@ -1,4 +1,4 @@
-"""The client of an operator session, for `cleave train --server` and `cleave jobs`."""
+"""A client with which commands such as `cleave jobs` send operator requests to a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session at an operator URL; raise CleaveError if the server refuses."""
+        """Open a session at an operator URL or @FILE; raise CleaveError if it is refused."""
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
         hello = messages.Hello(
@@ -45,7 +45,7 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, such as `submit`; return the reply's data, or raise its error."""
+        """Send a request, such as `submit`; return the reply's data, or raise CleaveError."""
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:

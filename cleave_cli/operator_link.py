@@ -1,4 +1,4 @@
-"""Operator requests of commands, by the server's URL or by the server's data folder."""
+"""Operator requests to a server, which is identified by its URL or by its data folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
     """Send a request to a server, or execute it on the data folder if no server is running.
 
-    Without a `server` URL, this is the server that uses `data`, or the default folder.
+    `server` is an operator URL; if empty, the request is for the server that uses the data folder
+    `data` (None: the default folder).
     """
     url = _find(server, data)
     if url:
@@ -46,7 +47,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """Return the operator URL of a running server. The arguments are those of `ask`."""
+    """Return the operator URL of the server that `ask` finds; raise CleaveError if none runs."""
     url = _find(server, data)
     if not url:
         raise CleaveError("no server runs here; start one with `cleave serve`")
@@ -54,7 +55,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the URL of the server on `$CLEAVE_DATA` or the default folder; empty if none runs."""
+    """Return the operator URL of this machine's server; empty if no server uses its data folder."""
     from cleave.server.store import data_folder
 
     named = os.environ.get("CLEAVE_DATA", "")
@@ -63,7 +64,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return the operator URL; empty if no running server uses the folder."""
+    """Return `server`, or the operator URL of the server that uses `data`; empty if none runs."""
     from cleave.server.store import data_folder
 
     if server:

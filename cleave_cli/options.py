@@ -1,4 +1,4 @@
-"""Helpers for the options and the output of several commands, and the form of `cleave --help`."""
+"""Options and helpers that several commands share, and the layout of `cleave --help`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Raise UsageError, with the extra to install, if a Python module for training is missing."""
+    """Raise UsageError if a Python module for training, or one of `more`, is not installed."""
     missing = [
         name
         for name in ("torch", "transformers", "tokenizers", "safetensors", *more)
@@ -34,7 +34,7 @@ def need_train_extra(command: str, *more: str) -> None:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert a ValueError from the package `profiles` to a UsageError."""
+    """Convert a ValueError in the `with` block, such as one from `profiles`, to a UsageError."""
     try:
         yield
     except ValueError as error:
@@ -43,7 +43,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def writes(path: Path) -> Iterator[None]:
-    """Convert an error in writing a plot to a UsageError."""
+    """Convert an error while writing the file `path` to a UsageError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -72,9 +72,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Return an option's value; refuse an empty one, such as an unset shell variable.
+    """Return an option's value; raise UsageError if the option is given with an empty value.
 
-    Without this check, a command for a server would silently run without one.
+    Without this check, `--server "$URL"` with an unset variable would silently be ignored.
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
@@ -142,7 +142,7 @@ def few_options(common: Set[str]) -> type[TyperCommand]:
 
 
 def show_every_option(context: typer.Context, asked: bool) -> None:
-    """Print the help with every option and end, as the callback of `--help-all`."""
+    """If `asked`, print the help with every option and exit. Callback of `--help-all`."""
     if asked:
         context.meta[_EVERY] = True
         typer.echo(context.get_help())
@@ -153,7 +153,7 @@ _EVERY: Final = "cleave.help_all"
 
 
 def only_here(url: str) -> str:
-    """Return a hint if the URL has a loopback address; otherwise an empty string."""
+    """Return a warning that only this machine can use a loopback URL; empty for other URLs."""
     host = urlsplit(url).hostname or ""
     if not is_loopback(host):
         return ""
@@ -184,7 +184,7 @@ class SimulationProgress:
         self._bar.update(self._task, advance=1, description=what)
 
     def say(self, what: str) -> None:
-        """Show a description of the running simulation."""
+        """Show `what` as the description of the current work."""
         self._bar.update(self._task, description=what)
 
 

@@ -1,4 +1,4 @@
-"""Temporary processes for one command: a parameter server, and a device for measurements."""
+"""Temporary server and device processes that a command starts and stops."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _STOP_S = 30.0
-_MOST_BYTES = 4 * 10**9  # memory of the measured device, larger than any tile
+_MOST_BYTES = 4 * 10**9  # memory that the measured device offers; exceeds the largest tile
 
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running temporary server, with URLs for devices and for `cleave train --server`."""
+    """A running temporary server. Devices join at `url`; `operator_url` is for other commands."""
 
     url: str
     operator_url: str
@@ -33,7 +33,7 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """Return a command that trains on this server, on two lines because the URL is long."""
+        """Return a shell command that trains on this server. It has two lines, for the long URL."""
         return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
 
 
@@ -74,7 +74,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
 
 @contextmanager
 def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start `cleave join` processes, and stop them when the `with` block ends."""
+    """Run `count` processes of `cleave join` with these options until the `with` block ends."""
     from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines
@@ -95,7 +95,7 @@ def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Yield a timer that measures tiles on a new `cleave join` process; 0 threads: all cores."""
+    """Yield a timer for tiles on a new `cleave join` process. 0 `threads` means one per core."""
     import numpy as np
 
     from cleave.machine.sensors import total_memory_bytes

@@ -1,4 +1,4 @@
-"""The input of `cleave plan` and `cleave doctor`, and the forecasts of all methods."""
+"""Forecasts of a training step by each method, for `cleave plan` and `cleave doctor`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PlanQuestion:
     Attributes:
         rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
-        gemms: GEMMs of a step by tiles.
-        devices: rates of the devices, with the throughput in `dtype`.
-        in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
+        gemms: GEMMs of a training step, which devices compute by tiles.
+        devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.
+        in_fp32: rates for stages: fp32 throughput, and actual link rates.
     """
 
     sizes: StageSizes
@@ -46,7 +46,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step by each permitted method and without devices, and choose one method."""
+        """Forecast a step without devices and by each method that `method` permits; choose one."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -57,7 +57,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages. If stages are not possible, the forecast is refused."""
+        """Forecast a step by stages. If that is impossible, `Forecast.refused` is the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
@@ -77,7 +77,7 @@ class PlanQuestion:
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return the server's throughput from `--ps-gflops`; 0 measures this machine in `dtype`."""
+    """Return `--ps-gflops` in FLOP/s; if it is 0, measure this machine's throughput in `dtype`."""
     if gflops:
         return gflops * 1e9
     from cleave.arrays import DType
@@ -100,7 +100,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return the devices of a fleet, with their throughput for `dtype`."""
+    """Return a fleet's devices with their throughput in `dtype`, and a share of `stragglers`."""
     with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
 
@@ -108,5 +108,5 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the stated rates of devices (numbered from 0), and which links are compressed."""
+    """Return the rates of devices, numbered from 0, with the compression that `policy` selects."""
     return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

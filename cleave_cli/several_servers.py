@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """Measures the energy of a run: `sample` reads this machine's counters before they overflow.
+    """The two functions that measure the energy of a run.
 
-    `record` returns the run's energy record from the energy of each server's emulated devices.
+    `sample` reads this machine's energy counters; call it before they overflow. `record` returns
+    the run's energy record, given the energy of each server's emulated devices.
     """
 
     sample: Callable[[], object]
@@ -39,7 +40,7 @@ class RunMeasured:
 
 
 def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
-    """Measure the energy of this machine and of joined devices, until `open_here` closes."""
+    """Meter the energy of this machine and of joined devices until `open_here` is closed."""
     from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter, OwnPower
@@ -51,7 +52,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Measure the energy of this machine; unknown if servers run on other machines as well."""
+    """Meter a run with emulated devices. Server energy is unknown unless `on_one_machine`."""
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter
 
@@ -68,14 +69,14 @@ def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFleets:
-    """Opens each server's share of the devices: server i of n emulates i, i + n, i + 2n, ..."""
+    """Creates each server's emulated fleet: server i of n gets devices i, i + n, i + 2n, ..."""
 
     members: Sequence[FleetDevice]
     seed: int
     coding: str
 
     def __call__(self, ranks: Ranks) -> Fleet | None:
-        """Return the fleet of one server; None if the servers compute without devices."""
+        """Return the emulated fleet of one server; None if there are no devices to emulate."""
         from emulator.virtual import emulated
 
         if not self.members:
@@ -84,7 +85,7 @@ class EmulatedFleets:
         return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
     def meter(self, fleet: Fleet) -> Callable[[], RunEnergy]:
-        """Start to meter a fleet; return a function that returns the energy since this call."""
+        """Start metering a fleet, and return a function that returns the energy since this call."""
         from cleave.machine.sensors import PowerMeter, Sensors
         from emulator.run_meter import RunMeter
 
@@ -166,7 +167,7 @@ def train_on_several(
                 context.patience(lambda: record.step).insist(lambda: options.keep(folder.path))
             began = began or isinstance(record, StartRecord)
             if isinstance(record, DoneRecord):
-                last.append(record)  # shown after the energy, which arrives at the end
+                last.append(record)  # display it after the energy record, which is created last
             else:
                 display.record(record)
 
@@ -189,7 +190,7 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Endpoints:
-    """Open the listeners of all servers from host and port `at`, and show each join URL."""
+    """Open an endpoint per server, at host and port `at` and the next ports; show the join URLs."""
     from cleave.cluster.endpoint import EndpointSetup
     from cleave.cluster.endpoints import open_endpoints
     from cleave.cluster.spreading import Spreading, everybody
@@ -211,7 +212,6 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Parse the host and port of `--listen`."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise UsageError(f"--listen is {text!r}; give HOST:PORT, as 0.0.0.0:8765, or a port")

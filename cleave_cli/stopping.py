@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Handle Ctrl-C and SIGTERM until the `with` block ends.
 
-    Yields a function that returns True after the first signal: the caller should stop after the
-    current step. The second signal raises KeyboardInterrupt. `tell` receives a message for the user
-    after the first signal.
+    Yields a function that returns True after the first signal. The caller must then stop after its
+    current step. A second signal raises KeyboardInterrupt. `tell` is called at the first signal,
+    with a message for the user.
     """
     stopping = False
 

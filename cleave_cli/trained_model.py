@@ -1,4 +1,4 @@
-"""Runs a trained model for a command, on this machine or on a fleet."""
+"""Runs a trained model for `cleave eval` and `cleave generate`, here or on devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Step: TypeAlias = Annotated[
 def use(
     request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Generate text with a model or evaluate it, on emulated devices or those of a server.
+    """Generate text with a model or evaluate it, here, on emulated devices or on a server.
 
     `report` is called with each record of `cleave.training.results.uses`, as a dictionary.
     """
@@ -78,7 +78,7 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
                         raise CleaveError(f"{job} {record['event']}: {record.get('text')}")
                     report(record)
             except asyncio.CancelledError:
-                # No client would read the remaining records.
+                # Stop the job, because no client would read its other records.
                 await client.request("stop", {"job": job})
         finally:
             await client.close()
@@ -88,7 +88,7 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
 
 @contextmanager
 def progress_bar(what: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar until the `with` block ends; yield a function (done, total) to set it."""
+    """Show a progress bar in the `with` block; yield a function (done, total) that updates it."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)

@@ -27,14 +27,14 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period in which a device is available. `to_s` is infinite if the device never leaves."""
+    """A period in which a device is available. `to_s` is infinite if the period never ends."""
 
     from_s: float
     to_s: float
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A probability distribution of durations. `shape` is Weibull's k, or sigma of a log-normal."""
+    """A probability distribution of durations. `shape` is k (Weibull) or sigma (log-normal)."""
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
     family: AvailabilityFamily = AvailabilityFamily.EXPONENTIAL
@@ -57,8 +57,8 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
         gap: distribution of the gaps between sessions; None means no gap.
-        hours: first and last hour of the daily window, in the device's local time. (22, 7) means
-            overnight; None means all day. A charging-only device has its charging hours here.
+        hours: start and end of the daily window, in hours of local time. (22, 7) means overnight;
+            None means all day. For a device that works only while charging: its charging hours.
         drains: True if the device finishes its current tasks before leaving. False if the device
             disconnects without notice.
         source: publication or measurement from which the distributions come.
@@ -91,9 +91,9 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """Yield the device's periods of availability in order, starting at time zero.
 
-        The iterator ends only after a period that never ends. Time zero falls into a session or a
-        gap with probabilities in proportion to the mean lengths. The first session or gap is drawn
-        in full, although it may have begun before time zero.
+        If a period never ends, it is the last; otherwise, the iterator is infinite. Time zero falls
+        into a session or a gap with probabilities in proportion to their mean lengths. The first
+        session or gap has a full random length, as if it began at time zero.
 
         Args:
             rng: random generator for the lengths of sessions and gaps.

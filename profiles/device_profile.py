@@ -89,7 +89,7 @@ class Quantiles(_Table, frozen=True):
         return cls(value, value, value)
 
     def at(self, z: float) -> float:
-        """Return the value `z` standard deviations from p50, which joins two log-normals."""
+        """Return the value at `z` standard deviations from p50. Each side of p50 is log-normal."""
         if self.p10 <= 0:  # log(p10) does not exist, so use a normal distribution instead
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
@@ -142,8 +142,8 @@ class ComputeProfile(_Table, frozen=True):
         flops_per_s: throughput for large matrices, before the device slows down from heat.
         models: maps a layout to its fitted performance model. If empty, the throughput is
             `flops_per_s` for every shape.
-        samples: timed multiplications: rows, columns, depth, layout, seconds, and strips per side
-            of the tile.
+        samples: timed tiles: rows, columns and depth of a block, layout, seconds per block, and
+            strips per side of the tile.
         fits: maps a layout to the prediction error of its model on held-out samples.
     """
 
@@ -154,7 +154,7 @@ class ComputeProfile(_Table, frozen=True):
     fits: dict[Layout, FitReport] = {}
 
     def measured(self, layout: Layout) -> list[TimedTile]:
-        """Return the timed multiplications with this layout."""
+        """Return the samples with this layout."""
         return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
@@ -170,7 +170,7 @@ class GraphProfile(_Table, frozen=True):
 
 
 class MemoryProfile(_Table, frozen=True):
-    """The bytes that a device offers for training, and its installed bytes (0 if unknown)."""
+    """The memory that a device offers, and its installed memory (0 if unknown), in bytes."""
 
     bytes: Annotated[int, msgspec.Meta(ge=2**24, le=10**14)]
     installed_bytes: Annotated[int, msgspec.Meta(ge=0, le=10**14)] = 0
@@ -180,13 +180,13 @@ class MemoryProfile(_Table, frozen=True):
 class Sustained(_Table, frozen=True):
     """A device's throughput over minutes under load.
 
-    Each series has pairs of seconds since the start and a value. A series is empty if the system
-    does not report it.
+    Each series has pairs (seconds since the start, value). A series is empty if the system does not
+    report its values.
 
     Attributes:
         thermal: fitted thermal model; None if the device did not slow down, or the measurement was
             too short to tell.
-        speeds: measured shares of full speed, to which `thermal` was fitted.
+        speeds: measured speeds, as shares of full speed, to which `thermal` was fitted.
         temperatures: degrees Celsius.
         frequencies: clock frequency in Hz.
     """
@@ -215,7 +215,7 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return the watts that matrix multiplication adds to idle power (0 if unknown)."""
+        """Return `compute_w` minus `idle_w` (or 0 W if unknown); None if `compute_w` is None."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
@@ -228,7 +228,7 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The machine, the backend and its threads with which a profile was measured."""
+    """The machine, the backend (`executor`) and its threads, with which a profile was measured."""
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -282,7 +282,7 @@ class DeviceProfile(_Table, frozen=True):
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Return the performance models, with a constant throughput where none is fitted."""
+        """Return the performance models; a dtype without models gets a constant throughput."""
         return ComputeModel(
             {
                 (dtype, layout): model

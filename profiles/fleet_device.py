@@ -18,7 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A line, identified by its name, that `devices` devices share; the rates are totals."""
+    """A network line that `devices` devices share. Its rates are totals for all of them."""
 
     name: str
     downlink_bytes_per_s: float
@@ -57,7 +57,7 @@ class FleetDevice:
         availability: times at which the device is available; None means always.
 
     Raises:
-        ValueError: when a rate is not above zero, or a share is out of range.
+        ValueError: when a number is out of range.
     """
 
     name: str
@@ -105,14 +105,14 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """Return the downlink rate if all devices on a shared line download at once."""
+        """Return the device's downlink rate if all devices on a shared line download at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
 
     @property
     def stated_uplink_bytes_per_s(self) -> float:
-        """Return the uplink rate if all devices on a shared line upload at once."""
+        """Return the device's uplink rate if all devices on a shared line upload at once."""
         line = self.bottleneck
         share = line.uplink_bytes_per_s / line.devices if line else math.inf
         return min(self.uplink_bytes_per_s, share)
@@ -129,6 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True without jitter, drift, limited availability and thermal slowdown."""
+        """Return True if the device has no jitter, drift, limited availability or thermal model."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

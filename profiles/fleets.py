@@ -2,7 +2,7 @@
 
 A fleet file has `[[group]]` tables of similar devices. A group names a device profile, the network
 from which links are drawn, and an availability. Each name is a library name or a TOML file. A group
-may also set any field of `FleetDevice`:
+may also set any numeric field of `FleetDevice`:
 
     [[group]]
     profile = "iphone-13-pro"
@@ -56,7 +56,7 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
 
     Raises:
-        ValueError: when `devices` is below 1 or above `MAX_DEVICES`, or `stragglers` is no share.
+        ValueError: when `devices` is not in 1 to `MAX_DEVICES`, or `stragglers` is not in 0 to 1.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -220,7 +220,7 @@ _BELIEVABLE: Final = {
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
-_WIDEST_Z = 2.3263  # drawn link rates stay within the 1 % and 99 % quantiles
+_WIDEST_Z = 2.3263  # limits draws to the range from the 1 % to the 99 % quantile
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -314,7 +314,7 @@ def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
 
 
 class _Lines:
-    """The shared lines of a fleet. The rates of a line are drawn for its first device."""
+    """The shared lines of a fleet. A line's rates are drawn when its first device is added."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -449,7 +449,7 @@ def _link(network: Any, place: str) -> LinkProfile:
 
 
 def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
-    """Load an entry of the library by name or file; name the group in error messages."""
+    """Load a library entry by name or file. Error messages name the group (`place`)."""
     try:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")

@@ -62,12 +62,12 @@ def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
     """Read a TOML file into nested dictionaries, and check its numbers.
 
     Raises:
-        ValueError: when the file cannot be read, a number is not finite, or an integer needs more
-            than 64 bits.
+        ValueError: when the file cannot be read, a number is not finite, or an integer does not fit
+            in 64 bits.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib lets Python's errors through
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: too deeply nested
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
@@ -125,7 +125,7 @@ def _words(path: str) -> type[Enum]:
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
-    """Replace each "[...]" in msgspec's path by the key whose conversion alone fails."""
+    """Replace each "[...]" in msgspec's path by the key that causes the validation error."""
     while "[...]" in path:
         before, _, after = path.partition("[...]")
         for key, value in _value_at(table, before).items():
@@ -220,7 +220,7 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class NamedLink(_Named, frozen=True, kw_only=True):
-    """A network from which the links of devices are drawn: quantiles across devices."""
+    """A network. Its `link` has the quantiles from which the links of devices are drawn."""
 
     link: LinkProfile
 
@@ -342,16 +342,16 @@ _MOST_W = {
 }
 _STRANGER_W = 1600.0  # a device without a known profile is assumed to be a desktop, not a server
 
-SLACK_S = 30.0  # maximum by which a device's energy report may be ahead of the PS's clock
+SLACK_S = 30.0  # maximum seconds by which energy reports may be ahead of the PS's clock
 
 
 def most_w(profile: str) -> float:
-    """Return the upper bound on a device's power in watts; a desktop's for an unknown profile."""
+    """Return a device's maximum plausible power in watts; for an unknown profile, a desktop's."""
     return _by_profile().get(profile, _STRANGER_W)
 
 
 def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
-    """Return True if a device can have used `energy_j` joules since the device connected.
+    """Return True if it is plausible that a device has used `energy_j` since it connected.
 
     Args:
         energy_j: joules that the device reports. They may be any number, even NaN.

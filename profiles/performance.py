@@ -41,7 +41,7 @@ class Layout(Enum):
 
     @classmethod
     def of(cls, transpose_a: bool, transpose_b: bool) -> Layout:
-        """Return the layout in which the left and the right operand are transposed as given."""
+        """Return the layout in which each operand is transposed if its flag is True."""
         return cls(("t" if transpose_a else "n") + ("t" if transpose_b else "n"))
 
 
@@ -51,7 +51,7 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns and depth of the block.
-        seconds: mean seconds per block of the tile, as the median of several measurements.
+        seconds: mean seconds per block of the tile (the median of several measurements).
         strips: strips per side of the measured tile, which has strips x strips blocks. The device
             was idle before the tile, and all strips had just arrived.
     """
@@ -100,7 +100,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model with constant throughput for matrices of every shape."""
+        """Return a model for a constant throughput: `startup_s` + FLOPs / `flops_per_s` seconds."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property
@@ -206,7 +206,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 
 
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
-    """Fit a performance model to all samples, and measure the error that such a fit has.
+    """Fit a performance model to all samples, and estimate its error for other samples.
 
     The report is about a second model, which is fitted to four of every five samples and tested on
     the fifth.
@@ -256,10 +256,10 @@ class ComputeModel:
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        `dtype` and `out` are names of the protocol. The flags are those of
-        `PerformanceModel.seconds`.
+        `dtype` and `out` are the protocol's names of the dtypes of operands and result. The flags
+        are those of `PerformanceModel.seconds`.
         """
-        # The tiles of a GEMM have few distinct shapes, but this is called millions of times.
+        # Cache the results: tiles have few distinct shapes, but there are millions of calls.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
         found = self._known.get(key)
         if found is None:

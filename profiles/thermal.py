@@ -1,6 +1,7 @@
 """A thermal model with two parameters and throttle points, for a device's slowdown under load.
 
-A device is one body with thermal resistance R (K/W) and heat capacity C (J/K), which power P heats:
+A device is modelled as one body with thermal resistance R (K/W) and heat capacity C (J/K). At full
+speed, power P (W) heats it:
 
     dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
 
@@ -34,10 +35,10 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
         ambient: ambient temperature, in the unit of the throttle points' temperatures.
-        points: throttle points with rising temperatures and falling speeds.
+        points: throttle points, with rising temperatures and speeds that never rise.
 
     Raises:
-        ValueError: when a throttle point is impossible.
+        ValueError: when a throttle point is out of range or out of order.
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -79,7 +80,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the long-term speed under full load, as a share of full speed.
 
         Heating and cooling balance at this speed. If the speed jumps at a throttle point, the
-        result is the mean of both speeds, between which the device switches.
+        device switches between two speeds, and the result is their average over time.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:
@@ -126,8 +127,8 @@ def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> 
     """Fit a thermal model with a normalized temperature rise of 1 to a sustained run.
 
     The model assumes full speed until the device is hot, and then the mean of the last three
-    speeds. A grid search finds the time constant. The result is None if the device settles above 97
-    % of full speed. `speeds` has pairs of seconds since the start and share of full speed.
+    speeds. A grid search finds the time constant. The result is None if that mean exceeds 97 % of
+    full speed. `speeds` has pairs (seconds since the start, share of full speed).
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

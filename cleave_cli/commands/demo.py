@@ -27,7 +27,7 @@ _BATCH, _SEQUENCE = 4, 32
 _REAL_MODEL: Final = "opt-1.3b"
 _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
-_TRIES: Final = 3  # measurements of this machine, which other programs may slow down
+_TRIES: Final = 3  # speed measurements; the fastest counts, as other programs may disturb some
 _CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
 _LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding error of a loss
 
@@ -81,7 +81,7 @@ def demo(
 
 
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train the small model on this machine and on devices; return the losses and the traffic."""
+    """Train a small model on this machine and on devices; return the losses and the traffic."""
     import cleave
 
     plain: list[float] = []
@@ -149,11 +149,11 @@ def _train(
     return folder.path
 
 
-# --- emulation of a large model, from array sizes ---
+# --- emulation of a large model ---
 
 
 def _large() -> dict[str, Any]:
-    """Emulate a step of the large model on a household's devices; return time and traffic."""
+    """Emulate a step of a large model on a household's devices; return its time and traffic."""
     from cleave.arrays import DType
     from cleave.fleet.selection import measure_ps
     from cleave.machine.backends import TorchBackend

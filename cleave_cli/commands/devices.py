@@ -44,7 +44,7 @@ def devices(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List the devices that a server knows: states with reasons, reputation, contribution.
+    """List the devices that a server knows, with their state, reputation and contribution.
 
     A terminal of less than 120 columns shows the most important columns.
 
@@ -81,7 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Format a device's number of failed runs; name the last failure unless the state does."""
+    """Format a device's number of failed runs, with the last failure unless `reason` names it."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]

@@ -85,10 +85,10 @@ def emulate(
     as_csv: Csv = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
-    """Emulate a fleet of devices, as slow as their measured profiles.
+    """Emulate a fleet of devices at the speeds in their profiles.
 
     In real time, the devices join a parameter server, which cannot distinguish them from phones.
-    With --model, steps run in virtual time, as fast as this machine can count.
+    With --model, steps run in virtual time, as fast as this machine can compute.
 
     Examples:
 
@@ -151,7 +151,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Raise if an option of the other mode is given, because it would be ignored silently."""
+    """Raise UsageError if an option is given that has no effect in this mode."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -169,7 +169,7 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The options of the command for steps in virtual time."""
+    """The options of `cleave emulate --model`, which runs steps in virtual time."""
 
     members: list[FleetDevice]
     model: str
@@ -315,7 +315,7 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Print the time and traffic of a step by tiles. `here_s`: seconds of attention, if known."""
+    """Print a step's time and traffic. `here_s`: seconds of attention on the server, if known."""
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s

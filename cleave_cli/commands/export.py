@@ -36,7 +36,7 @@ def export(
 
     The folder has the weights of a checkpoint, the configuration, the tokenizer, and a model card
     with the training data, the devices, and the cost of training. For a run with adapters (--lora),
-    it has the adapters, for peft, unless --merge is given.
+    the weights are those of the adapters, for peft, unless --merge is given.
 
     Examples:
 

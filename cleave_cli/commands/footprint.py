@@ -32,14 +32,14 @@ _AS_ASSUMED = -1.0  # default of options for which 0 is a valid value
 
 
 class _RunOrStudy(TyperGroup):
-    """Runs the subcommand `study`, or treats the first argument as a run folder."""
+    """A command group that runs `study` if it is the first argument, and otherwise `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == "run" else name, command, rest  # users never type `run`
+        return "" if name == "run" else name, command, rest  # hide `run`, which users never type
 
 
 app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
@@ -277,8 +277,8 @@ def study(
 ) -> None:
     """Test the claims of arXiv 2507.01803 in its simulated set-up, and write a report.
 
-    Laptops and phones train OPT-125M and OPT-1.3B, alone, by DT-FM and by Cleave, compared with an
-    NVIDIA A5000: energy, carbon in both views, and under which conditions which claim holds.
+    Laptops and phones train OPT-125M and OPT-1.3B alone, by DT-FM, and by Cleave. The report
+    compares their energy and carbon (attributed and sunk cost) with those of an NVIDIA A5000.
 
     Examples:
 

@@ -91,7 +91,7 @@ def _progress(job: dict[str, Any]) -> str:
 
 @app.command("stop")
 def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Stop a job before its last step; it writes a checkpoint, and can be resumed.
+    """Stop a job early. It writes a checkpoint, and can be resumed.
 
     Examples:
 
@@ -113,7 +113,7 @@ def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = Fals
 
 @app.command("resume")
 def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Queue a job again that was paused, stopped, or interrupted by the end of its server.
+    """Requeue a job that was paused, stopped, or interrupted when its server ended.
 
     Examples:
 
@@ -130,7 +130,7 @@ def logs(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Print the last records of a job; follow one with `cleave train --attach`.
+    """Print the last records of a job. To follow a job, use `cleave train --attach`.
 
     Examples:
 

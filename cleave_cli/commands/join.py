@@ -271,7 +271,7 @@ def join(
 
 
 def known_threads(threads: int) -> None:
-    """Raise UsageError if `--threads` is below 0, or far above the core count of any machine."""
+    """Raise UsageError if `--threads` is below 0 or above `_MOST_THREADS`."""
     from cleave.errors import UsageError
 
     if not 0 <= threads <= _MOST_THREADS:

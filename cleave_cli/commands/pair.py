@@ -48,7 +48,7 @@ def pair(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Make a join code of a running server. The server recognizes a device that joined with it.
+    """Make a join code of a running server, which recognizes the devices that used it.
 
     A phone's camera opens the QR code's page, which makes the browser a device; `cleave join` takes
     the same address.
@@ -104,7 +104,6 @@ def pair(
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:
-    """Print a table of the join codes, without the secret text of each code."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

@@ -134,7 +134,7 @@ def plan(
     by_link = rates_of(profiles, policy, ps)
     devices = payload_rates(by_link, dtype)  # plans by tiles use uncompressed bytes/s
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # same as on a real server
+    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # with the costs of a real server
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if by is not Method.AUTO or crossing:
@@ -279,7 +279,7 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
 
 
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search for the smallest batch for which stages are faster than the server alone."""
+    """Search for the smallest batch with which stages are faster than the server alone."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -310,7 +310,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Draw the crossing, or else the chosen plan; without devices, that of stages or tiles."""
+    """Plot the crossing or, without one, the chosen plan. For `local`, plot the stages or tiles."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling

@@ -71,9 +71,9 @@ def device(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: multiplication, memory, minutes under load, energy.
+    """Measure this machine: multiplication speed, memory, speed under sustained load, power.
 
-    Run nothing else meanwhile.
+    Run no other programs during the measurement.
 
     Examples:
 
@@ -162,8 +162,8 @@ def link(
 ) -> None:
     """Measure downlink, uplink and round trip to a parameter server, each separately.
 
-    The server sends a row and a column, and one number returns; then a column and a row, and a
-    whole block returns. It gives this machine no work.
+    The server measures the link with small multiplications: first with large inputs and a result of
+    one number, then with small inputs and a large result. This machine gets no training work.
 
     Examples:
 
@@ -185,7 +185,7 @@ def link(
         _need("tomli_w")
         with usage_errors():
             profile = read_profile(into)
-    saved = SavedCredentials(state_folder())  # for a server that knows this machine
+    saved = SavedCredentials(state_folder())  # credentials for servers that know this machine
     with _progress() as bar:
         task = bar.add_task("measuring the link", total=repeats)
         found = asyncio.run(
@@ -279,7 +279,7 @@ def fit(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Fit the models of a profile again to its samples.
+    """Refit the models of a profile to its stored samples.
 
     Examples:
 
@@ -382,7 +382,7 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """Return the path of a new profile if it is writable; raise before the measurements if not."""
+    """Return `path` if a new profile can be written to it; otherwise raise UsageError."""
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
     if path.is_dir():

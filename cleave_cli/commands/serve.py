@@ -138,8 +138,8 @@ def serve(
 ) -> None:
     """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
 
-    It prints a join code for one device, and the next code when a device has used it; `cleave pair`
-    makes more. The server recognizes these devices later, also after a restart.
+    The server prints a join code for one device, and a new code after each use. `cleave pair` makes
+    more codes. The server recognizes these devices later, also after a restart.
 
     Examples:
 
@@ -151,8 +151,8 @@ def serve(
 
       cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
-    # Busy-waiting threads slow small operations 20 times while another thread needs the core, as
-    # the server's event loop does. torch reads this variable on import.
+    # Busy-waiting threads make small operations 20 times slower while another thread, such as the
+    # server's event loop, needs the core. torch reads this variable on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.planner.coding import CodingPolicy
     from cleave.scheduler.sessions.result_judging import Verification
@@ -187,7 +187,7 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
-    gc.freeze()  # each collection of torch's modules would block all sessions for 0.25 s
+    gc.freeze()  # a collection that scans torch's modules blocks all sessions for 0.25 s
     stop = threading.Event()
     for number in ending_signals():
         signal.signal(number, lambda *_: stop.set())
@@ -253,7 +253,7 @@ def serve(
 
 
 def stopping(job: TrainingJob | None) -> str:
-    """Return the log message for a server that is stopping while `job` runs."""
+    """Return the log message for a server that stops while `job` (None: no job) is running."""
     if job is None:
         return "stopping"
     return f"stopping: {job.id} writes a checkpoint of its last whole step"
@@ -324,7 +324,7 @@ class _Codes:
         self._as_json = as_json
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
-        """Log that a device used a join code; print a new code if this code was the printed one."""
+        """Log that a device used a join code. If it was the printed code, print a new code."""
         _logger.info("%s used a join code; it is device %d from now on", device.name, device.id)
         if code.id != self._shown.record.id:
             return

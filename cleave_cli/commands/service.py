@@ -59,7 +59,7 @@ def install(
     print_only: Annotated[bool, Option("--print", help="Print the unit; install nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Install and start the service; it works when this machine is idle and charging.
+    """Install and start the service. By default, it works while this machine is idle and charging.
 
     The join URL is stored in a file that only the service's account can read.
 

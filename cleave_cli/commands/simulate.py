@@ -73,7 +73,7 @@ def simulate(
     as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
-    """Compare the time of a training step by several methods, without running any.
+    """Compare the simulated time of a training step by several methods.
 
     Examples:
 
@@ -220,7 +220,7 @@ def paper(
 def counts(text: str) -> list[int]:
     """Parse `--devices`, such as `32,256` or `32..8192`; return the sorted numbers of devices.
 
-    A range contains its first number, each doubling of that number, and its last number.
+    The range `32..100` means 32, 64 and 100: repeated doublings, and the last number.
     """
     found: list[int] = []
     try:

@@ -76,7 +76,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
 
 
 async def _print(client: OperatorClient, pause_s: float | None) -> None:
-    """Print each overview as one line of JSON, with the records and events since the last."""
+    """Print each overview as one line of JSON, with only new records and events."""
     seen = Seen()
     while True:
         typer.echo(json.dumps(await _look(client, seen)))

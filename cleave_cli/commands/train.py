@@ -22,7 +22,7 @@ from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
 _EMULATED: Final = ("devices", "fleet", "churn", "coding")  # options for emulated devices
-_PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # values may be paths
+_PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # settings that may be paths
 
 
 def train(
@@ -199,7 +199,7 @@ def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
         option = Annotated[kind, Option(*setting.names, help=setting.help)]
         of_job.append(inspect.Parameter(known.name, only, default=default, annotation=option))
     own = inspect.signature(command, eval_str=True).parameters.values()
-    *before, context, _ = own  # the last is **job
+    *before, context, _ = own  # the last parameter is **job
     keyword_only = [each.replace(kind=only) for each in before]
     return inspect.Signature([context, of_job[0], *keyword_only, *of_job[1:]])
 
@@ -258,7 +258,7 @@ def _here(
         if isinstance(record, StartRecord):
             started, waiting = Path(record.run_folder), context.patience(lambda: record.step)
             waiting.insist(lambda: options.keep(started))
-        if isinstance(record, DoneRecord):  # the energy record precedes this record
+        if isinstance(record, DoneRecord):  # append the energy record before this record
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
             patience = context.patience(lambda: record.steps)
             patience.insist(lambda: folder.append(energy.to_record()))

@@ -35,7 +35,7 @@ _BARS = 5  # maximum rows of the sensitivity table; the plot shows all bars
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A footprint comparison to print: the run's or scenario's title, question, case and notes."""
+    """A footprint comparison to print. `notes` are lines to print with the assumptions."""
 
     title: str
     duration_s: float
@@ -45,7 +45,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison, and draw a plot if `plot` is given."""
+    """Print the footprints and their comparison in a `form`; draw a plot if `plot` is given."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:
@@ -173,7 +173,8 @@ def human_time(seconds: float) -> str:
 def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
     """Return a run's energy and carbon as values and text, for the end of `cleave train`.
 
-    `grid` is as for `cleave.energy.grid.electricity`; empty if unknown.
+    `grid` is a country code, or the path of a CSV file with hourly carbon intensities; empty if
+    unknown.
     """
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)

@@ -1,4 +1,4 @@
-"""Output of `cleave plan`: forecasts, plans by stages and by tiles, crossings, and server counts.
+"""Output of `cleave plan`: forecasts, plans, crossings, and comparisons of server counts.
 
 A crossing is the batch size from which a step by stages is faster than a step without devices.
 """
@@ -141,7 +141,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print the step times for each batch size, and from which batch size stages are faster."""
+    """Print a crossing, with the step times by batch size. `sequence` is tokens per sequence."""
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -151,7 +151,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence that states from how many tokens per step stages beat the server alone."""
+    """Return a sentence with the tokens per step from which stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -168,7 +168,7 @@ def crossing_text(found: Crossing, sequence: int) -> str:
 
 
 def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
-    """Return a crossing as JSON, with the batch sizes that were tried."""
+    """Return a crossing as JSON, with the step times of each batch size that was tried."""
     above, below = found.above, found.below
     return {
         "from_tokens": above.rows * sequence if above is not None else None,
@@ -189,7 +189,7 @@ _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "d
 
 
 def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) -> dict[str, Any]:
-    """Return the plan of one GEMM as JSON; list every tile and device if `tiles`."""
+    """Return the plan of one GEMM as JSON, with every tile and device if `tiles` is True."""
     plan = report.plan
     document = _report_json(report)
     if tiles:
@@ -305,7 +305,7 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
 
 
 def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
-    """Return the forecasts as JSON, with one object for each number of servers."""
+    """Return the forecasts for several numbers of servers as JSON objects, one per number."""
     return [
         {
             "servers": plan.servers,
@@ -366,7 +366,7 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
 def coding_json(
     policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the policy, the numbers of compressed links, and each dtype's ratio as JSON."""
+    """Return the compression policy, numbers of compressed links and ratios by dtype as JSON."""
     down, up = _links(devices)
     return {
         "policy": policy.value,

@@ -30,7 +30,7 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""Parts of a step: resource, name, colour, seconds. Parts of one resource run in sequence."""
+"""Parts of a step: resource, name, color, function that returns the seconds of a device."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -49,7 +49,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def draw_tiling(path: Path, plan: Plan) -> None:
-    """Draw which part of C each tile of a GEMM's plan covers."""
+    """Plot the rows and columns of the result C that each tile of a GEMM's plan covers."""
     figure = _figure(8, 8)
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -58,8 +58,8 @@ def draw_tiling(path: Path, plan: Plan) -> None:
     depths = {t.tile.k for t in plan.tiles}
     most = max(k.size for k in depths)
     colours = colormaps["viridis"]
-    # Each tile covers its rows and columns of C. Slabs with the same rows and columns would hide
-    # each other, so they are drawn side by side within these columns, in the order of k.
+    # Slabs (tiles with the same rows and columns of C) would hide each other, so draw them side by
+    # side within their columns, in the order of k.
     for t in plan.tiles:
         m, n, k = t.tile.m, t.tile.n, t.tile.k
         left = n.start + n.size * k.start / plan.gemm.k
@@ -89,7 +89,7 @@ def draw_stages(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Draw how long the links and processors of devices are busy in a step by stages."""
+    """Plot the seconds for which links and processors of devices are busy in a step by stages."""
     rows = _rows(model, plan, names)
     figure = _figure(10, 1.6 + 0.42 * len(rows))
     axes = figure.add_subplot()
@@ -139,7 +139,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
-    """Plot the time of a step by stages and without devices over the tokens per step."""
+    """Plot the step time by stages and without devices against the tokens per step."""
     figure = _figure(8, 5)
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 

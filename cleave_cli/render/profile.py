@@ -37,7 +37,7 @@ def sustained_share(profile: DeviceProfile) -> float | None:
 
 
 def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
-    """Return the modelled seconds of a 512 x 512 tile of depth `c`, without transposed operands."""
+    """Predict the seconds of a 512 x 512 tile of depth `c` without transposed operands."""
     from profiles.performance import Layout
 
     inputs, _, out = dtype.partition(">")
@@ -111,7 +111,7 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
 
 
 def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield a link's table rows (name, value, source); values have the p10, p50 and p90."""
+    """Yield table rows (name, value, source) for a link. Each value shows the p10, p50 and p90."""
 
     def spread(q: Quantiles, unit: float, name: str) -> str:
         low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
@@ -251,7 +251,7 @@ def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> Non
 
 
 def plot(path: Path, profile: DeviceProfile) -> None:
-    """Plot measured over predicted time, throughput over depth, and speed over time."""
+    """Plot predicted against measured time, throughput against depth, and speed against time."""
     check_plot(path)
     from matplotlib.figure import Figure
 
@@ -266,7 +266,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise if a plot cannot be written. Call this before the measurements, which take minutes."""
+    """Raise UsageError if a plot cannot be written. Call this before a long measurement."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure  # noqa: F401

@@ -1,4 +1,4 @@
-"""QR codes for terminals, and as PNG files."""
+"""QR codes as terminal text and as PNG files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from cleave.errors import UsageError
 from cleave.files import write_output
 
-_DOT_PIXELS: Final = 8  # pixels per module of a PNG, sharp on screens and on paper
+_DOT_PIXELS: Final = 8  # width of one square of the code, sharp on screens and on paper
 
 
 def qr_code(text: str) -> str:
-    """Return a QR code of Unicode half blocks, with the quiet zone that cameras need."""
+    """Return a QR code as Unicode half blocks, with the blank margin that cameras need."""
     import segno
 
     drawn = io.StringIO()

@@ -25,12 +25,12 @@ _NO_KIND: Final = "kind not stated"
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
-_RECENT_STEPS: Final = 10  # steps for the estimated time left, as on the dashboard
+_RECENT_STEPS: Final = 10  # steps from which to estimate the time left, as on the dashboard
 
 
 @dataclass
 class Seen:
-    """State that is collected from overviews. Each overview has only new records and events.
+    """State collected from a server's overviews, which contain only new records and events.
 
     Attributes:
         steps: step records of the current job.
@@ -90,7 +90,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve of up to `width` bars, each a mean; a bar without finite values is blank."""
+    """Draw at most `width` bars, each the mean of consecutive values; blank if none is finite."""
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -181,7 +181,6 @@ def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
-    """Return a line that names the operator's own devices."""
     mine = [device["name"] for device in devices if device.get("own")]
     if not mine:
         return []
@@ -275,7 +274,7 @@ _NAME: Final = 18
 
 
 def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[RenderableType]:
-    """Return a table of an overview's `stages`, for 80 columns; `names` are by session number."""
+    """Return an 80-column table of an overview's `stages`. `names` maps device numbers to names."""
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
     if again:

@@ -24,13 +24,13 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """The rate at which devices fail, and the seconds until a loss is detected."""
+    """Losses of each device per second, and the seconds until a loss is detected."""
 
     losses_per_s: float
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the seconds of a step with losses; None if not modelled, or without an end."""
+        """Return the mean seconds of a step with losses; None if not modelled, or if infinite."""
         from simulator.method import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
@@ -45,7 +45,7 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print the results by fleet size: tables of 80 columns, or one wide table of all columns."""
+    """Print simulation results as an 80-column table per fleet size or, if `wide`, as one table."""
     if wide:
         _show_wide(rows, churn, title)
         return

@@ -1,4 +1,4 @@
-"""Text and CSV for terminals of 80 columns, without control characters.
+"""Prints text for 80-column terminals, and CSV, without control characters.
 
 Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
 or a library may not be, so all text is sanitized again before it is printed.
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str, *, err: bool = True) -> None:
-    """Print a text with untrusted parts, on stderr or (with `err=False`) on stdout."""
+    """Print a text without its control characters, on stderr or (with `err=False`) on stdout."""
     typer.echo(printable(text), err=err)
 
 
@@ -41,7 +41,7 @@ def narrow_console() -> Console:
 
 
 def filled(text: str, width: int = WIDTH) -> str:
-    """Wrap the lines of a text between words, keep their indentation, and split no long word."""
+    """Wrap each line of a text to `width`, with the line's indentation, without splitting words."""
     lines: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))]
@@ -65,7 +65,7 @@ def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
 Csv = Annotated[bool, Option("--csv", help="The table's rows as CSV on stdout.")]
 
 
-# A spreadsheet executes cells with these prefixes. Device names are untrusted, so escape them.
+# Spreadsheets execute cells that start with these characters, and device names are untrusted.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -78,7 +78,7 @@ class Form(Enum):
 
 
 def form_of(*, as_json: bool, as_csv: bool) -> Form:
-    """Return the output format for `--json` and `--csv`, of which at most one may be given."""
+    """Return the output format for `--json` and `--csv`; raise UsageError if both are given."""
     if as_json and as_csv:
         raise UsageError("--json and --csv are two forms of the same; give one of them")
     if as_csv:
@@ -90,8 +90,7 @@ def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ())
     """Print records as CSV, with a header row.
 
     Args:
-        records: values by column name. A mapping or a list is printed in one cell, such as "a 1; b
-            2".
+        records: values by column name. A mapping or list is printed in one cell: "a 1; b 2".
         columns: names of the columns to print; if empty, the keys of the first record.
     """
     shown = list(columns) or list(records[0])

@@ -34,13 +34,13 @@ _INDENT = len("step ")
 
 
 class Display:
-    """Shows the records of a run: as lines of JSON on stdout, with messages on stderr."""
+    """Prints the records of a run as JSON lines on stdout, and messages on stderr."""
 
     def start(self, steps: int) -> None:
-        """Set the number of steps of the run; 0 if unknown."""
+        """Set the number of steps of the run for a progress bar; 0 if unknown."""
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """Show the progress of the current step, which `progress` returns."""
+        """Set the function that returns the current step's progress, for a progress bar."""
 
     def record(self, record: Record) -> None:
         """Show a record from a run in this process."""
@@ -77,9 +77,9 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr; if stderr is no terminal, prints a line for each step.
+    """Shows a progress bar on stderr; if stderr is not a terminal, prints a line per step.
 
-    `verbose` also shows tiles, traffic of each kind, and compression.
+    If `verbose`, it also shows tiles, traffic of each kind, and compression.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -94,7 +94,7 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
-        self._told = ""  # progress of the step that a server reported
+        self._told = ""  # progress of the current step, as reported by a server
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
@@ -103,7 +103,7 @@ class HumanDisplay(Display):
         self._progress.update(self._task, total=steps or None)
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """Show the progress of the current step, which `progress` returns."""
+        """Show the progress of the current step, as `progress` returns it."""
 
         def tasks() -> str:
             found = progress()

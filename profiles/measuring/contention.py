@@ -1,9 +1,9 @@
 """Measures how much concurrent matrix multiplication processes slow each other down.
 
 Each process multiplies on one thread, pinned to its own core. Processes slow each other down only
-through memory bandwidth, caches and heat. This module, run as a program, is one such process. Each
-line on its stdin gives a start time and a duration in seconds. For each line, it prints the median
-time of one multiplication.
+through memory bandwidth, caches and heat. Run as a program, this module is one such process. Each
+line on its stdin has a start time (Unix time) and a duration, in seconds. For each line, it prints
+the median seconds of one multiplication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_S: Final = 0.05  # delay from the request for a round to its start, commo
 
 
 def process_counts(cores: int) -> list[int]:
-    """Return the process counts to measure: 1 to 8, each then 50 % larger, and last `cores`."""
+    """Return the process counts to measure: 1 to 8, then in steps of 50 %, and last `cores`."""
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -38,7 +38,7 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """Measure the slowdown of a tile when 1, 2, ... processes multiply, up to one per core.
+    """Return the slowdown of a tile with 1, 2, ... concurrent processes, up to one per core.
 
     Each process count is measured for `seconds`. Slowdowns for counts that are not in
     `process_counts` are interpolated.
@@ -104,7 +104,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run a worker process, given a backend and a core: print the median time for each line."""
+    """Run as a worker process. `arguments` are the name of a backend and a core number."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

@@ -30,14 +30,14 @@ from profiles.measuring.sustained import (
 )
 from profiles.performance import Layout, TimedTile, fit_and_judge
 
-# Regular sides are multiples of these. Planners cut tiles there, and kernels are fast for them.
+# Regular sides are multiples of one of these. Planners prefer such sides, and kernels are fast.
 _ALIGNMENTS: Final = (4, 8, 16, 32, 48)
 _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short the time limit
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The shapes to measure; sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
+    """The shapes to measure. Sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
 
     regular: int = 100
     irregular: int = 40
@@ -46,11 +46,11 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """Return the maximum number of elements of both operands of a shape together."""
+        """Return the maximum total number of elements of the two operands of a shape."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
-        """Draw shapes log-uniformly, in random order, up to `volume` (or 64^3) multiply-adds."""
+        """Draw shapes log-uniformly, each of at most max(64^3, `volume`) multiply-adds."""
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
             aligned = len(found) < self.regular
@@ -106,8 +106,8 @@ def measure_samples(
 ) -> list[TimedTile]:
     """Time all shapes of a grid in turn, and repeat this until the time is up.
 
-    The repetitions of a shape are thus minutes apart, as in training. Each sample is the median of
-    a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
+    Other shapes run between two repetitions of a shape, as in training. Each sample is the median
+    of a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
     least 15 shapes are measured, even if this takes longer.
     """
 
@@ -195,7 +195,6 @@ class Settings:
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Return the pairs of input dtype and result dtype to measure."""
         return QUICK_VARIANTS if self.quick else ALL_VARIANTS
 
     @property
@@ -205,7 +204,7 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the approximate seconds of all contention measurements and process start-up."""
+        """Return the approximate seconds of all contention measurements, with process start-up."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
@@ -376,6 +375,6 @@ def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
 
 
 def valid_name(text: str) -> str:
-    """Replace the characters of a machine's name that a profile name may not contain."""
+    """Convert a text, such as a host name, to a valid profile name."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
     return kept.strip(".-")[:64] or "device"

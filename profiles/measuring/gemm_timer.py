@@ -27,7 +27,7 @@ REPEATS: Final = 3  # minimum number of timed repetitions of each multiplication
 
 
 class TileTimer(Protocol):
-    """Measures how long a device takes for a tile."""
+    """Interface for measuring the time that a device takes for a tile."""
 
     @property
     def strips(self) -> Sequence[int]:
@@ -70,7 +70,7 @@ class Bench:
         self._bytes: dict[DType, memoryview] = {}
 
     def order(self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType) -> Compute:
-        """Return the task of multiplying an a x c matrix by a c x b matrix, for `once`."""
+        """Return a task for `once`: the product of an a x c matrix and a c x b matrix."""
         transpose_a, transpose_b = (letter == "t" for letter in layout.value)
         left = self._array(0, (c, a) if transpose_a else (a, c), dtype)
         right = self._array(a * c, (b, c) if transpose_b else (c, b), dtype)
@@ -99,9 +99,9 @@ class Bench:
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Return the median time of repetitions for `enough_s`, without a short first one."""
+        """Return the median seconds of 3 or more runs that together take at least `enough_s`."""
         took = [self.once(order)]
-        if took[0] < enough_s:  # a cold start does not matter for a long multiplication
+        if took[0] < enough_s:  # discard the cold start of a short multiplication
             took.clear()
         while len(took) < REPEATS or sum(took) < enough_s:
             took.append(self.once(order))

@@ -16,7 +16,7 @@ from profiles.measuring.gemm_timer import Bench
 from profiles.performance import Layout
 from profiles.thermal import fit_thermal
 
-FITTED_FROM_S: Final = 60.0  # a shorter run does not show how much a hot device slows down
+FITTED_FROM_S: Final = 60.0  # in a shorter run, a device does not become hot
 LARGEST_CUBE: Final = 1024  # maximum number of rows, columns and depth of the multiplied tile
 _RESTS_AT_MOST_S: Final = 90.0
 
@@ -61,7 +61,7 @@ def measure_sustained(
     if meter is not None:
         meter.sample()
     found = [rate for _, rate in rates]
-    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # of the cool device
+    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # while cool
     return with_thermal(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
@@ -73,7 +73,7 @@ def measure_sustained(
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Return the run with a thermal model, if it is long enough and the device slowed down."""
+    """Return the run with a fitted thermal model, if it is long enough and shows a slowdown."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
@@ -93,7 +93,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the device has cooled to about `before_c`: up to 90 s or half of the run."""
+    """Wait until the device has cooled to about `before_c`, at most 90 s or half of the run."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -22,14 +22,14 @@ from cleave.server.fleet_server import Server
 from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
-_PAUSE_S: Final = 0.004  # before each tile: devices are idle then, and lower their clock rates
+_PAUSE_S: Final = 0.004  # pause before each tile, in which the idle device lowers its clock rate
 _LEAST_S: Final = 1e-9
 _LOOK_S: Final = 1.0  # interval of checks that the device process is still alive
 
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that gives each GEMM to the first device, as one tile of `strips` per side."""
+    """A planner that gives each GEMM to the first device, as a tile of `strips` strips per side."""
 
     strips: int
 
@@ -47,10 +47,10 @@ class InStrips:
 
 
 class SessionTimer:
-    """Times tiles on the only device of a server (a `TileTimer`), which may still be joining.
+    """A `TileTimer` for the only device of a server. The constructor waits for that device.
 
     Raises:
-        FleetError: when no device joins within `patience_s`, or its process has `ended` before.
+        FleetError: when no device joins within `patience_s`, or `ended` returns True before.
     """
 
     strips = (1, 3)
@@ -77,7 +77,7 @@ class SessionTimer:
     def block_s(
         self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Run a tile on the device (see `TileTimer.block_s`); FleetError if its process ended."""
+        """Time a tile, as `TileTimer.block_s` does. Raise FleetError if the device process ends."""
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
@@ -88,7 +88,7 @@ class SessionTimer:
         time.sleep(_PAUSE_S)
         before_s = self._compute_s()
         # Create new operands for each tile: the server does not resend operands that the device
-        # already holds.
+        # still has.
         a_side = Side(self._server.fleet.operand(left), turn_a)
         b_side = Side(self._server.fleet.operand(right), turn_b)
         future = self._server.fleet.submit(a_side, b_side, product)
