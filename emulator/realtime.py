@@ -360,7 +360,11 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left for good. Raises CleaveError if the first join fails."""
+        """Run the devices until all have left.
+
+        Raises:
+            CleaveError: when a device is refused or fails for good before any device has joined.
+        """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
         self._asking = asyncio.Semaphore(_ASKING_AT_ONCE)
