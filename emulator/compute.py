@@ -1,4 +1,4 @@
-"""Model of a device's compute time, from its profile, temperature and its owner's load."""
+"""Model of a device's compute time, based on its profile, temperature and owner's load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """Processor model of one device. Orders run in sequence, and the last one ends at `free_s`."""
+    """Processor model of one device. Orders run in sequence; the last one ends at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 

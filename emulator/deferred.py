@@ -38,7 +38,7 @@ class DeferredProduct:
         return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
-        """Compute the block, and return its bytes as in a message."""
+        """Compute the block, and return its bytes in wire format."""
         return self.compute().pack()
 
 
@@ -86,7 +86,7 @@ class DeferredOutput:
         self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
-        """Multiply all tiles into the output matrix. Partial sums are added in order of depth."""
+        """Compute all tiles of the output matrix. Partial sums are added in ascending depth."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
                 for task, payload in tile:

@@ -1,9 +1,9 @@
 """Emulated links: one link for each direction of a device, and bottlenecks that links share.
 
-A link sends one message at a time. A message arrives one latency after its last byte was sent. The
-rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian noise. Jitter
-adds to the latency and never reorders messages. With packet loss p, a TCP connection reaches at
-most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of the packets twice.
+A link sends one message at a time. A message arrives after its last byte was sent and the latency
+has passed. The rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian
+noise. Jitter adds to the latency and never reorders messages. With packet loss p, a TCP connection
+reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of packets twice.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message; return the times when the first and last byte leave, and its arrival."""
+        """Send a message; return when its first and last byte leave, and when it arrives (s)."""
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send `nbytes` after all queued bytes; return the times when the first and last leave."""
+        """Send `nbytes` after all queued bytes; return when the first and last byte leave (s)."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
             end_s = begin_s + nbytes / self.bytes_per_s

@@ -198,7 +198,7 @@ class PacedConnection:
 
 @dataclass(slots=True)
 class PacedComputer:
-    """A `Computer` that delays results to their modelled times. Without a backend, all are zero."""
+    """A `Computer` that returns results at their modelled times, or zeros without a backend."""
 
     processor: EmulatedProcessor
     backend: MatmulBackend | None
@@ -274,7 +274,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Raise the limit of open files for `devices`. Raises UsageError if it cannot be raised."""
+    """Increase the limit of open files to fit `devices`. Raises UsageError if that fails."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -292,13 +292,13 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session that calls the callbacks in `over` at its end, and ends for good after a `bye`."""
+    """A session that calls the callbacks in `over` at its end. `bye` rules out a reconnect."""
 
     over: ExitStack
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return None (never) after the server's `bye`; 0 without `bye`, or after a redirect."""
+        """Return the seconds before a reconnect: None (never) after `bye`, else or if moved 0."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
@@ -378,7 +378,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device, which reconnects until the server sends `bye` or refuses it for good."""
+        """Run one device. It reconnects until the server sends `bye` or refuses it permanently."""
         stays = device.availability
 
         def say(notice: Notice) -> None:

@@ -1,4 +1,4 @@
-"""Meters of a run: the usage of its emulated devices, and the energy of this machine."""
+"""Meters for the usage of a run's emulated devices and for the energy of this machine."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class SizedModel:
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return the work of one step. Inputs and trained parameters are new arrays each time."""
+        """Return the work of one step, in which inputs and trained parameters are new arrays."""
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -243,7 +243,7 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStep:
-    """Result of an emulated step by stages. The step ends when the PS has all gradients.
+    """Result of an emulated step by stages. The step ends when the PS has received all gradients.
 
     `kept_bytes` counts the data that the PS stores until the end: inputs, outputs and gradients of
     stages, and accumulated weight gradients.
@@ -257,7 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Results of consecutive steps. `memory_bytes` maps a device's number to its peak memory."""
+    """Results of consecutive steps. `memory_bytes` maps a device number to its peak bytes."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]
@@ -321,7 +321,7 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Observer that records each device's peak memory and the bytes of the step's results."""
+    """Observer that records each device's peak bytes and the bytes of the step's results."""
 
     most_bytes: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
@@ -361,7 +361,7 @@ OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates per second, 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Result of `emulate_stages`. `alone_s` is the predicted time of a step without devices."""
+    """Result of `emulate_stages`. `alone_s`: predicted seconds of a step without devices."""
 
     model: StageModel
     plan: StagePlan

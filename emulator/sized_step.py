@@ -101,14 +101,14 @@ class Timelines:
             self._recorded[key, epoch] = begin, _Moment.of(runtime)
 
     def _repeatable(self) -> bool:
-        """Return True if replays are allowed, all devices are steady, and nothing is observed."""
+        """Return True if reuse is on, all devices are steady, and no observer is registered."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False
         return all(d.profile.steady for d in runtime.devices.values())
 
     def _fits(self, begin: _Moment, end: _Moment) -> bool:
-        """Return True if no event is due during a replay, and IDs have their recorded sizes."""
+        """Return True if no event is due during the replay, and IDs keep their encoded sizes."""
         runtime, names = self._runtime, self._runtime.manager.scheduler.names
         if runtime.next_event_s <= runtime.now_s + end.now_s - begin.now_s:
             return False
@@ -147,7 +147,7 @@ def _width(number: int) -> int:
 class SizedStep:
     """Result of a step that took `fleet_s` virtual seconds and `wall_s` real seconds.
 
-    `events` were emulated; `reused_events` are in addition, from replayed timelines.
+    `events` counts the emulated events, and `reused_events` those of replayed timelines.
     """
 
     fleet_s: float
@@ -200,7 +200,7 @@ class SizedStepper:
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Emulate both passes. `progress` receives the number of finished groups and of all."""
+        """Emulate both passes. `progress` receives the numbers of finished and of all groups."""
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
@@ -268,7 +268,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return a stored or new operand; it is released after its group or its backward pass."""
+        """Return a matrix's operand; it is reused until its group or backward pass ends."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

@@ -516,7 +516,7 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule a message's arrival. `times_s`: first byte leaves, last byte leaves, arrival."""
+        """Schedule a message's arrival. `times_s`: times of first byte, last byte and arrival."""
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
         heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
@@ -525,7 +525,7 @@ class VirtualRuntime(Runtime):
             self._tell(Transfer(at_s, device.id, direction, message, nbytes, *times_s))
 
     def _depart_next(self, link: Link) -> None:
-        """Send the next piece of the first queued message on a link with shared lines."""
+        """Send the next piece of the first queued message on a link with bottlenecks."""
         if link.queue:
             last = link.queue[0].depart(link, self.now_s)
             self._at(link.free_s, self._departed, link, last)

@@ -91,7 +91,7 @@ class Alpa:
 def _planned(
     conditions: Conditions, job: PipelineJob, micro_batches: int, least_tensor: int
 ) -> Outcome:
-    """Return the fastest plan with tp of at least `least_tensor` where a stage has the devices."""
+    """Return the fastest plan with at least `least_tensor`-way tensor parallelism."""
     rates = conditions.rates
     link = float(np.minimum(rates.uplink, rates.downlink).mean())
     flops_per_s, latency_s = float(rates.flops.mean()), float(rates.latency_s.mean())

@@ -45,7 +45,7 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Rates and memory of all groups: matrices whose entry [start, stop] is one range of units.
+    """Rates and memory of all groups. Entry [start, stop] is for the units in that range.
 
     Entries with start >= stop are NaN. `flops` and `links` are sums over the group's devices.
     `slowest` is the lowest link rate, and `least_memory` the smallest memory in the group.

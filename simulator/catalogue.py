@@ -23,7 +23,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
     Args:
         utilisation: share of its peak FLOP/s that a cloud GPU reaches in training.
-        thorough: True to run DT-FM's searches without a time limit.
+        thorough: True to run all trials of DT-FM's searches, regardless of time.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {

@@ -67,7 +67,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on as many devices."""
+    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equal device counts."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -366,7 +366,7 @@ def _times(value: float) -> str:
 
 
 def _fits(outcome: Outcome) -> str:
-    """Return "yes" or "no", with the needed and offered memory of the tightest device if known."""
+    """Return "yes" or "no" and, if known, the memory that a device needs and offers, as text."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed_gb, offered_gb = outcome.memory_needed_bytes / 1e9, outcome.memory_offered_bytes / 1e9

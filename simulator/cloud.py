@@ -52,7 +52,7 @@ H100: Final = Gpu("h100", 989e12, 80e9, 450e9, 50e9)  # SXM 80 GB, PCIe 5.0 x16
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """A machine with data-centre GPUs, as a training method.
+    """Training method that uses one machine with data-centre GPUs.
 
     Attributes:
         utilisation: share of the GPUs' peak FLOP/s that training reaches.

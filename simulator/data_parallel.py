@@ -56,7 +56,7 @@ class DataParallel:
         ]
 
     def _sizes(self, most: int) -> list[int]:
-        """Return the ring sizes to try; none is larger than `most`."""
+        """Return the ring sizes to try, up to `most` devices."""
         if self.every_device or not most:
             return [most] if most else []
         return sorted({*(1 << i for i in range(1, most.bit_length())), most})

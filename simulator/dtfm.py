@@ -105,7 +105,7 @@ class _Placed:
         )
 
     def _hops_s(self) -> float:
-        """Return the seconds to send one sample along all stages, forward and backward."""
+        """Return the seconds to send one sample through all stages, forward and backward."""
         groups = self.schedule.groups
         one = replace(self.problem, c_pp_bytes=self.job.layer.boundary_bytes)
         pairs = (

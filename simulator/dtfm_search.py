@@ -46,7 +46,7 @@ class DtfmSchedule:
         groups: indices of the devices, (stages, replicas).
         dp_s: seconds of the gradient all-reduce (DP).
         pp_s: seconds of communication between stages (PP).
-        path_bound_s: lower bound on `pp_s` for any order of the groups; `first_guess` sets `pp_s`.
+        path_bound_s: lower bound on `pp_s` for any order of the groups; `pp_s` if not computed.
         trials: number of children that the search created.
     """
 
@@ -207,13 +207,14 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Return a child of `parent`. The first group keeps its two fastest uplinks (of two, one)."""
+    """Return a copy of `parent` in which two devices of random groups are swapped."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
     uplink = problem.rates.uplink[groups[one]]
     kept = min(2, problem.replicas - 1)
     free = np.sort(np.argsort(-uplink, kind="stable")[kept:])
+    # The first group keeps its two fastest uplinks, or one of two.
     given, taken = int(free[rng.integers(len(free))]), int(rng.integers(problem.replicas))
     groups[one, given], groups[other, taken] = groups[other, taken], groups[one, given]
     slowest, fastest = parent.slowest_first.copy(), parent.fastest_first.copy()

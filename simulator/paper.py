@@ -213,7 +213,7 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """The cells to simulate for a report, grouped like the results in `Evidence`."""
+    """The simulations for a report, grouped like the results in `Evidence`."""
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -233,7 +233,7 @@ def paper_cells(
     thorough: bool = False,
     coding: CodingPolicy = CodingPolicy.OFF,
 ) -> PaperCells:
-    """Return the cells to simulate for a report.
+    """Return the simulations for a report, as cells.
 
     Args:
         seed: random seed of all searches.

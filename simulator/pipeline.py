@@ -57,11 +57,11 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer with an equal share of the LM head, in units of one layer."""
+        """Return the FLOPs of a layer and its share of the LM head, in multiples of the layer."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
-        """Return the size in bytes of the weight gradients of `layers` layers in messages."""
+        """Return the bytes of a message with the weight gradients of `layers` layers."""
         return layers * self.layer.parameters * self.element_bytes
 
 
@@ -86,7 +86,7 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: memory that the tightest device needs and offers.
+        needed_bytes, offered_bytes: of the device with the highest ratio of needed to offered.
         misfit: message about devices with too little memory; empty if all have enough.
     """
 
@@ -160,7 +160,7 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the number of samples in flight per stage: of min(P - p, m) micro-batches.
+    """Return the samples in flight per stage, for min(P - p, m) micro-batches in flight.
 
     Before its first backward pass, stage p of P starts one micro-batch for itself and one for each
     later stage (PipeDream, Narayanan et al. 2019). `each` is the samples per micro-batch.
@@ -172,7 +172,7 @@ _STEP: Final = 1.05
 
 
 class Cut(NamedTuple):
-    """A pipeline stage: its number of layers, and its range of device units, [start, stop)."""
+    """A pipeline stage: a number of layers on the device units `start` to `stop - 1`."""
 
     layers: int
     start: int

@@ -40,7 +40,7 @@ class Tiles:
     fused: bool
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome. It has no parts if the planner finds no plan for a GEMM."""
+        """Return one outcome, with an empty `parts` if the planner finds no plan for a GEMM."""
         try:
             return [self._outcome(conditions)]
         except PlanError as error:
@@ -112,7 +112,7 @@ class Tiles:
 
 
 def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) -> tuple[Part, ...]:
-    """Return the time to plan and recompute the longest tile on all other devices, if any."""
+    """Return the time to recompute the longest tile on all other devices; empty without others."""
     tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
     others = [d for d in conditions.devices if d.device != tile.device]
     if not others:
@@ -136,8 +136,8 @@ class AttentionTask:
 def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
     """Return the cost of one attention task of the forward pass.
 
-    The device downloads Q, K and V, and uploads the output O. It computes Q K^T and P V, each of
-    which takes ``2 S^2 h`` FLOPs per query head.
+    The device downloads Q, K and V, and uploads the output O. It computes Q K^T and P V. For S
+    tokens and heads of width h, each product takes ``2 S^2 h`` FLOPs per query head.
     """
     queries = spec.heads / spec.kv_heads
     return _task(spec, seq, element_bytes, queries + 2, queries, products=2, scores=1)
@@ -156,9 +156,9 @@ def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTas
 def _task(
     spec: ModelSpec, seq: int, element: int, down: float, up: float, scores: int, products: int
 ) -> AttentionTask:
-    """Return the cost of a task with S x h matrices: `down` to download and `up` to upload.
+    """Return the cost of a task that downloads `down` matrices and uploads `up` matrices.
 
-    The device also stores `scores` fp32 matrices of S x S elements.
+    These have `seq` rows and one head's width. The device also stores `scores` fp32 score matrices.
     """
     vector = seq * spec.head_width * element
     scores_bytes = scores * 4 * seq * seq
@@ -196,7 +196,7 @@ def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArra
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return each device's seconds between two finished tasks, and until its first one."""
+    """Return each device's seconds per task, and seconds until its first task is finished."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

@@ -33,7 +33,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline with one device per stage. `layers_of_stages` is the number of layers of each."""
+    """A pipeline with one device per stage. `layers_of_stages` has the layers of each stage."""
 
     name = "pipeline"
 

@@ -25,7 +25,7 @@ class ClaimTrial:
     """The test of a claim under one set of conditions.
 
     Attributes:
-        method: Cleave method for which the claim is tested.
+        method: name of the tested Cleave method.
         devices: number of devices offered to the method.
         against: baseline, or variant of the measured quantity; empty if the claim has neither.
         card: name of the parameter server's network card.

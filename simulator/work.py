@@ -1,4 +1,4 @@
-"""FLOPs, memory and all-reduce of methods whose devices hold whole layers.
+"""FLOPs, memory and all-reduce time of training methods whose devices hold whole layers.
 
 A multiply-add counts as two FLOPs. Attention computes the scores of all token pairs, not only of
 the causal half. The backward pass takes twice the FLOPs of the forward pass. Elementwise operations
@@ -127,7 +127,7 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return the needed and offered bytes of the device with the highest ratio of them."""
+    """Return the needed and offered bytes of the device with the highest needed share."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 

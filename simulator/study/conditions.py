@@ -1,9 +1,9 @@
 """The conditions under which the paper's claims are tested, and the verdicts.
 
 Each condition is an axis with a few settings. The first settings of all axes form the central case.
-It counts the energy that the paper's formulae count, and that of the GPU's host machine. In it,
-devices and GPU train at the same share of their multiplication speed. Energy claims are tested with
-all combinations of the first five axes, and carbon claims with all combinations of all seven.
+The central case counts the energy that the paper's formulae count and the energy of the GPU's host,
+and lets devices and GPU train at the same share of their multiplication speed. Energy claims are
+tested with all combinations of the first five axes, and carbon claims with those of all seven.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Change = Callable[[ConditionState], ConditionState]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition. `settings` maps a title to a change; the first setting is the central case."""
+    """A condition. `settings` maps titles to changes of the state, with the central case first."""
 
     name: str
     settings: Mapping[str, Change]

@@ -1,4 +1,4 @@
-"""Ratios of the GPU to the devices, and their sensitivity to each condition and assumption."""
+"""Ratios of the GPU's energy and carbon to the devices', and their sensitivity to assumptions."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """The sensitivity of a row's energy or carbon ratio to each assumption.
+    """The sensitivity of a study row's energy or carbon ratio to each assumption.
 
     Attributes:
-        of: "energy", or "carbon" for the ratio of attributed carbon.
+        of: "energy", or "carbon" for the carbon ratio that includes manufacturing.
         middle: ratio in the central case.
         bars: ratios at both ends of each assumption's range, with the widest bar first.
     """
@@ -106,7 +106,7 @@ class _Ends:
 
 
 def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
-    """Return the sensitivities of a row's energy ratio and attributed carbon ratio.
+    """Return the sensitivities of a study row's energy ratio and attributed carbon ratio.
 
     `seed` is the random seed of simulations with other device speeds.
     """
@@ -190,7 +190,7 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A row's ratios for one setting of the condition `axis`, with the others central."""
+    """The ratios of a study row with one condition changed from the central case."""
 
     axis: str
     setting: str
@@ -198,7 +198,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return the ratios of a row for each setting of each condition, with the others central."""
+    """Return a study row's ratios for each setting of each condition, one at a time."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [

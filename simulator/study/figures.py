@@ -97,7 +97,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Plot the ratios of all rows: a bar for all conditions, and a dot for the central case."""
+    """Plot each row's ratios of GPU to devices: the range as a bar, the central case as a dot."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -165,7 +165,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
 def _panels(
     figure: Figure, found: Sequence[SetupStudy], claim: tuple[float, float]
 ) -> Iterator[tuple[Any, SetupStudy]]:
-    """Yield axes for each set-up that already show the claimed range and the ratio 1."""
+    """Yield axes for each set-up, with the claimed range and the ratio 1 already drawn."""
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
         axes.axhspan(*claim, **_BAND)

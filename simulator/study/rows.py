@@ -39,13 +39,13 @@ class StudyRow:
     Attributes:
         method: display name of the method.
         memory: memory offers that lead to this result.
-        needed_bytes: memory that the tightest device needs.
+        needed_bytes: memory that a device needs at most.
         misfit: why the memory is not enough; empty if the method fits.
         step_s: seconds of one step with enough memory.
         flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
-        other_spells: usage for other shares of the multiplication speed.
+        other_spells: maps other shares of the multiplication speed to the usage.
     """
 
     setup: Setup
@@ -85,8 +85,8 @@ class StudyRow:
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
     """Simulate a set-up with all methods and memory offers, and return the rows.
 
-    If a method has the same result with two memory offers, they share a row. A `dtfm` row is left
-    out if it has the same result as the `dtfm-all` row.
+    If a method has the same result with two memory offers, both offers share a row. A `dtfm` row is
+    left out if it has the same result as the `dtfm-all` row.
     """
     found: list[StudyRow] = []
     for offer in setup.offers:
@@ -131,7 +131,7 @@ def simulated(
         seed: random seed of the methods' searches.
         speed: factor on the multiplication speed of the devices.
         names: names of the methods to simulate.
-        share: share of the multiplication speed that training layers reaches, if it is slower.
+        share: training speed over multiplication speed, for set-ups with `trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -210,7 +210,7 @@ class GpuRun:
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """Simulate the training of a set-up's model on one A5000, with the method of cloud GPUs."""
+    """Simulate the training of a set-up's model on one A5000 GPU, with the method `Cloud`."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

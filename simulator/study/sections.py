@@ -31,7 +31,7 @@ def span(claim: tuple[float, float]) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format a ratio to two significant digits, or as an integer from 100; None is "unknown"."""
+    """Format a ratio to two significant digits, or as an integer if it is 100 or more."""
     if value is None:
         return "unknown"
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"

@@ -42,7 +42,7 @@ class Setup:
         offers: memory offers to simulate, with the largest offer first.
         trains_slower: True if the profile's speed was measured in matrix multiplication alone.
             Training whole layers is slower. False if the speed was measured end to end.
-        measured_flops_per_s: lowest and highest measured speed of similar devices.
+        measured_flops_per_s: lowest and highest known speed of similar devices.
         batch, seq: sequences per step, and tokens per sequence.
     """
 

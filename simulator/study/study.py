@@ -90,7 +90,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the fitting rows of the paper's methods: one device, or DT-FM on all devices."""
+        """Return the rows of the paper's methods that fit: one device alone, or DT-FM on all."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
