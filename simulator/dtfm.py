@@ -46,7 +46,7 @@ _POINT_S: Final = 20.0  # approximate time limit of all searches in one call of 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A grid of stages and replicas with devices assigned, and its memory requirement."""
+    """A grid of stages and replicas, its assigned devices, and their memory requirement."""
 
     job: PipelineJob
     problem: Problem

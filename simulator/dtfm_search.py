@@ -189,7 +189,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 
 
 def first_guess(problem: Problem) -> DtfmSchedule:
-    """Return a schedule without a search: a group has devices with similar uplink rates."""
+    """Return a schedule without a search, by grouping devices with similar uplink rates."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     groups = by_uplink.reshape(problem.stages, problem.replicas)
     each = _individual(problem, TwoOpt(problem.stages), groups)

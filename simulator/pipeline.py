@@ -86,7 +86,7 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: of the device with the highest ratio of needed to offered.
+        needed_bytes, offered_bytes: memory of the device with the highest ratio of the two.
         misfit: message about devices with too little memory; empty if all have enough.
     """
 
@@ -180,7 +180,7 @@ class Cut(NamedTuple):
 
 
 def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
-    """Return the stages that minimize T = sum t_i + (m - 1) max t_i; None if none are possible.
+    """Return the stages with minimal T = sum t_i + (m - 1) max t_i; None without valid stages.
 
     This is the dynamic program of Alpa (Zheng et al., OSDI 2022, arXiv 2201.12023, section 5). For
     each limit on max t_i, it computes the minimum sum of stage times for k layers on d devices:

@@ -9,8 +9,8 @@ head shares its weight with the embedding, the first and the last device all-red
 this weight at the end of a step.
 
 The models of `confidant` and `asteroid` divide the LM head evenly among the stages, overlap all
-transfers with compute, and do not all-reduce the shared weight. They predict far shorter times than
-measured (`benchmarks.side_by_side.simulated`), which favours these methods in comparisons.
+transfers with compute, and do not all-reduce the shared weight. These models predict far less time
+than measured (`benchmarks.side_by_side.simulated`), which favours these methods in comparisons.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline with one device per stage. `layers_of_stages` has the layers of each stage."""
+    """A pipeline with one device per stage. `layers_of_stages` counts the layers of each."""
 
     name = "pipeline"
 

@@ -110,7 +110,7 @@ def stage_need(
     if everything <= offered_bytes:
         return Need(everything, recompute=False)
     less = state + samples * layers * layer.boundary_bytes + layer.kept_bytes / sharded
-    # If the stage does not fit either way, the device's time is without recomputation.
+    # If the stage does not fit either way, its time is computed without recomputation.
     return Need(min(less, everything), recompute=less <= offered_bytes)
 
 

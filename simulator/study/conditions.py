@@ -186,7 +186,7 @@ class Found:
 def held_against(
     axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """Test whether the ratios in `tried` reach `claimed`. The first item is the central case."""
+    """Test whether the tried ratios reach `claimed`. The first ratio is the central case."""
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
     return Found(

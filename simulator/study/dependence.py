@@ -198,7 +198,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return a study row's ratios for each setting of each condition, one at a time."""
+    """Return a row's ratios for every setting, where only one condition leaves the central case."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
