@@ -1,1 +1,1 @@
-"""Emulated devices: the real scheduler and the real device core on modelled links and compute."""
+"""Emulated devices: Cleave's scheduler and device program with modelled links and processors."""

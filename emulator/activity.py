@@ -1,4 +1,4 @@
-"""Records of what emulated devices do, for traces, logs and tests."""
+"""Records of the activity of emulated devices, for traces, logs and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.protocol.messages import Message
 
 
 class Direction(Enum):
-    """Direction of a message: `DOWN` to the device, `UP` to the PS."""
+    """Direction of a message: `DOWN` from the PS to a device, `UP` from a device to the PS."""
 
     DOWN = "down"
     UP = "up"
@@ -21,7 +21,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message on an emulated link.
+    """Record of one message on an emulated link, with times in emulated seconds.
 
     Attributes:
         at_s: time when the sender queued the message on the link.
@@ -43,7 +43,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Multiplication:
-    """One matrix multiplication on an emulated device; times in seconds."""
+    """Record of one matrix multiplication on a device, with times in emulated seconds."""
 
     device: int
     run: int
@@ -56,7 +56,7 @@ class Multiplication:
 
 @dataclass(frozen=True, slots=True)
 class GraphExecution:
-    """One run of a graph on an emulated device; times in seconds."""
+    """Record of one graph run on a device, with times in emulated seconds."""
 
     device: int
     run: int
@@ -67,7 +67,7 @@ class GraphExecution:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device joins (`here` is True) or leaves (`here` is False)."""
+    """Record that a device joined (`here` is True) or left (`here` is False)."""
 
     at_s: float
     device: int

@@ -1,9 +1,9 @@
-"""Deferred matrix multiplications, which avoid multiplying many small blocks.
+"""Deferred matrix multiplications: one multiplication per tile instead of one per small block.
 
-In virtual time, a device returns a `DeferredProduct` instead of a block. When a GEMM is complete,
-all blocks of a tile are computed in one multiplication, directly into C. Separate small blocks
-would take 2 to 6 times as long. The result equals that of a device that multiplies its tile in one
-call.
+In virtual time, a device returns a `DeferredProduct` instead of a block. When the GEMM is complete,
+all blocks of a tile are computed in one multiplication, directly into the output matrix. Computing
+each block separately would take 2 to 6 times as long. The result equals that of a device that
+multiplies its tile in one call.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ from cleave.scheduler.tiles.gemm_job import GemmTask
 
 @dataclass(slots=True)
 class DeferredProduct:
-    """A block whose matrix multiplication has not been executed yet."""
+    """A result block that has not been computed yet."""
 
     order: Compute
     backend: MatmulBackend
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the block in bytes."""
         return self.order.rows * self.order.columns * self.order.out.itemsize
 
     def compute(self) -> Buffer:
-        """Multiply only this block, as a device with the same backend does."""
+        """Compute this block alone, as a real device with the same backend would."""
         return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
-        """Compute the block; return its bytes as sent over a network."""
+        """Compute the block, and return its bytes in wire format."""
         return self.compute().pack()
 
 
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
-    """A result that has a size but no elements."""
+    """Placeholder for a result: it has a size in bytes, but no elements."""
 
     nbytes: int
 
     def part(self, first: int, stop: int) -> SizedProduct:
-        """Return the part from byte `first` (inclusive) to byte `stop` (exclusive)."""
+        """Return a placeholder for the bytes from `first` (inclusive) to `stop` (exclusive)."""
         return SizedProduct(stop - first)
 
     def followed_by(self, others: Sequence[SizedProduct]) -> SizedProduct:
-        """Return the concatenation of this result and `others`."""
+        """Return a placeholder for the concatenation of this result and `others`."""
         return SizedProduct(self.nbytes + sum(other.nbytes for other in others))
 
     def pack(self) -> memoryview:
@@ -63,7 +62,7 @@ class SizedProduct:
 
 
 class SizedOutput:
-    """Replaces `Output` when results have a size but no elements."""
+    """Replacement for `Output` that ignores all results, because they have no elements."""
 
     def __init__(self, out: Buffer) -> None:
         return None
@@ -72,22 +71,22 @@ class SizedOutput:
         """Do nothing, because the block has no elements."""
 
     def finish(self) -> None:
-        """Do nothing, because C has no elements."""
+        """Do nothing, because the output matrix has no elements."""
 
 
 class DeferredOutput:
-    """Replaces `Output`. Executes one multiplication for each tile once the GEMM is complete."""
+    """Replacement for `Output` that multiplies once per tile, after all results have arrived."""
 
     def __init__(self, out: Buffer) -> None:
         self._output = Output(out)
         self._arrived: dict[int, list[tuple[GemmTask, Any]]] = {}
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Store the result of one task until the GEMM is complete."""
+        """Store the result of one task until `finish` is called."""
         self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
-        """Execute one multiplication per tile and write C; add partial sums in the order of k."""
+        """Compute all tiles of the output matrix. Partial sums are added in ascending depth."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
                 for task, payload in tile:
@@ -97,7 +96,7 @@ class DeferredOutput:
         self._output.finish()
 
     def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
-        """Execute a tile's tasks as one multiplication; return False if memory is not adjacent."""
+        """Compute a tile in one multiplication; return False if its blocks cannot be combined."""
         if not all(isinstance(payload, DeferredProduct) for _, payload in tile):
             return False
         first, product = tile[0]
@@ -137,7 +136,7 @@ def _oriented(array: Any, transposed: bool) -> Buffer:
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """Return one view of all parts; None if the parts are not adjacent in memory."""
+    """Return one matrix view of all parts; None if the parts are not adjacent in memory."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:

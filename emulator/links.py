@@ -1,9 +1,9 @@
 """Emulated links: one link for each direction of a device, and bottlenecks that links share.
 
-Messages leave one after another and arrive after the latency. The rate drifts by exp(sigma x -
-sigma^2/2), where x is fractional Gaussian noise. Jitter adds to the latency and never reorders
-messages. With packet loss p, a TCP connection reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al.
-1997), and sends a share p of the packets twice.
+A link sends one message at a time. A message arrives after its last byte was sent and the latency
+has passed. The rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian
+noise. Jitter adds to the latency and never reorders messages. With packet loss p, a TCP connection
+reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of packets twice.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
-PIECE_BYTES: Final = 2**18  # bytes that cross a shared bottleneck before another message may
+PIECE_BYTES: Final = 2**18  # bytes of a message that cross a shared bottleneck in its turn
 
 
 class FractionalNoise:
     """Fractional Gaussian noise of unit variance. Read the values with non-decreasing indices.
 
-    Blocks of 1024 values are drawn independently, each exactly by circulant embedding (Davies and
-    Harte 1987). `hurst` is from 0.5 (white noise) to 1.
+    Blocks of 1024 values are drawn independently, by circulant embedding, which is exact (Davies
+    and Harte 1987). `hurst` is the Hurst exponent, from 0.5 (white noise) to 1.
     """
 
     def __init__(self, hurst: float, rng: np.random.Generator) -> None:
@@ -60,7 +60,7 @@ class Shared:
     free_s: float = 0.0
 
     def passes(self, now_s: float, nbytes: int) -> float:
-        """Queue `nbytes` at `now_s`; return the time when all bytes have passed, in seconds."""
+        """Queue `nbytes` at `now_s`; return the time in seconds when all bytes have passed."""
         self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
 
@@ -136,12 +136,12 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message; return when the first byte and last byte leave, and when it arrives."""
+        """Send a message; return when its first and last byte leave, and when it arrives (s)."""
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send `nbytes` after all queued bytes; return when the first and the last byte leave."""
+        """Send `nbytes` after all queued bytes; return when the first and last byte leave (s)."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
             end_s = begin_s + nbytes / self.bytes_per_s

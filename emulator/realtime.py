@@ -1,6 +1,6 @@
 """A fleet of real-time emulated devices that joins a running parameter server.
 
-An emulated device is the session that `cleave join` runs. Two wrappers delay each message and each
+An emulated device runs the same session as `cleave join`. Two wrappers delay each message and each
 result until the modelled link or processor would be done. The server cannot distinguish an emulated
 device from a phone. Emulated time is this machine's time multiplied by a speed factor.
 """
@@ -42,7 +42,7 @@ from profiles.fleet_device import FleetDevice
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
 LATE_S: Final = 0.02  # tolerated lateness, about the precision of a busy machine's timers
-AHEAD_S: Final = 0.5  # read no message while the modelled downlink is this far behind
+AHEAD_S: Final = 0.5  # reading pauses if the modelled downlink is further behind
 
 
 class Clock:
@@ -58,7 +58,7 @@ class Clock:
         return (self._loop.time() - self._begin_s) * self._speed
 
     def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call a function at an emulated time."""
+        """Schedule a call of `what` at the emulated time `when_s`."""
         return self._loop.call_at(self._begin_s + when_s / self._speed, what)
 
     async def sleep(self, wait_s: float) -> None:
@@ -66,7 +66,7 @@ class Clock:
         await asyncio.sleep(wait_s / self._speed)
 
     async def sleep_until(self, when_s: float) -> None:
-        """Sleep until an emulated time."""
+        """Sleep until the emulated time `when_s`."""
         wait_s = when_s - self.now_s()
         if wait_s > 0:
             await self.sleep(wait_s)
@@ -93,8 +93,8 @@ class Lateness:
 class PacedConnection:
     """A connection that delays messages as a modelled link does.
 
-    A received message is read before the modelled link would deliver it. A sent message is written
-    at its modelled arrival time. The modelled latency thus delays each message exactly once.
+    It reads each incoming message early, and returns it at the modelled arrival time. It writes
+    each outgoing message at the modelled arrival time, so the latency counts only once.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class PacedConnection:
         self._tasks = [asyncio.create_task(self._take_in()), asyncio.create_task(self._give_out())]
 
     async def receive(self) -> bytes:
-        """Return the next message at its modelled arrival time (`Connection.receive`)."""
+        """Wait for the next message, and return it at its modelled arrival time."""
         arrives_s, data = await self._inbox.get()
         await self._clock.sleep_until(arrives_s)
         if isinstance(data, Exception):
@@ -138,7 +138,7 @@ class PacedConnection:
         return nbytes
 
     async def answers(self, within_s: float) -> bool:
-        """Return True if the peer answers a ping in time, without modelled delays."""
+        """Return True if the peer answers a ping within `within_s`, without modelled delays."""
         return await self._connection.answers(within_s)
 
     async def close(self) -> None:
@@ -192,13 +192,13 @@ class PacedConnection:
         at_s, *later_s = times
         message = decode(data)
         if isinstance(message, _WITH_ARRAYS):
-            message.payload = None  # an observer may keep the message
+            message.payload = None  # observers may store the message
         self._observe(Transfer(at_s, self._device, direction, message, len(data), *later_s))
 
 
 @dataclass(slots=True)
 class PacedComputer:
-    """A `Computer` that returns results, or zeros without a backend, at their modelled times."""
+    """A `Computer` that returns results at their modelled times, or zeros without a backend."""
 
     processor: EmulatedProcessor
     backend: MatmulBackend | None
@@ -225,7 +225,7 @@ class PacedComputer:
 
         def answer(outcome: Outcome) -> None:
             if not self._closed:
-                if order.run < FIRST_ID:  # skip probes, which arrive all at once
+                if order.run < FIRST_ID:  # probes do not count, because they arrive all at once
                     self.lateness.count(self.clock.now_s() - end_s)
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
@@ -262,8 +262,8 @@ _ASKING_AT_ONCE: Final = 8  # concurrent handshakes; fewer than the refusals tha
 class RealTimeCounters:
     """Counters of a real-time fleet since its start.
 
-    `connected` counts the current sessions, `joined` and `left` those that began and ended. `done`
-    has the blocks, FLOPs and bytes of all sessions.
+    `connected` counts the current sessions, `joined` the sessions that have begun, and `left` the
+    sessions that have ended. `done` has the blocks, FLOPs and bytes of all sessions.
     """
 
     connected: int = 0
@@ -274,7 +274,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Raise the limit of open files to one per device; UsageError if the hard limit is too low."""
+    """Increase the limit of open files to fit `devices`. Raises UsageError if that fails."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -292,17 +292,17 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session that does not reconnect after the server's `bye`, and runs `over` at its end."""
+    """A session that calls the callbacks in `over` at its end. `bye` rules out a reconnect."""
 
     over: ExitStack
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return None (never) after the server's `bye`; 0 without `bye`, or after a redirect."""
+        """Return the seconds before a reconnect: None (never) after `bye`, else or if moved 0."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
-        """Run the session, then the callbacks of `over`; return why the session ended."""
+        """Run the session, then the callbacks in `over`; return why the session ended."""
         with self.over:
             return await super().run()
 
@@ -344,7 +344,7 @@ class RealTimeFleet:
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
         self._credentials: dict[int, str] = {}  # credentials from the server, by device number
-        self._refusal: RefusedError | None = None  # of the shared credential, by the server
+        self._refusal: RefusedError | None = None  # why the shared credential is void
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
@@ -360,7 +360,11 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left permanently; CleaveError if no device can join."""
+        """Run the devices until all have left.
+
+        Raises:
+            CleaveError: when a device is refused or fails for good before any device has joined.
+        """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
         self._asking = asyncio.Semaphore(_ASKING_AT_ONCE)
@@ -374,7 +378,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device, which reconnects until the server sends `bye` or refuses it for good."""
+        """Run one device. It reconnects until the server sends `bye` or refuses it permanently."""
         stays = device.availability
 
         def say(notice: Notice) -> None:
@@ -454,7 +458,7 @@ class RealTimeFleet:
                 ready(id)
 
             def keep(welcome: Welcome) -> None:
-                asked.close()  # let another device ask
+                asked.close()  # let another device start its handshake
                 if welcome.credential:  # use this credential, because the join code may be used up
                     self._credentials[number] = welcome.credential
 

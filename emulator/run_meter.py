@@ -1,4 +1,4 @@
-"""Measures a run: the activity of emulated devices, and the energy of this machine."""
+"""Meters for the usage of a run's emulated devices and for the energy of this machine."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class _Sums:
 
 
 class FleetMeter:
-    """Sums the compute time and traffic of emulated devices, as an observer of their runtime.
+    """An observer that sums the presence, compute time and traffic of emulated devices.
 
-    `profiles` and `active_power_w` are by device name; `here` has the connected devices' names by
-    ID.
+    Args:
+        profiles: maps a device name to the name of the device's profile.
+        here: maps the IDs of the devices that are connected at `now_s` to their names.
+        active_power_w: maps a device name to the device's active power in watts, if known.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class FleetMeter:
 
 
 class RunMeter:
-    """Measures the energy of this machine and of a fleet, if any, from creation to `finish`."""
+    """Measures this machine's energy, and the usage of the fleet if a `runtime` is given."""
 
     def __init__(
         self,
@@ -128,11 +130,11 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Read the machine's energy counters. Call often enough that no counter overflows twice."""
+        """Read the machine's energy counters. No counter may overflow twice between two calls."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """Return the energy of the run so far."""
+        """Return the machine's energy and the fleet's usage since the creation of the meter."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

@@ -1,4 +1,4 @@
-"""Emulates steps by stages from array sizes only, for models larger than this machine's memory.
+"""Emulation of steps by stages from array sizes alone, for models beyond this machine's memory.
 
 The devices compute no results. Every message is still sent over the emulated links, and a graph run
 takes the time of its FLOPs. Sizes and FLOPs come from `cleave.workload.stages`.
@@ -49,7 +49,7 @@ _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
 
 
-_Graphs = tuple[StageGraph, StageGraph, StageGraph]  # forward, backward, from activations
+_Graphs = tuple[StageGraph, StageGraph, StageGraph]  # forward; backward; backward from activations
 
 
 class SizedModel:
@@ -98,11 +98,11 @@ class SizedModel:
         self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
-        """Return the planner's model of the layers."""
+        """Return the planner's cost model of the layers and the batch."""
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return the work of one step. Only inputs and trained parameters are new arrays."""
+        """Return the work of one step, in which inputs and trained parameters are new arrays."""
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -164,7 +164,7 @@ class SizedModel:
     def _parameters(
         self, number: int, parameters: Sequence[Parameter], first: int = 0
     ) -> dict[str, StageArray]:
-        """Return parameters as sent, by name. `first` is the first LM head row of a slice."""
+        """Return the arrays of parameters by name. `first` is the first row of an LM head slice."""
         found = {}
         for one in parameters:
             made = self._frozen.get((number, one, first)) or self._parameter(one)
@@ -174,7 +174,7 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return a parameter's array as sent; one array of codes and scales if quantized."""
+        """Return the array of a parameter; if quantized, one array with its codes and scales."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
@@ -211,7 +211,7 @@ class SizedModel:
 
 
 def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of all parameters, and of the trained parameters' old and new totals."""
+    """Return the names of all parameters, and of the old and new sums of trained gradients."""
     trained = [one.name for one in parameters if one.trained]
     every = [names.parameter(one.name) for one in parameters]
     return every, list(map(names.total, trained)), list(map(names.new_total, trained))
@@ -243,10 +243,10 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStep:
-    """Result of an emulated step by stages, which ends when the PS has received all gradients.
+    """Result of an emulated step by stages. The step ends when the PS has received all gradients.
 
-    `kept_bytes` are those that the PS retains until then: inputs, outputs and gradients of stages,
-    and accumulated weight gradients.
+    `kept_bytes` counts the data that the PS stores until the end: inputs, outputs and gradients of
+    stages, and accumulated weight gradients.
     """
 
     seconds: float
@@ -257,7 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Emulated steps in order, and each device's peak bytes of arrays, by device number."""
+    """Results of consecutive steps. `memory_bytes` maps a device number to its peak bytes."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]
@@ -269,10 +269,10 @@ def run_steps(
     loss_s: Sequence[float],
     steps: int = 2,
 ) -> EmulatedSteps:
-    """Emulate steps on a virtual fleet that computes no results.
+    """Emulate steps by stages on a virtual fleet that computes no results.
 
-    The PS computes the loss of one micro-batch after another, each in `loss_s` seconds. Meanwhile,
-    the devices continue. Raises FleetError when a step cannot be completed.
+    If no device computes the loss, the PS computes it for one micro-batch at a time. `loss_s` has
+    the seconds for each micro-batch. Raises FleetError when a step cannot be completed.
     """
     meter = _Meter()
     runtime.observers.append(meter)
@@ -321,7 +321,7 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Observes messages: each device's peak bytes, and the bytes of the current step's results."""
+    """Observer that records each device's peak bytes and the bytes of the step's results."""
 
     most_bytes: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
@@ -356,12 +356,12 @@ class _Meter:
         self.most_bytes[device] = max(self.most_bytes.get(device, 0), now_bytes)
 
 
-OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates, on several cores
+OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates per second, on several cores
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Result of emulated steps by stages; `alone_s` is the time of a step without devices."""
+    """Result of `emulate_stages`. `alone_s`: predicted seconds of a step without devices."""
 
     model: StageModel
     plan: StagePlan
@@ -389,12 +389,13 @@ def emulate_stages(
     seed: int = 0,
     observers: Sequence[Callable[[Activity], None]] = (),
 ) -> EmulatedStages:
-    """Plan stages for a fleet, and emulate training steps from array sizes only.
+    """Plan stages for a fleet, and emulate training steps from array sizes alone.
 
     Args:
         rows: number of sequences in the batch.
-        members: the devices with their fp32 throughput, because graphs compute in fp32.
+        members: devices of the fleet, with fp32 throughput, because graphs compute in fp32.
         ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
+        card: rates of the PS's network card.
         dtype: dtype of parameters, activations and gradients in messages.
         coding, seed: as for `emulator.virtual.emulated`.
 

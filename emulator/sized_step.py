@@ -1,7 +1,7 @@
-"""Emulates training steps by tiles from array sizes only, for models of any size.
+"""Emulation of training steps by tiles from array sizes alone, for models of any size.
 
-The GEMMs run in the order of training. All matrices are views of a single zero. A group of GEMMs
-that repeats on an idle fleet is emulated once; later, its recorded timeline is replayed.
+The GEMMs run in the same order as in training. All matrices are views of a single zero. A group of
+GEMMs that repeats on an idle fleet is emulated once. Later, its recorded timeline is replayed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from emulator.virtual import VirtualRuntime
 _NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # msgpack encodes larger integers in more bytes
 
 
-_DeviceMoment = tuple[int, int, DeviceCounters]  # blocks and FLOPs, and counters of the session
+_DeviceMoment = tuple[int, int, DeviceCounters]  # blocks, FLOPs, and the session's counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class _Moment:
 class Timelines:
     """Emulates groups of GEMMs on a virtual fleet, or replays their recorded timelines.
 
-    A replay is exact, because no device behaves randomly and all messages have the recorded sizes.
+    A timeline (elapsed time and counters) is replayed only if the replay is exact: no device
+    behaves randomly, and all messages would have the recorded sizes.
     """
 
     def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
@@ -82,10 +83,10 @@ class Timelines:
         self._recorded: dict[Hashable, tuple[_Moment, _Moment]] = {}
 
     def run(self, key: Hashable, group: Callable[[], None]) -> None:
-        """Emulate a group of GEMMs, or replay the timeline of a group with an equal key.
+        """Emulate a group of GEMMs, or replay the timeline of an earlier group with an equal key.
 
-        The key identifies shapes, dtypes and shared operands. `group` submits the GEMMs, waits for
-        their results, and releases their operands.
+        Groups with equal keys must have equal shapes, dtypes and shared operands. `group` submits
+        the GEMMs, waits for their results, and releases their operands.
         """
         runtime = self._runtime
         at_rest = runtime.settle() and self._repeatable()
@@ -100,14 +101,14 @@ class Timelines:
             self._recorded[key, epoch] = begin, _Moment.of(runtime)
 
     def _repeatable(self) -> bool:
-        """Return True if no device behaves randomly and no observer needs every activity."""
+        """Return True if reuse is on, all devices are steady, and no observer is registered."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False
         return all(d.profile.steady for d in runtime.devices.values())
 
     def _fits(self, begin: _Moment, end: _Moment) -> bool:
-        """Return True if nothing else happens meanwhile and the IDs need as many bytes as then."""
+        """Return True if no event is due during the replay, and IDs keep their encoded sizes."""
         runtime, names = self._runtime, self._runtime.manager.scheduler.names
         if runtime.next_event_s <= runtime.now_s + end.now_s - begin.now_s:
             return False
@@ -144,7 +145,10 @@ def _width(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """Result of an emulated step. `fleet_s` is in virtual time; `reused_events` were replayed."""
+    """Result of a step that took `fleet_s` virtual seconds and `wall_s` real seconds.
+
+    `events` counts the emulated events, and `reused_events` those of replayed timelines.
+    """
 
     fleet_s: float
     wall_s: float
@@ -154,10 +158,10 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return the time in seconds of attention in a step by tiles, which the server computes.
+    """Return the seconds that the server spends on attention in a step by tiles.
 
-    As in `cleave plan`, this is the time of a step without devices, minus the time of the GEMMs
-    that run on devices. `flops_per_s` is the throughput of the server.
+    As in `cleave plan`, this is the time of a step without devices, minus the time that the server
+    would need for the devices' GEMMs. `flops_per_s` is the throughput of the server.
     """
     model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
     alone_s = local_step_s(model, PsCompute(flops_per_s, 0.0))
@@ -192,11 +196,11 @@ class SizedStepper:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups in one pass. The Linears of a group share their input."""
+        """Return the number of groups of Linears per pass. Linears in a group share their input."""
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Emulate both passes of all layers; `progress` gets the numbers of done and all groups."""
+        """Emulate both passes. `progress` receives the numbers of finished and of all groups."""
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
@@ -264,7 +268,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return an operand, which lives until the end of its group or of its backward pass."""
+        """Return a matrix's operand; it is reused until its group or backward pass ends."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

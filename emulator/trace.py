@@ -1,7 +1,6 @@
-"""Traces of a fleet's activity, for the Perfetto or Chrome trace viewer, or as an event log.
+"""Writers of a fleet's activity, as a trace for a viewer or as an event log.
 
-The viewer (ui.perfetto.dev, or chrome://tracing) shows three rows per device: receive, compute,
-send.
+A viewer (ui.perfetto.dev or chrome://tracing) shows three rows per device: receive, compute, send.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects activities up to `limit` for a trace (JSON, Trace Event Format); counts the rest."""
+    """Collects up to `limit` activities for a JSON trace (Trace Event Format); counts the rest."""
 
     def __init__(self, limit: int = 2_000_000) -> None:
         self.left_out = 0
@@ -37,7 +36,7 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Add one activity to the trace."""
+        """Add one activity to the trace. If the trace is full, increment `left_out` instead."""
         arguments: dict[str, Any] = {}
         match activity:
             case Transfer(begin_s=begin_s, end_s=end_s):
@@ -70,7 +69,7 @@ class TraceWriter:
         )
 
     def write(self, path: Path) -> None:
-        """Write the collected events to a trace file; raise UsageError if that fails."""
+        """Write the trace to a file. Raises UsageError if the file cannot be written."""
         heads: list[dict[str, Any]] = []
         for device in sorted({event["pid"] for event in self._events}):
             name = self._names.get(device, f"device {device}")
@@ -101,13 +100,13 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes a JSON line for each activity. Two runs with the same seed write identical logs."""
+    """Writes a JSON line per activity. In virtual time, runs with equal seeds have equal logs."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Write the line of one activity."""
+        """Write one activity as a JSON line."""
         match activity:
             case Transfer() as a:
                 times = (a.begin_s, a.end_s, a.arrives_s)

@@ -1,8 +1,9 @@
-"""Virtual time: one event heap drives the real scheduler and real device cores.
+"""Emulation in virtual time: one event heap drives the real scheduler and real device cores.
 
 Only links, processors and the presence of devices are modelled. The clock advances only while the
-caller waits for a result. Threads may share a fleet, but one thread at a time advances the clock.
-Payloads are not compressed: their sizes are multiplied by typical ratios (`cleave.planner.coding`).
+caller waits or reports local work. Threads may share a fleet, but only one at a time advances the
+clock. Payloads are not compressed: their sizes are multiplied by typical compression ratios
+(`cleave.planner.coding`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ LOG_LENGTH: Final = 1_000  # a longer scheduler log would trigger garbage collec
 
 
 class Arithmetic(Enum):
-    """How the matrix multiplications of emulated devices are computed."""
+    """Ways to compute the matrix multiplications of emulated devices."""
 
     WHOLE_TILES = "whole-tiles"
     """One multiplication for each tile, once a GEMM is complete (`emulator.deferred`)."""
@@ -173,7 +174,7 @@ class VirtualRuntime(Runtime):
         self._ids = count(1)
         self._released: deque[int] = deque()
         self._outcomes: deque[StageOutcome] = deque()
-        for number, profile in enumerate(profiles):  # join now, or when the device is present
+        for number, profile in enumerate(profiles):
             when = profile.availability
             if when is None or when.always:
                 self.join(profile)
@@ -195,7 +196,7 @@ class VirtualRuntime(Runtime):
     def _expect(
         self, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
-        """Schedule the device's next presence, if one is left."""
+        """Schedule the next period in which the device is present, if any."""
         presence = next(presences, None)
         if presence is None:
             return
@@ -245,7 +246,7 @@ class VirtualRuntime(Runtime):
         if device is not None:
             device.alive = False  # messages in flight are lost
             for link in (device.down, device.up):
-                while len(link.queue) > 1:  # a piece of the first is on a shared line already
+                while len(link.queue) > 1:  # a piece of the first message is already in transit
                     link.queue.pop()
                 for departure in link.queue:
                     departure.left_bytes = 0
@@ -305,10 +306,9 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Process events until a condition is true; return False if that does not happen.
+        """Process events until a condition is true; return False after a timeout or the last event.
 
-        The condition is checked after every event. The timeout is in virtual seconds; None to wait
-        until no events are left.
+        The condition is checked after every event. The timeout is in virtual seconds.
         """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
@@ -319,7 +319,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """Cancel a GEMM: its outstanding tasks are withdrawn from the devices."""
+        """Cancel a GEMM, and withdraw its outstanding tasks from the devices."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
@@ -332,12 +332,12 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch of the current step with an array that the caller computed."""
+        """Pass an array that the caller computed to the current step; see `StageStep.give`."""
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
     def resolve(self, right: bool, reason: str) -> None:
-        """Accept (`right` is True) or reject the results of the last `Suspect`."""
+        """Accept (`right` is True) or reject the device's result in the last `Suspect` outcome."""
         self.execute(self.manager.resolve(right, reason, self.now_s))
 
     @_alone
@@ -363,11 +363,11 @@ class VirtualRuntime(Runtime):
         return self._outcomes.popleft() if self._outcomes else None
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome of the current step, which `next_outcome` returns."""
+        """Queue an outcome of the current step for `next_outcome`."""
         self._outcomes.append(outcome)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """End the session of a device that returned a wrong result; refuse its later sessions."""
+        """End the session of a device that returned a wrong result, with a `quarantined` error."""
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now_s))
 
     @_alone
@@ -382,7 +382,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance the clock by the time that the caller needs for `flops`, so devices can join."""
+        """Advance the clock by the time that the caller needs for `flops` FLOPs of local work."""
         self._advance(self.now_s + flops / ASSUMED_FLOPS_PER_S)
 
     def release(self, operand: int) -> None:
@@ -395,11 +395,11 @@ class VirtualRuntime(Runtime):
 
     def add(self, counters: FleetCounters) -> None:
         """Add the counters of GEMMs that were replayed from a timeline (`emulator.sized_step`)."""
-        # The scheduler counts blocks, reissued and late. A replay spends no time waiting.
+        # The scheduler itself counts `blocks`, `reissued` and `late`. A replay does not wait.
         self._counters += replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
 
     def close(self) -> None:
-        """End all sessions."""
+        """Disconnect all devices, and discard all scheduled events."""
         self.devices.clear()
         self._heap.clear()
 
@@ -432,7 +432,7 @@ class VirtualRuntime(Runtime):
         return self.manager.scheduler.blank
 
     def _advance(self, until_s: float) -> None:
-        """Process all events up to `until_s`, and set the clock."""
+        """Process all events up to `until_s`, and set the clock to `until_s`."""
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
@@ -463,7 +463,7 @@ class VirtualRuntime(Runtime):
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """Mark a GEMM as done, either with all blocks written to C or with an error."""
+        """Finish the output of a GEMM unless it failed with `error`, and mark the GEMM as done."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -516,7 +516,7 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule a message's arrival. `times_s`: first byte leaves, last byte leaves, arrival."""
+        """Schedule a message's arrival. `times_s`: times of first byte, last byte and arrival."""
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
         heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
@@ -525,7 +525,7 @@ class VirtualRuntime(Runtime):
             self._tell(Transfer(at_s, device.id, direction, message, nbytes, *times_s))
 
     def _depart_next(self, link: Link) -> None:
-        """Send the next piece of the first queued message on a link with shared lines."""
+        """Send the next piece of the first queued message on a link with bottlenecks."""
         if link.queue:
             last = link.queue[0].depart(link, self.now_s)
             self._at(link.free_s, self._departed, link, last)
@@ -609,7 +609,7 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return an emulated device's `hello`, which states the link's rates to save their probe."""
+    """Return a device's `hello`. It states the link's rates, so the PS does not measure them."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -647,8 +647,8 @@ def emulated(
         whole_tiles: True for one multiplication per tile once a GEMM is complete; False for one
             multiplication per block, as on a real device.
         compute: False to emulate only the sizes of results, without computing them.
-        ps: rates of the server's network card and event loop; None for a server whose processing
-            takes no time.
+        ps: rates of the server's network card and event loop; None for an unlimited card and
+            processing that takes no time.
         seed: seed of jitter, drift and the presence of devices.
         start_hour: hour of the day at virtual time 0, for devices with daily hours.
         verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because

@@ -1,1 +1,1 @@
-"""Simulation of training methods, and tests of published claims against the simulated results."""
+"""Simulation of training methods, and tests of published claims against simulated results."""

@@ -1,25 +1,25 @@
 """`alpa`: inter- and intra-operator parallelism (Zheng et al., OSDI 2022, arXiv 2201.12023).
 
-Each stage of l layers on n devices shards a micro-batch of b samples in the fastest way: tensor
-parallel over tp devices and data parallel over dp = n / tp groups of such devices. Tensor
-parallelism is that of Megatron, with two all-reduces of activations forward and two backward in
-each layer. The time of a stage is
+A stage of l layers on n devices uses the fastest sharding of a micro-batch of b samples: tensor
+parallelism in groups of tp devices, and data parallelism over dp = n / tp groups. Tensor
+parallelism is as in Megatron: each layer has two all-reduces of activations in the forward pass and
+two in the backward pass. The time of a stage is
 
-    t = max(compute + tensor all-reduces, activations and gradients to neighbouring stages)
-        + gradients / m
+    t = max(compute + tensor, boundary) + gradients / m
     compute   3 l forward ceil(b / dp) / (tp F)
-    tensor    4 l ring all-reduces of ceil(b / dp) S d e
-    gradients ring all-reduce of 2 l p / tp bytes among dp, once per step
+    tensor    4 l ring all-reduces of ceil(b / dp) S d e bytes
+    boundary  activations and gradients to and from a neighbouring stage
+    gradients ring all-reduce of l p e / tp bytes among dp devices, once per step
 
-Alpa's dynamic program (`best_partition`) minimizes T = sum t_i + (m - 1) max t_i over the stages.
-The numbers of micro-batches m to try are B / 1, B / 2, B / 4 ..., rounded up. The mesh is
-homogeneous: every device computes and sends at the fleet's mean rates, but memory limits are those
-of the real devices. If the fastest plan does not fit in memory, plans with tp of at least 2, 4,
-8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a device holds
-4 / tp + 12 / n bytes per parameter. A mesh is divided into at most 32 units of equally many
-devices. Alpa's program ignores resharding between stages; here resharding counts as bytes to
-neighbouring stages. Alpa has no recovery of its own, so losing a device means a restart from a
-checkpoint.
+for `forward` FLOPs and p parameters per layer, devices of F FLOP/s, S tokens per sample, width d
+and e bytes per element. Alpa's dynamic program (`best_partition`) minimizes the time of a step
+T = sum t_i + (m - 1) max t_i. The tried numbers m of micro-batches are the batch size divided by 1,
+2, 4 ..., rounded up. The mesh is homogeneous: every device computes and sends at the fleet's mean
+rates, but has its real memory. If the fastest plan does not fit in memory, plans with tp of at
+least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a
+device holds 4 / tp + 12 / n bytes per parameter. A mesh is divided into at most 32 equally large
+units of devices. Alpa's program ignores resharding between stages. Here, `boundary` includes it.
+Alpa has no recovery, so after the loss of a device a step restarts from a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Sharding:
     """The sharding of a stage over a given number of devices, and its cost.
 
     Attributes:
-        tensor, data: number of tensor-parallel devices, and number of data-parallel groups.
+        tensor, data: devices per tensor-parallel group, and number of data-parallel groups.
         samples: samples of a micro-batch in each data-parallel group.
         layer_s: seconds of compute and tensor all-reduces, per layer and micro-batch.
         boundary_s: seconds of the exchange with a neighbouring stage, per micro-batch.
@@ -91,7 +91,7 @@ class Alpa:
 def _planned(
     conditions: Conditions, job: PipelineJob, micro_batches: int, least_tensor: int
 ) -> Outcome:
-    """Return the fastest plan with at least `least_tensor` (a power of two) tensor parallelism."""
+    """Return the fastest plan with at least `least_tensor`-way tensor parallelism."""
     rates = conditions.rates
     link = float(np.minimum(rates.uplink, rates.downlink).mean())
     flops_per_s, latency_s = float(rates.flops.mean()), float(rates.latency_s.mean())

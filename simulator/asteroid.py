@@ -1,22 +1,23 @@
 """`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
 
 A stage is a group of data-parallel devices, which divide each micro-batch of b samples in
-proportion to their compute rates. Devices are sorted by link rate, and consecutive devices form
-groups. The time of a stage with l layers is
+proportion to their compute rates F. Devices are sorted by link rate, and consecutive devices form
+groups. With m micro-batches, the time of a stage with l layers is
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
-    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once per step
+    gradients   ring all-reduce of l p e bytes over the slowest link of the group, once per step
 
-and that of a step is T = sum t_i + (m - 1) max t_i. A dynamic program (`best_partition`) minimizes
-T. It skips groups in which a device cannot hold the state of the stage's layers; if that leaves no
-plan, memory limits are ignored. Stage p keeps the activations of 2 (P - p) - 1 micro-batches, at
-most m. Micro-batch sizes b are powers of two. A device may get a fraction of a sample, but a group
-has at most b devices. A group consists of units of equally many devices, at most 32 in all.
+for `forward` FLOPs and p parameters per layer, S tokens per sample, width d and e bytes per
+element. The time of a step is T = sum t_i + (m - 1) max t_i. A dynamic program (`best_partition`)
+minimizes T. It skips groups in which a device cannot hold the state of the stage's layers. If no
+plan remains, memory limits are ignored. Stage p of P keeps the activations of 2 (P - p) - 1
+micro-batches, at most m. Micro-batch sizes b are powers of two. A device may get a fraction of a
+sample, but a group has at most b devices. Groups consist of equally large units of devices. There
+are at most 32 units.
 
-Recovery is by pipeline replay. A stage with several devices continues without the lost device.
-Otherwise, a neighbour sends a backup of the stage's states at the median uplink rate. The
-micro-batches in flight are then computed again. A restart from a checkpoint replaces the replay if
-it is faster.
+Devices recover by pipeline replay. A stage with several devices continues without the lost device.
+Otherwise, a neighbour sends a backup of the stage's state at the median uplink rate. The
+micro-batches in flight are then recomputed. If a restart from a checkpoint is faster, it is used.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Figures of every possible group, which is a range of consecutive units, [start, stop].
+    """Rates and memory of all groups. Entry [start, stop] is for the units in that range.
 
     Entries with start >= stop are NaN. `flops` and `links` are sums over the group's devices.
     `slowest` is the lowest link rate, and `least_memory` the smallest memory in the group.
@@ -58,7 +59,7 @@ class _Groups:
 
     @classmethod
     def of(cls, rates: RateArrays, unit: int) -> _Groups:
-        """Return the figures of all groups. Units have `unit` consecutive devices each."""
+        """Return the rates and memory of all groups. A unit has `unit` consecutive devices."""
         units = len(rates) // unit
         link = np.minimum(rates.uplink, rates.downlink)
 
@@ -79,14 +80,14 @@ class _Groups:
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
     def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Return each group's seconds of a ring all-reduce of the gradients of `layers` layers."""
+        """Return each group's seconds for a ring all-reduce of the gradients of `layers` layers."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
         return found
 
 
 class Asteroid:
-    """A pipeline of data-parallel groups, which is planned within the devices' memory limits."""
+    """A pipeline of data-parallel groups, planned within the devices' memory limits."""
 
     name = "asteroid"
 
@@ -134,8 +135,6 @@ def _planned(conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
         2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
         for cut, group in zip(cuts, members, strict=True)
     )
-    # A stage with several devices continues without the lost device. For a stage with one device, a
-    # neighbour has a backup of the states.
     alone = [cut.layers for cut, group in zip(cuts, members, strict=True) if len(group) == 1]
     backup = STATE_BYTES * max(alone, default=0) * job.layer.parameters
     latency_s = 2 * (stages - 1) * float(used.latency_s.max())

@@ -1,4 +1,4 @@
-"""The catalogue of all training methods that the simulator knows."""
+"""Catalogue of the simulated training methods."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
     """Return all training methods by name.
 
     Args:
-        utilisation: share of their peak FLOP/s that cloud GPUs reach in training.
-        thorough: True to run DT-FM's searches without a time limit.
+        utilisation: share of its peak FLOP/s that a cloud GPU reaches in training.
+        thorough: True to run all trials of DT-FM's searches, regardless of time.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {
@@ -41,11 +41,10 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods that a comma-separated list names. `cloud` stands for all `cloud-`
-    methods.
+    """Return the methods in a comma-separated list, where `cloud` means all cloud methods.
 
     Raises:
-        UsageError: when `names` contains a name that is not in `known`.
+        UsageError: when a name is not in `known`.
     """
     found: dict[str, Method] = {}
     for name in (part.strip() for part in names.split(",")):

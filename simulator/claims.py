@@ -20,17 +20,17 @@ _DTFM: Final = tuple(
     for variant in ("formula", "pipelined", "serial")
 )
 _PIPELINES: Final = (*_DTFM, "alpa", "asteroid", "confidant", "data-parallel")
-_WORTH_IT: Final = 0.9  # more devices are useful below this share of the step time with fewer ones
-_COMPARABLE: Final = 1.5  # a step time is comparable up to this multiple of the cloud's step time
+_WORTH_IT: Final = 0.9  # more devices are useful if they reduce the step time to this share
+_COMPARABLE: Final = 1.5  # a step is comparable if it takes up to this multiple of the cloud's step
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The simulated results against which the claims are tested.
+    """Simulated results with which the claims are tested.
 
     Attributes:
         model: name of the main model, which was simulated with all device counts.
-        rows: maps a model name to its results with an unlimited network card of the PS.
+        rows: maps a model name to its results with an unlimited PS network card.
         small: results of Cleave's methods for the main model on devices with 512 MB.
         carded: maps a limited PS network card to the results of Cleave's methods for the main
             model.
@@ -46,13 +46,13 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield each device count with a mapping from method to outcome (unlimited PS card)."""
+        """Yield each device count, and the outcomes by method name, for an unlimited PS card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
-        """Yield each PS network card and device count with a mapping from method to outcome.
+        """Yield each PS network card and device count, and the outcomes by method name.
 
-        With limited cards, the mapping contains only Cleave's methods.
+        For limited cards, the outcomes include only Cleave's methods.
         """
         for count, found in _by_count(self.rows[model]):
             yield UNLIMITED, count, found
@@ -67,7 +67,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equally many devices."""
+    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equal device counts."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -115,7 +115,7 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
 def uses_more_devices(evidence: Evidence, places: int) -> Claim:
     """Test the claim that Cleave can use 2-8x more devices than the baselines.
 
-    `places` is layers times samples per batch, the maximum number of devices of a pipeline.
+    `places` is the maximum number of devices of a pipeline: layers times samples per batch.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -305,7 +305,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
-    """Test the speed claim on devices with 32 GB, in which pipeline stages may fit."""
+    """Test the claim that Cleave is 4-10x faster than pipelines on devices with 32 GB of memory."""
     (count, found), *_ = _by_count(evidence.roomy)
     ours = {name: found[name].step_s for name in OURS if name in found}
     rows, trials = [], []
@@ -361,12 +361,12 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Format a ratio as text, such as "4.2x", or "-" for 0, which means no plan."""
+    """Format a ratio as text, such as "4.2x"; "-" for 0, which means no plan."""
     return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:
-    """Return "yes" or "no", with the needed and offered memory of the tightest device if known."""
+    """Return "yes" or "no" and, if known, the memory that a device needs and offers, as text."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed_gb, offered_gb = outcome.memory_needed_bytes / 1e9, outcome.memory_offered_bytes / 1e9

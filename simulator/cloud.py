@@ -1,16 +1,18 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
-compute   train_flops / (GPUs x utilisation x peak), or 4/3 of this time if activations are
-          recomputed. In bf16 and fp16, the peak is the dense bf16 peak. In fp32, the peak is that
-          of TF32, which is half as high.
+For G GPUs and P parameters of e bytes each (2 in bf16 and fp16, 4 in fp32):
+
+compute   train_flops / (G x utilisation x peak), or 4/3 of this time if activations are recomputed.
+          In bf16 and fp16, the peak is the dense bf16 peak. In fp32, it is the TF32 peak, which is
+          half as high.
 between   Parameters are fully sharded. Each step gathers the weights twice and reduce-scatters the
-          gradients once, overlapped with compute. Each GPU sends 3 (G - 1)/G 2P bytes over its
+GPUs      gradients once, overlapped with compute. Each GPU sends 3 (G - 1)/G e P bytes over its
           NVLink (Rajbhandari et al., ZeRO, section 7).
 offload   If the state (16 bytes per parameter) and the activations do not fit in GPU memory, the
           optimizer and its state are on the host (Ren et al., ZeRO-Offload, arXiv 2101.06840,
-          section 4). 2P bytes of gradients go to the host, and 2P bytes of updated weights return.
-          The host's Adam reads and writes 28 bytes per parameter. Weights that exceed half of the
-          GPU memory are streamed from the host twice more, overlapped with compute.
+          section 4). e P bytes of gradients are copied to the host, and e P bytes of weights back.
+          The host's Adam reads and writes 28 bytes per parameter. If the weights exceed half of the
+          GPU memory, each step copies them from the host twice more, overlapped with compute.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from simulator.work import STATE_BYTES, layer_work, train_flops
 # Adam reads and writes master weight and moments (24 bytes), reads the gradient (2), and writes the
 # weight (2).
 _ADAM_BYTES: Final = 28
-_WORKING_LAYERS: Final = 2  # number of layers on the GPU at a time while weights are streamed
+_WORKING_LAYERS: Final = 2  # number of layers on the GPU at a time if weights are streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,7 @@ class Gpu:
     Attributes:
         flops_per_s: peak FLOP/s in bf16 without sparsity.
         nvlink_bytes_per_s: NVLink rate in each direction.
-        host_bytes_per_s: rate between host and GPU in each direction, as benchmarks measure it (80
-            % of PCIe).
+        host_bytes_per_s: measured rate between host and GPU in each direction (80 % of PCIe).
     """
 
     name: str
@@ -51,7 +52,7 @@ H100: Final = Gpu("h100", 989e12, 80e9, 450e9, 50e9)  # SXM 80 GB, PCIe 5.0 x16
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """A machine with data-centre GPUs, as a training method.
+    """Training method that uses one machine with data-centre GPUs.
 
     Attributes:
         utilisation: share of the GPUs' peak FLOP/s that training reaches.
@@ -70,7 +71,7 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return the outcome without and, if that does not fit, the one with offloading."""
+        """Return the outcome without offloading and, if that does not fit, one with offloading."""
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 
@@ -86,7 +87,7 @@ class Cloud:
             state = _WORKING_LAYERS * 2 * layer.parameters * conditions.element.sent
         else:
             state = weights / gpus + layer.parameters * conditions.element.sent
-        # Gradients accumulate over micro-batches, so memory must hold only one sample at a time.
+        # Gradients accumulate over micro-batches, so only one sample at a time is in memory.
         kept = layers * layer.kept_bytes
         recomputed = layers * layer.boundary_bytes + layer.kept_bytes
         recompute = state + recomputed <= memory < state + kept

@@ -1,14 +1,15 @@
 """`confidant`: a pipeline with one device per stage (Chen et al. 2023, arXiv 2311.13381).
 
-A dynamic program over layers and devices minimizes the time T of a step. For a stage time t with l
-layers on a device,
+A dynamic program over layers and devices minimizes the time T of a step. A stage of l layers on a
+device of F FLOP/s takes the time t:
 
     t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
 
-Micro-batches have one sample each, so m = B. The 1F1B schedule keeps min(P - p, m) micro-batches in
-flight on stage p. The devices with the fastest links are chosen, at most one per layer. A device
-gets only as many layers as fit in its memory together with gradients and optimizer state. If that
-leaves no plan, memory limits are ignored. Losing a device means a restart from a checkpoint.
+for `forward` FLOPs per layer, S tokens per sample, width d and e bytes per element. Micro-batches
+have one sample each, so m is the batch size. The 1F1B schedule keeps min(P - p, m) micro-batches in
+flight on stage p of P. The devices with the fastest links are used, at most one per layer. A device
+gets only as many layers as fit in its memory with gradients and optimizer state. If no plan
+remains, memory limits are ignored. After the loss of a device, a step restarts from a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Confidant:
     name = "confidant"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome: the fastest plan that the dynamic program finds."""
+        """Return one outcome: the fastest plan of the dynamic program."""
         job, rates = PipelineJob.of(conditions), conditions.rates
         used = rates.take(conditions.fastest_links[: job.layers])
         units = len(used)

@@ -1,14 +1,13 @@
 """`data-parallel`: the whole model on every device, with gradients summed by a ring all-reduce.
 
-    compute     Each device gets a whole number of samples, by its throughput. The device that
-                finishes last determines the compute time.
-    all-reduce  2 (n - 1) steps of P e / n bytes (Patarasu and Yuan 2009), each as slow as the
-                lowest uplink or downlink rate in the ring.
+    compute     Each device gets a whole number of samples, according to its throughput. The device
+                that finishes last determines the compute time.
+    all-reduce  2 (n - 1) steps that each send P e / n bytes at the lowest uplink or downlink rate
+                in the ring (Patarasu and Yuan 2009), for n devices and P parameters of e bytes.
 
 A ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum size are
-tried, with the fastest links of all devices and of the devices whose memory holds the model. The
-result is the fastest ring that fits in memory, or else the fastest ring. After the loss of a
-device, the other devices divide and recompute its samples.
+tried, once with the fastest links of all devices, and once with the fastest links of the devices
+that can hold the model. After the loss of a device, the others divide and recompute its samples.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from simulator.work import (
 class DataParallel:
     """Data parallelism over a ring of devices.
 
-    With `every_device`, the ring has as many devices as possible, up to one per sample.
+    With `every_device`, only the largest possible ring is tried.
     """
 
     name: str = "data-parallel"
@@ -57,7 +56,7 @@ class DataParallel:
         ]
 
     def _sizes(self, most: int) -> list[int]:
-        """Return the ring sizes to try; none is larger than `most`."""
+        """Return the ring sizes to try, up to `most` devices."""
         if self.every_device or not most:
             return [most] if most else []
         return sorted({*(1 << i for i in range(1, most.bit_length())), most})
@@ -92,7 +91,7 @@ class DataParallel:
 
 
 def _needs(conditions: Conditions, offered: Floats) -> list[Need]:
-    """Return what each device needs to hold the model, which counts the embedding and LM head."""
+    """Return the memory requirement of each device, including the embedding and the LM head."""
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
     layers = spec.layers + edge_parameters(spec) / layer.parameters

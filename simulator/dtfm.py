@@ -3,18 +3,18 @@
 The layers are divided as evenly as possible into P stages, and each stage has R replicas. DT-FM's
 scheduler (`dtfm_search`) models only communication: DP is the time of the gradient all-reduce, and
 PP the time between stages. This module adds compute, which a stage's slowest device determines, and
-memory: 16 bytes per parameter, and the activations that 1F1B keeps. A micro-batch is one sample, so
-each replica runs m = B / R micro-batches. A step has three variants, each of which is an outcome:
+memory: 16 bytes per parameter, and the activations that 1F1B stores. A micro-batch is one sample,
+so each replica runs m micro-batches, the batch size divided by R. The method has three variants:
 
     (formula)    DP + PP as published, where PP sends the activations of all m samples at once, and
                  compute in a perfectly filled pipeline of (m + P - 1) slots
-    (pipelined)  one sample along all stages forward and backward, then (m - 1) slots, then DP. A
+    (pipelined)  one sample through all stages, forward and backward, then (m - 1) slots, then DP. A
                  slot is the longer of the slowest stage's compute and the slowest link's transfers
-    (serial)     m times a sample along all stages forward and backward, without overlap, then DP
+    (serial)     m samples in sequence through all stages, forward and backward, then DP
 
 Each variant uses its fastest grid P x R, preferably one that fits in memory. A grid that needs
 fewer devices leaves out those with the slowest links. `dtfm-all` tries only grids with at least
-90 % of the largest grid's devices, like the published grid. Losing a device means a restart from a
+90 % of the largest grid's devices, as published. After the loss of a device, a step restarts from a
 checkpoint.
 """
 
@@ -46,7 +46,7 @@ _POINT_S: Final = 20.0  # approximate time limit of all searches in one call of 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A grid of stages and replicas with devices assigned, and its memory requirement."""
+    """A grid of stages and replicas, its assigned devices, and their memory requirement."""
 
     job: PipelineJob
     problem: Problem
@@ -63,7 +63,7 @@ class _Placed:
         return slowest
 
     def compute_s(self) -> Floats:
-        """Return the compute seconds of each stage's slowest device per sample, both passes."""
+        """Return the seconds per sample, for both passes, of the slowest device of each stage."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / self.slowest_flops()
@@ -105,7 +105,7 @@ class _Placed:
         )
 
     def _hops_s(self) -> float:
-        """Return the seconds to send one sample along all stages, forward and backward."""
+        """Return the seconds to send one sample through all stages, forward and backward."""
         groups = self.schedule.groups
         one = replace(self.problem, c_pp_bytes=self.job.layer.boundary_bytes)
         pairs = (
@@ -128,8 +128,8 @@ class Dtfm:
     Attributes:
         every_device: True to use nearly all devices, as far as layers and samples allow. False to
             use the number of devices with the shortest step.
-        thorough: True to run all trials of every search. False to run only as many trials as fit
-            into 20 s by an estimate.
+        thorough: True to run all trials of every search. False to run as many trials as fit into
+            an estimated 20 s.
     """
 
     name: str = "dtfm"
@@ -137,7 +137,7 @@ class Dtfm:
     thorough: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return three outcomes, one for each of the variants formula, pipelined and serial."""
+        """Return three outcomes: the variants formula, pipelined and serial."""
         job = PipelineJob.of(conditions)
         problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
@@ -163,7 +163,7 @@ def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -
     """Return a scheduling problem for each grid of stages and replicas to try.
 
     For each possible number of layers per stage, the grids have 1, 2, 4 ... replicas and the
-    maximum number of replicas. With `every_device`, only grids that use nearly all devices count.
+    maximum number of replicas. With `every_device`, only grids of nearly all devices are returned.
     """
     rates, fastest = conditions.rates, conditions.fastest_links
     found = []

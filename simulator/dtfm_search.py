@@ -1,8 +1,9 @@
-"""DT-FM's scheduler: assigns devices to stages and orders the stages to minimize DP + PP.
+"""DT-FM's scheduler, which assigns devices to stages to minimize the communication time DP + PP.
 
-Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a group C.
-c_DP are bytes of gradients per group, and c_PP bytes of activations between groups. Two devices
-have a latency of alpha seconds and a rate of beta bytes/s (mean of both directions). Then
+Source: Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a
+group C. c_DP is the number of gradient bytes per group, and c_PP the number of activation bytes
+between groups. alpha is the latency between two devices in seconds, and beta their rate in bytes/s
+(mean of both directions). Then
 
     DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
     DP       = max over groups of DP(C)
@@ -10,15 +11,14 @@ have a latency of alpha seconds and a rate of beta bytes/s (mean of both directi
                max over its pairs of  2 (alpha + c_PP / beta)
     PP       = least Hamiltonian path over the groups with weights w
 
-As in the paper, an evolutionary search keeps a population of partitions into groups, and creates a
-child by swapping two devices between groups. Matchings pair each group's fastest device with the
-other group's slowest device. This is optimal if the fleet's slowest downlink is at least as fast as
-its fastest uplink; in other fleets the matching is valid, but not always optimal.
+As in the paper, an evolutionary search maintains a population of partitions into groups, and
+creates a child by swapping two devices between groups. A matching pairs the fastest device of one
+group with the slowest of the other, and so on. The matching is optimal if the fleet's slowest
+downlink is at least as fast as its fastest uplink. In other fleets, it may not be optimal.
 
-For up to 16 stages, the final order of the groups is optimal (Held and Karp's dynamic program). For
-more stages, the order comes from 2-opt, and the minimum spanning tree gives a lower bound. The
-number of trials depends on an estimate of their time, not on the clock, so two runs find the same
-schedule.
+For up to 16 stages, Held and Karp's dynamic program finds the optimal order of the groups. For more
+stages, the 2-opt heuristic finds an order, and the minimum spanning tree is a lower bound. The
+number of trials depends on estimated, not measured, time, so two runs find the same schedule.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class DtfmSchedule:
         groups: indices of the devices, (stages, replicas).
         dp_s: seconds of the gradient all-reduce (DP).
         pp_s: seconds of communication between stages (PP).
-        path_bound_s: lower bound on `pp_s` over all orders of the groups; `pp_s` after
-            `first_guess`.
+        path_bound_s: lower bound on `pp_s` for any order of the groups; `pp_s` if not computed.
         trials: number of children that the search created.
     """
 
@@ -64,7 +63,7 @@ class DtfmSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A scheduling problem: devices to arrange in a grid, and the traffic between the devices.
+    """A scheduling problem: the devices of a grid of stages and replicas, and their traffic.
 
     Attributes:
         rates: rates of `stages` times `replicas` devices.
@@ -79,16 +78,16 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """Return an estimate of how many children the search evaluates in `seconds`, at most
-        `TRIALS`.
+        """Return an estimate of how many trials fit into `seconds`, at most `TRIALS`.
 
-        A child takes 1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients).
+        With P stages of R devices, a trial takes 1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2
+        (gradients).
         """
         p, r = self.stages, self.replicas
         return min(TRIALS, int(seconds / (1.2e-6 * p * p + 4e-7 * p * r + 1.5e-8 * r * r)))
 
     def dp_s(self, groups: Indices) -> Floats:
-        """Return DP(C) of each group in seconds, (groups,)."""
+        """Return the gradient all-reduce time DP(C) of each group in seconds, shape (groups,)."""
         if self.replicas == 1:
             return np.zeros(len(groups))
         a, b = groups[:, :, None], groups[:, None, :]
@@ -99,7 +98,7 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return the cost w in seconds of each pair of groups, (some groups, other groups)."""
+        """Return the cost w in seconds of all pairs of groups, shape (len(some), len(others))."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
@@ -112,13 +111,13 @@ class Problem:
         return np.take_along_axis(groups, order, axis=1)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
-        """Return the same costs as `hops_s` for groups whose devices are already sorted."""
+        """Return the costs of `hops_s` for groups that are already sorted by uplink rate."""
         a, b = slowest_first[:, None, :], fastest_first[None, :, :]
         worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
 
     def beta(self, a: Indices, b: Indices) -> Floats:
-        """Return the bytes/s between devices `a` and `b`, as the mean of both directions."""
+        """Return the rate in bytes/s between devices `a` and `b`, the mean of both directions."""
         up, down = self.rates.uplink, self.rates.downlink
         mean: Floats = np.minimum(up[a], down[b])
         mean += np.minimum(up[b], down[a])
@@ -131,7 +130,7 @@ class Problem:
         beta = self.beta(a, b)  # reused in place below, because the arrays may be large
         beta *= parts
         seconds: Floats = np.divide(nbytes, beta, out=beta)
-        # `latency_s` is the round-trip time between a device and the PS, and half of it is one way.
+        # `latency_s` is the round-trip time between a device and the PS.
         seconds += (latency[a] + latency[b]) / 2
         seconds *= 2
         return seconds
@@ -144,7 +143,7 @@ class _Individual:
     Attributes:
         groups: device indices of each group, (stages, replicas).
         slowest_first, fastest_first: `groups` with each group's devices sorted by uplink rate.
-        dp_s: DP(C) of each group in seconds.
+        dp_s: gradient all-reduce time DP(C) of each group in seconds, (stages,).
         hops_s: cost w in seconds between all pairs of groups, (stages, stages).
         path: indices of the groups in pipeline order.
     """
@@ -162,7 +161,7 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Search for the schedule with the least communication time, which `seed` determines."""
+    """Search for the schedule with the least communication time. Equal seeds give equal results."""
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
@@ -190,7 +189,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 
 
 def first_guess(problem: Problem) -> DtfmSchedule:
-    """Return a schedule without a search: devices with similar uplink rates form a group."""
+    """Return a schedule without a search, by grouping devices with similar uplink rates."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     groups = by_uplink.reshape(problem.stages, problem.replicas)
     each = _individual(problem, TwoOpt(problem.stages), groups)
@@ -208,13 +207,14 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Swap two devices of random groups. The first keeps its two fastest uplinks (of two, one)."""
+    """Return a copy of `parent` in which two devices of random groups are swapped."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
     uplink = problem.rates.uplink[groups[one]]
     kept = min(2, problem.replicas - 1)
     free = np.sort(np.argsort(-uplink, kind="stable")[kept:])
+    # The first group keeps its two fastest uplinks, or one of two.
     given, taken = int(free[rng.integers(len(free))]), int(rng.integers(problem.replicas))
     groups[one, given], groups[other, taken] = groups[other, taken], groups[one, given]
     slowest, fastest = parent.slowest_first.copy(), parent.fastest_first.copy()
@@ -247,9 +247,9 @@ class TwoOpt:
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return `path` after reversals that shorten it, the best one first, at most 4 per group.
+        """Return `path` after up to 4 shortening reversals per group, the best one first.
 
-        `hops` is the cost in seconds between all pairs of groups, (size, size).
+        `hops` is the cost in seconds between all pairs of groups, shape (size, size).
         """
         size, gain = self._size, self._gain
         if size < 3:
@@ -301,7 +301,7 @@ def _shortest_path(hops: Floats) -> Indices:
 
 
 def _spanning_tree(hops: Floats) -> float:
-    """Return the length of the minimum spanning tree, a lower bound on the length of every path."""
+    """Return the length of the minimum spanning tree, a lower bound for the length of any path."""
     size, total = len(hops), 0.0
     nearest, out = hops[0].copy(), np.ones(size, np.bool_)
     out[0] = False

@@ -1,7 +1,7 @@
-"""The simulator's interface for training methods, which turn `Conditions` into an `Outcome`.
+"""Interface of the simulated training methods, which compute an `Outcome` from `Conditions`.
 
-An outcome has a time even if the method does not fit in the devices' memory. `Outcome.step_s` is
-then the duration of a step with enough memory, and `Outcome.misfit` says what is missing.
+If a method does not fit in the devices' memory, `Outcome.step_s` is the duration of a step with
+enough memory, and `Outcome.misfit` describes the shortage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Conditions:
 
     Attributes:
         batch, seq: sequences (samples) per step, and tokens per sequence.
-        devices: rates of the fleet's devices, which cloud methods ignore. On compressed links, the
+        devices: rates of the fleet's devices; cloud methods ignore them. On compressed links, the
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
         element: bytes per element sent to devices and returned by devices.
         ps: rates of the parameter server's network card.
@@ -51,12 +51,12 @@ class Conditions:
 
     @cached_property
     def rates(self) -> RateArrays:
-        """Return the fleet's rates as arrays, in which latencies are round-trip times."""
+        """Return the fleet's rates as arrays. Latencies in these arrays are round-trip times."""
         return RateArrays.of(self.devices)
 
     @property
     def fastest_links(self) -> npt.NDArray[np.intp]:
-        """Return the places of the devices by descending link rate, the slower way of each link."""
+        """Return device indices by descending link rate (the lower of uplink and downlink)."""
         return np.argsort(-np.minimum(self.rates.uplink, self.rates.downlink), kind="stable")
 
 
@@ -70,15 +70,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """The average duration of a step in which each loss delays one of several phases.
+    """Model of a step's average duration if the loss of a device delays only the current phase.
 
-    When a device is lost, the others compute its tile again. This delays a phase once, even if
-    several devices are lost in it. Each of n devices is lost at the rate lambda, so
+    After a loss, the other devices recompute the lost tile. The delay of a phase does not depend on
+    how many devices are lost in it. If each of n devices is lost at the rate lambda, a step takes
 
         T = sum over phases of  t + (1 - exp(-n lambda t)) (detection + tile again)
 
     Attributes:
-        times: seconds of each phase (a GEMM or an attention), and its number of runs per step.
+        times: (seconds, runs per step) of each phase; a phase is a GEMM or an attention pass.
         devices: number n of devices.
         again_s: seconds to recompute a lost tile.
     """
@@ -88,7 +88,7 @@ class TileLosses:
     again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the average seconds of a step. The arguments are those of `with_losses_s`."""
+        """Return the average seconds of a step; see the function `with_losses_s` for arguments."""
         rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
         return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
@@ -98,20 +98,19 @@ class Outcome:
     """The simulated cost of one training step with one method.
 
     Attributes:
-        method: method name with the variant in brackets, as in ``dtfm (serial)``.
-        setting: text on the parallelism that the method's search chose.
+        method: method name with the variant in parentheses, such as ``dtfm (serial)``.
+        setting: description of the parallelism that the method's search chose.
         devices_used: number of fleet devices or cloud GPUs that the method uses.
         parts: consecutive parts of the step's duration; empty if the method has no plan.
         download_bytes, upload_bytes: bytes per device and step, as a mean over the used devices.
-        memory_offered_bytes, memory_needed_bytes: of the device with the highest ratio of needed to
-            offered memory.
-        misfit: text on why the memory is not enough, or why no plan exists; empty if the method
-            fits.
+        memory_offered_bytes, memory_needed_bytes: memory of the device with the highest ratio of
+            needed to offered memory.
+        misfit: why the memory is not enough, or why no plan exists; empty if the method fits.
         ps_egress_bytes_per_s, ps_ingress_bytes_per_s: load of the PS's network card in the busiest
             part of the step; 0 for methods without a PS.
         recovery: parts of the time that the loss of one device adds to a step, after detection;
             empty if not modelled.
-        under_losses: the method's own model of losses; None means the formula of `with_losses_s`.
+        under_losses: model of a step with losses; None means the formula of `with_losses_s`.
         flops: FLOPs of all used devices in a step, including recomputation; 0 if not counted.
     """
 
@@ -146,13 +145,13 @@ class Outcome:
 
 
 class Method(Protocol):
-    """A training method of the simulator. Users select it by `name`, without a variant."""
+    """A simulated training method. Users select a method, with all its variants, by `name`."""
 
     @property
     def name(self) -> str: ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step, and return an outcome per variant, with the main variant first."""
+        """Simulate one step, and return one outcome per variant, with the main variant first."""
         ...
 
 
@@ -162,25 +161,24 @@ def best(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method without a plan."""
+    """Return the outcome of a method that has no plan, for the given reason."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
-    """Return the average seconds of a step while devices are lost at random.
+    """Return the average seconds of a step if devices are lost at random.
 
-    Each of n devices is lost at a constant rate lambda, and more devices may be lost during a
-    recovery:
+    If each of n devices is lost at a constant rate lambda, also during recoveries, the duration is
 
         T = step / (1 - n lambda (detection + recovery))
 
-    The formula is exact as long as recoveries do not overlap. A method that recovers from several
-    losses at once has a model of its own (`Outcome.under_losses`).
+    The formula is exact if recoveries do not overlap. For a method that can recover from several
+    losses at once, `Outcome.under_losses` replaces it.
 
     Args:
         outcome: simulated step without losses.
-        losses_per_s: rate lambda at which each single device is lost.
-        detection_s: seconds from the loss of a device until the loss is detected.
+        losses_per_s: losses of one device per second (lambda).
+        detection_s: seconds from the loss of a device until the PS detects it.
 
     Returns:
         Average seconds; infinite if the step never ends, None if the method has no recovery model.

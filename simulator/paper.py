@@ -1,6 +1,6 @@
 """The report that tests the claims of the Cleave paper (arXiv 2512.22142) by simulation.
 
-Where the paper does not state a condition, the report has results for several values.
+The report has results for several values of each condition that the paper does not state.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ def report(
     """Return the Markdown text of the whole report.
 
     Args:
-        conditions: text on the conditions under which all results were simulated.
+        conditions: description of the conditions of the simulation.
         claims: tested claims with uncompressed payloads.
         figures: caption, file name and explanation of each figure.
-        coded: the same claims, tested with compressed payloads for all methods; empty if not
-            simulated.
+        coded: the same claims, tested with compressed payloads; empty if not simulated.
     """
     lines = [
         f"# {title}",
@@ -101,7 +100,7 @@ def report(
 
 
 def summary(claim: Claim) -> str:
-    """Return text for the terminal: a claim's title and its verdict for each Cleave method."""
+    """Return a claim's title and its verdict for each of Cleave's methods, for the terminal."""
     width = max(map(len, OURS))
     lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
     return "\n".join((claim.title, *lines))
@@ -121,7 +120,7 @@ def _reached_and_verdict(claim: Claim, method: str) -> str:
 
 
 def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
-    """Return text on the compressed payloads and the verdicts that compression changes."""
+    """Return a paragraph about compressed payloads and the verdicts that they change."""
     changed = [
         f"*{before.title}*, `{name}`: {before.verdict(name).value} with plain payloads, "
         f"{after.verdict(name).value} with coded ones"
@@ -139,9 +138,10 @@ def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:
-    """Return a sentence that compares tiles on the fewest and on the most devices, if tiles fit.
+    """Return a sentence on the step time of `cleave` on the fewest and on the most devices.
 
-    It also names the fastest other method that fits in memory on the most devices.
+    The sentence also names the fastest other method that fits in memory on the most devices. It is
+    empty if `cleave` never fits.
     """
     points = [r for r in rows if r.outcome.method == "cleave" and r.devices and r.outcome.fits]
     if not points:
@@ -160,7 +160,7 @@ def sweep_reading(rows: Sequence[Row]) -> str:
 
 
 def marked_quick(text: str) -> str:
-    """Mark a report as a quick trial with toy models, in its title and in a first paragraph."""
+    """Mark a report, in its title and first paragraph, as a quick trial with toy models."""
     title, rest = text.split("\n", 1)
     return (
         f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "
@@ -177,15 +177,14 @@ Save = Callable[[Path, Sequence[Row], str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The models, device counts and batch for which a report has results.
+    """The models, device counts and batch of a report.
 
     Attributes:
-        model: name of the main model, which is simulated with all device counts in `counts`.
-        others: names of the other models, which are simulated with the device counts in `few`.
-        small_memory: device counts for 512 MB per device.
-        carded: device counts for the limited PS network cards in `CARDS_GBPS`, for Cleave's
-            methods.
-        roomy: device count for 32 GB per device.
+        model: name of the main model. `counts` has its device counts.
+        others: names of the other models. `few` has their device counts.
+        small_memory: device counts with 512 MB per device, for Cleave's methods.
+        carded: device counts with the limited PS cards in `CARDS_GBPS`, for Cleave's methods.
+        roomy: device count with 32 GB per device.
         batch, seq: sequences per step, and tokens per sequence.
     """
 
@@ -214,7 +213,7 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """The cells of a report, with the attributes of `Evidence`."""
+    """The simulations for a report, grouped like the results in `Evidence`."""
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -234,12 +233,12 @@ def paper_cells(
     thorough: bool = False,
     coding: CodingPolicy = CodingPolicy.OFF,
 ) -> PaperCells:
-    """Return the cells to simulate for a report.
+    """Return the simulations for a report, as cells.
 
     Args:
         seed: random seed of all searches.
-        thorough: True to run searches without a time limit.
-        coding: decides on which links payloads are compressed, for Cleave and the baselines alike.
+        thorough: True to run all trials of every search, regardless of time.
+        coding: links on which payloads are compressed, for Cleave and the baselines alike.
     """
     every = list(methods(thorough=thorough).values())
     on_devices = [method for method in every if not isinstance(method, Cloud)]
@@ -279,9 +278,9 @@ def evidence_of(
     """Simulate all cells of a report and return the results as evidence.
 
     Args:
-        scope: scope from which `planned` was created.
+        planned: cells from `paper_cells` for the same scope.
         workers: workers that simulate the cells; None means this process.
-        done: function that is called with each cell once it is simulated.
+        done: called with each cell after its simulation.
     """
     rows = iter(simulate(planned.every, workers, done))
 
@@ -321,7 +320,7 @@ def write(
         folder: existing folder for the report.
         evidence: simulated results with uncompressed payloads.
         save_sweep, save_recovery: functions that draw results into a file.
-        coded: simulated results with compressed payloads, with verdicts of their own; None without.
+        coded: simulated results with compressed payloads; None to report none.
 
     Raises:
         OSError: when a file cannot be written.

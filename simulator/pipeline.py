@@ -1,9 +1,9 @@
-"""Common parts of pipelined methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
+"""Common parts of pipeline methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
 
-The time of a step with m micro-batches on P stages of t_p seconds is modelled as ``sum t + (m - 1)
-max t``. It is exact for 1F1B if all stages take equally long, or if the last stage is the slowest.
-Otherwise, 1F1B is faster by at most the time of the stages after the slowest stage, so the relative
-difference is at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
+The time of a step with m micro-batches on P stages of t seconds is modelled as ``sum t + (m - 1)
+max t``. The model is exact for 1F1B if all stages take equally long, or if the last stage is the
+slowest. Otherwise, 1F1B is faster by at most the time of the stages after the slowest stage, so the
+relative error is at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulator.work import (
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """The model and batch that a pipeline trains: identical layers, and an LM head at the end.
+    """The workload of a pipeline: identical layers with an LM head at the end, and a batch.
 
     Attributes:
         head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. Its memory is not
@@ -57,18 +57,17 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer with its share of the LM head, over those of the layer."""
+        """Return the FLOPs of a layer and its share of the LM head, in multiples of the layer."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
-        """Return the bytes of the weight gradients of `layers` layers, as replicas send them."""
+        """Return the bytes of a message with the weight gradients of `layers` layers."""
         return layers * self.layer.parameters * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a pipeline: a number of layers, and the rates of the devices that hold these
-    layers.
+    """A pipeline stage: its number of layers, and the rates of its devices.
 
     Attributes:
         state_bytes: bytes of weights, gradients and optimizer state per parameter on each device.
@@ -87,8 +86,8 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: memory that the tightest device needs and offers.
-        misfit: text on devices with too little memory; empty if every device has enough memory.
+        needed_bytes, offered_bytes: memory of the device with the highest ratio of the two.
+        misfit: message about devices with too little memory; empty if all have enough.
     """
 
     again: Floats
@@ -98,20 +97,19 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers evenly. The last stages get fewer, because the last has the LM head."""
+    """Divide layers evenly. Later stages get fewer, because the last one has the LM head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
 def pipeline_memory(
     job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
 ) -> StageMemory:
-    """Return the memory requirement of a pipeline, and whether the devices can meet it.
+    """Return the memory requirement of a pipeline, and which devices have too little memory.
 
     Args:
         job: layer sizes.
         stages: stages in pipeline order.
-        in_flight: for each stage, the samples whose activations a device keeps for the backward
-            pass.
+        in_flight: for each stage, the number of samples whose activations a device stores.
     """
     again, needed, offered = [], [], []
     for stage, samples in zip(stages, in_flight, strict=True):
@@ -140,7 +138,7 @@ def pipeline_outcome(
     recovery: tuple[Part, ...] = (),
     flops: float = 0.0,
 ) -> Outcome:
-    """Return the outcome of a pipeline. `sent_bytes` are those of all devices in a step."""
+    """Return the outcome of a pipeline. `sent_bytes` is the total of all devices in a step."""
     devices = sum(len(stage.members) for stage in stages)
     each = sent_bytes / devices
     tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit
@@ -150,8 +148,7 @@ def pipeline_outcome(
 
 
 def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Return the recovery time after the loss of a device, for restarts from a checkpoint in each
-    step.
+    """Return the parts of the recovery time if the interrupted step restarts from a checkpoint.
 
     A spare device downloads the state of the largest stage at the pipeline's median downlink rate.
     The step then starts over, which on average repeats half a step.
@@ -163,10 +160,10 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the number of samples in flight on each of P stages: min(P - p, m) micro-batches.
+    """Return the samples in flight per stage, for min(P - p, m) micro-batches in flight.
 
-    Stage p starts one micro-batch for itself and one for each later stage before its first backward
-    pass (PipeDream, Narayanan et al. 2019). `each` is samples per micro-batch.
+    Before its first backward pass, stage p of P starts one micro-batch for itself and one for each
+    later stage (PipeDream, Narayanan et al. 2019). `each` is the samples per micro-batch.
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]
 
@@ -175,7 +172,7 @@ _STEP: Final = 1.05
 
 
 class Cut(NamedTuple):
-    """A stage of a pipeline: its number of layers, and its range of device units."""
+    """A pipeline stage: a number of layers on the device units `start` to `stop - 1`."""
 
     layers: int
     start: int
@@ -183,21 +180,20 @@ class Cut(NamedTuple):
 
 
 def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
-    """Return the stages that minimize T = sum t_i + (m - 1) max t_i; None if no partition is
-    possible.
+    """Return the stages with minimal T = sum t_i + (m - 1) max t_i; None without valid stages.
 
     This is the dynamic program of Alpa (Zheng et al., OSDI 2022, arXiv 2201.12023, section 5). For
     each limit on max t_i, it computes the minimum sum of stage times for k layers on d devices:
 
         F(k, d) = min over l, d' of  F(k - l, d') + t(l, d', d)     with t(l, d', d) <= limit
 
-    Alpa tries every stage time as a limit. Here, limits form a geometric series with a ratio of
-    1.05, so (m - 1) max t_i may be 5 % above the optimum.
+    Alpa tries every stage time as a limit. Here, the limits form a geometric series with a ratio of
+    1.05, so the term (m - 1) max t_i may be 5 % above the optimum.
 
     Args:
-        cost: seconds t of each possible stage, indexed [layers, start, stop], (layers + 1, units +
-            1, units + 1). Impossible stages are infinite. Entries with 0 layers or start >= stop
-            are ignored.
+        cost: seconds t of each stage, indexed [layers, start, stop], with the shape (layers + 1,
+            units + 1, units + 1). Impossible stages are infinite. Entries with 0 layers or
+            start >= stop are ignored.
         micro_batches: number m of micro-batches per step.
     """
     finite = cost[1:][np.isfinite(cost[1:])]
@@ -222,7 +218,7 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 
 
 def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
-    """Return the minimum sum of stage times and its stages; None if no partition is possible."""
+    """Return the minimum sum of stage times, and the stages; None if no partition exists."""
     layers, units = cost.shape[0] - 1, cost.shape[1] - 1
     least = np.full((layers + 2, units + 1), np.inf)  # the last row is index -1: impossible
     least[0, :] = 0.0  # devices before the first stage may stay idle

@@ -1,4 +1,4 @@
-"""Draws figures of simulated results with matplotlib."""
+"""Figures of simulated results, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw step time, bytes, PS bandwidth and recovery time of one model against devices.
+    """Plot step time, bytes, PS bandwidth and recovery time against the number of devices.
 
-    Each method is a curve with its slope in the legend. Hollow points do not fit in memory. Clouds
-    in whose memory the model fits are horizontal lines.
+    Each method has a curve, with its slope in the legend. Hollow points mean too little memory.
+    Cloud methods are horizontal lines, and are left out if the model does not fit in memory.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
@@ -84,9 +84,9 @@ def _dash(method: str) -> str:
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw the seconds that the loss of one device adds to a step, with one bar per method.
+    """Plot the seconds that the loss of one device adds to a step, as one bar per method.
 
-    Hollow bars do not fit in memory. Methods without a recovery model have no bar.
+    Hollow bars mean too little memory. Methods without a recovery model have no bar.
 
     Raises:
         OSError, ValueError: when the file cannot be written.

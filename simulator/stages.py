@@ -1,12 +1,12 @@
-"""`cleave-stages`: devices hold whole layers for a step, as Cleave's own planner assigns them.
+"""`cleave-stages`: training by stages. Cleave's planner assigns whole layers to devices for a step.
 
 The planner chooses the stages and simulates the step event by event, as for training and `cleave
-plan`. Layers run in fp32. A device of the last stage computes the loss, or the PS if this is faster
-or no device has enough memory.
+plan`. Layers run in fp32. By the planner's choice, the last stage, other devices (in slices of the
+vocabulary) or the PS compute the loss.
 
-The gradients that a lost device has accumulated are lost: on average, half of its micro-batches.
-The stage's other devices recompute these. If the stage has no other device, a device from elsewhere
-first downloads the stage's weights.
+When a device is lost, its accumulated gradients are lost: on average, those of half of its
+micro-batches. The stage's other devices recompute these micro-batches. If the stage has no other
+device, another device first downloads the stage's weights.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from simulator.method import Conditions, Outcome, Part, impossible
 
 
 class Stages:
-    """Cleave's method of training by stages. All traffic is between devices and the PS."""
+    """Cleave's training by stages. All traffic is between devices and the PS."""
 
     name = "cleave-stages"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome, which is that of the planner's fastest plan."""
+        """Return one outcome: the planner's fastest plan, or the reason why no plan exists."""
         element = conditions.element.sent
         whole = StageSizes(conditions.spec, conditions.seq, element, element)
         devices = conditions.fp32_devices or conditions.devices
@@ -61,7 +61,7 @@ class Stages:
                 ps_egress_bytes_per_s=plan.downlink_bytes / plan.step_s,
                 ps_ingress_bytes_per_s=plan.uplink_bytes / plan.step_s,
                 recovery=(Part("weights", weights_s), Part("micro-batches again", again_s)),
-                flops=sum(model.tokens) * flops,  # with the recomputed forward pass
+                flops=sum(model.tokens) * flops,  # including the recomputed forward pass
             )
         ]
 
@@ -69,10 +69,10 @@ class Stages:
 def recoveries(
     model: StageModel, plan: StagePlan, devices: Mapping[int, DeviceRates]
 ) -> Iterator[tuple[float, float]]:
-    """Yield the two parts of the recovery time for the loss of each device of each stage.
+    """Yield the recovery time after the loss of each device of each stage, in two parts.
 
-    These are the seconds to download the stage's weights (0 if the stage has other devices), and
-    the seconds to recompute the lost micro-batches.
+    The parts are the seconds to download the stage's weights (0 if the stage has other devices),
+    and the seconds to recompute the lost micro-batches.
     """
     tokens, ratio = sum(model.tokens), model.coded_ratio
     activation = model.width * model.element_bytes

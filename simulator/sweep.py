@@ -1,4 +1,4 @@
-"""Simulation of several methods with several device counts."""
+"""Simulation of a training step for several methods and device counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.workers import Processes, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and the number of devices offered to the method; None for cloud methods."""
+    """An outcome, and the number of devices that the method could use; None for clouds."""
 
     devices: int | None
     outcome: Outcome
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method to simulate with a number of devices; None for cloud methods."""
+    """One simulation: a method, its conditions, and the number of devices; None for clouds."""
 
     devices: int | None
     method: Method
@@ -39,7 +39,7 @@ class Cell:
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
     def rows(self) -> list[Row]:
-        """Simulate a step with the method, and return one row per variant of the method."""
+        """Simulate a step, and return one row for each variant of the method."""
         return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 
@@ -50,7 +50,7 @@ def fleet_rates(
 
     Args:
         fleet: name of a built-in fleet, or path of a fleet file.
-        devices: number of devices; None uses the size in the name or in the file.
+        devices: number of devices; None means the size in the name or in the file.
         dtype: dtype of the throughput that each device reports.
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: seed for the draws of links and stragglers.
@@ -95,9 +95,8 @@ def cells(
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
-        coding: decides on which links payloads are compressed, for all methods. With
-            `cleave-stages`, compressed links carry fewer bytes. With other methods, they have
-            higher rates.
+        coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
+            compressed link carries fewer bytes. In other methods, it has a higher rate.
         memory_bytes: memory of each device; None means the memory in the fleet.
 
     Raises:
@@ -129,10 +128,10 @@ def simulate(
     Args:
         every: cells to simulate.
         workers: workers that simulate the cells; None means this process.
-        done: function that is called with each cell once it is simulated.
+        done: called with each cell after its simulation.
     """
     workers = workers or Processes()
-    # Devices times layers is a rough measure of how long the simulation of a cell takes.
+    # The simulation time of a cell roughly grows with devices times layers.
     sizes = [(cell.devices or 0) * cell.conditions.spec.layers for cell in every]
     longest_first = sorted(range(len(every)), key=lambda i: -sizes[i])
     found: list[list[Row]] = [[] for _ in every]

@@ -1,8 +1,8 @@
-"""`cleave` and `cleave-2d`: Linears as tiles from Cleave's planner, and attention as tasks.
+"""`cleave` and `cleave-2d`: training by tiles from Cleave's planner, with attention on devices.
 
-The GEMMs of all Linears, including the LM head, run one after another, as in the paper, each as
-long as `cleave plan` predicts. (Actual training runs the two gradient GEMMs of a Linear
-concurrently.) The attention of a layer is one task per sample and key-value head in each pass
+The GEMMs of all Linears, including the LM head, run one after another, as in the paper. Each takes
+the time that `cleave plan` predicts. (Actual training runs the two gradient GEMMs of a Linear
+concurrently.) The attention of a layer has one task per sample and key-value head in each pass
 (docs/simulation.md). The S x S scores stay on the device. A device downloads the next task while it
 computes the current one and uploads the previous result. `TileLosses` models lost devices.
 """
@@ -28,10 +28,10 @@ from simulator.method import Conditions, Outcome, Part, TileLosses, impossible
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Cleave's method of training by tiles: devices hold no state, and GEMMs run one at a time.
+    """Cleave's training by tiles: devices store no state, and GEMMs run one at a time.
 
     Attributes:
-        shape: whether tiles cut a GEMM in two dimensions (as in the paper) or three.
+        shape: whether tiles divide a GEMM in two dimensions (as in the paper) or three.
         fused: True to combine Linears with the same input (such as Q, K and V) into one GEMM.
     """
 
@@ -40,7 +40,7 @@ class Tiles:
     fused: bool
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome, which has no parts if the planner finds no plan for a GEMM."""
+        """Return one outcome, with an empty `parts` if the planner finds no plan for a GEMM."""
         try:
             return [self._outcome(conditions)]
         except PlanError as error:
@@ -112,7 +112,7 @@ class Tiles:
 
 
 def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) -> tuple[Part, ...]:
-    """Return the time to plan and recompute the longest tile on all other devices, if any."""
+    """Return the time to recompute the longest tile on all other devices; empty without others."""
     tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
     others = [d for d in conditions.devices if d.device != tile.device]
     if not others:
@@ -136,8 +136,8 @@ class AttentionTask:
 def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
     """Return the cost of one attention task of the forward pass.
 
-    The device downloads Q, K and V, and uploads the output O. It computes Q K^T and P V, each of
-    which takes ``2 S^2 h`` FLOPs per query head.
+    The device downloads Q, K and V, and uploads the output O. It computes Q K^T and P V. For S
+    tokens and heads of width h, each product takes ``2 S^2 h`` FLOPs per query head.
     """
     queries = spec.heads / spec.kv_heads
     return _task(spec, seq, element_bytes, queries + 2, queries, products=2, scores=1)
@@ -156,9 +156,9 @@ def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTas
 def _task(
     spec: ModelSpec, seq: int, element: int, down: float, up: float, scores: int, products: int
 ) -> AttentionTask:
-    """Return the cost of a task that moves `down` and `up` matrices of S x h elements.
+    """Return the cost of a task that downloads `down` matrices and uploads `up` matrices.
 
-    The device holds `scores` fp32 matrices of S x S elements.
+    These have `seq` rows and one head's width. The device also stores `scores` fp32 score matrices.
     """
     vector = seq * spec.head_width * element
     scores_bytes = scores * 4 * seq * seq
@@ -169,7 +169,7 @@ def _task(
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
     """Return the minimum seconds in which the devices can finish `count` tasks together.
 
-    Only devices with memory for two tasks take part; without such a device, the result is infinite.
+    Only devices with memory for two tasks take part. Without such devices, the result is infinite.
     A device finishes its n-th task after ``latency + download + compute + upload + (n - 1) period``
     seconds. The period is the longest of the task's download, compute and upload times.
     """
@@ -196,7 +196,7 @@ def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArra
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return the seconds between finished tasks, and until the first finished task, per device."""
+    """Return each device's seconds per task, and seconds until its first task is finished."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

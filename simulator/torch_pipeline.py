@@ -1,15 +1,16 @@
 """`pipeline`: `torch.distributed.pipelining` with one device per stage.
 
-    t = layers on a sample + receiving      T = sum t_i + (m - 1) max t_i + all-reduce
+    t_i = compute of one sample + its transfers to stage i
+    T   = sum t_i + (m - 1) max t_i + all-reduce
 
-Micro-batches have one sample each, so m = B. A stage starts to receive only when it needs the
-result, so transfers do not overlap with compute. The last stage has the LM head. If the LM head
-shares its weight with the embedding, the first and the last device all-reduce the gradients of this
-weight at the end of a step.
+Micro-batches have one sample each, so m is the batch size. A stage starts a transfer only when it
+needs the data, so transfers do not overlap with compute. The last stage has the LM head. If the LM
+head shares its weight with the embedding, the first and the last device all-reduce the gradients of
+this weight at the end of a step.
 
-Published pipelines (`confidant`, `asteroid`) divide the LM head evenly among the stages, overlap
-all transfers with compute, and do not all-reduce the shared weight. They predict far shorter times
-than those measured (`benchmarks.side_by_side.simulated`), so comparisons favour them.
+The models of `confidant` and `asteroid` divide the LM head evenly among the stages, overlap all
+transfers with compute, and do not all-reduce the shared weight. These models predict far less time
+than measured (`benchmarks.side_by_side.simulated`), which favours these methods in comparisons.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline with one device per stage, and a number of layers for each stage in order."""
+    """A pipeline with one device per stage. `layers_of_stages` counts the layers of each."""
 
     name = "pipeline"
 
@@ -40,7 +41,7 @@ class TorchPipeline:
         self._layers = layers_of_stages
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome. The first devices of the fleet run the stages, in the given order."""
+        """Return one outcome. Device i of the fleet runs stage i."""
         job, rates, spec = PipelineJob.of(conditions), conditions.rates, conditions.spec
         last = len(self._layers) - 1
         held = [float(n) for n in self._layers]
@@ -65,7 +66,7 @@ class TorchPipeline:
 
 
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:
-    """Return the seconds to send one sample's activations from one device to another."""
+    """Return the seconds to send one sample's activations from `sender` to `receiver`."""
     link = min(rates.uplink[sender], rates.downlink[receiver])
-    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # from round-trip times
+    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # half of each round trip
     return float(job.layer.boundary_bytes / link + latency_s)

@@ -1,4 +1,4 @@
-"""Claims, the trials that test a claim under several conditions, and the verdicts."""
+"""Claims, the trials of a claim under several conditions, and the verdicts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-# The paper's tiles, tiles from Cleave's planner, and stages.
+# the paper's tiles, tiles from Cleave's planner, and stages
 OURS: Final[tuple[str, ...]] = ("cleave-2d", "cleave", "cleave-stages")
 
 
@@ -25,11 +25,12 @@ class ClaimTrial:
     """The test of a claim under one set of conditions.
 
     Attributes:
-        method: Cleave method for which the claim is tested.
+        method: name of the tested Cleave method.
         devices: number of devices offered to the method.
-        against: baseline, or variant of the tested figure; empty if the claim has neither.
+        against: baseline, or variant of the measured quantity; empty if the claim has neither.
         card: name of the parameter server's network card.
-        reached: figure that the claim is about, in `Claim.unit`; None without a plan.
+        held: whether the claim holds.
+        reached: measured quantity, in `Claim.unit`; None without a plan.
     """
 
     method: str
@@ -47,9 +48,9 @@ class Claim:
 
     Attributes:
         holds_at: threshold from which the claim holds, as text like "4x or more".
-        reading: text on how to read the table.
+        reading: explanation of the table.
         columns, rows: headings and cells of the table of results.
-        unit: unit that is written after the claim's figure.
+        unit: unit of `ClaimTrial.reached`, as text.
     """
 
     title: str
@@ -65,11 +66,9 @@ class Claim:
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Return text on a method's range of results, such as "2x to 5.1x, 3 of 8"; empty without
-        trials.
+        """Return the range of a method's results as text, such as "2x to 5.1x, 3 of 8".
 
-        The last two numbers are the trials in which the claim holds, and all trials with this
-        method.
+        Here, the claim holds in 3 of 8 trials. The text is empty without trials.
         """
         trials = self._of(method)
         if not trials:
@@ -81,8 +80,9 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return text on the conditions under which the claim holds; empty if it always or never
-        does.
+        """Return the conditions of the trials in which a claim holds, as text.
+
+        The text is empty if the claim holds in all or in no trials.
         """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
@@ -108,7 +108,7 @@ class Claim:
 
 
 def figure(value: float) -> str:
-    """Format a number for a table with two digits, above 98 as an integer, at most ">10000"."""
+    """Format a number for a table: two digits below 99, else an integer, at most ">10000"."""
     if value > 10_000:
         return ">10000"
     return f"{value:.2g}" if value < 99 else f"{value:.0f}"

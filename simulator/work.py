@@ -1,9 +1,9 @@
-"""FLOPs, memory and all-reduce of methods whose devices hold whole layers.
+"""FLOPs, memory and all-reduce time of training methods whose devices hold whole layers.
 
-A multiply-add counts as two FLOPs. Attention computes the full S x S scores, not only the causal
-half. The backward pass takes twice the FLOPs of the forward pass. Elementwise operations are not
-counted. Memory assumptions favour these methods: a device may use all memory that it offers, and
-the memory of frameworks, buffers, embedding and LM head is not counted in a pipeline.
+A multiply-add counts as two FLOPs. Attention computes the scores of all token pairs, not only of
+the causal half. The backward pass takes twice the FLOPs of the forward pass. Elementwise operations
+do not count. Memory assumptions favour these methods: a device may use all memory that it offers,
+and in a pipeline the memory of frameworks, buffers, embedding and LM head does not count.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import kept_elements
 from cleave.workload.step import linear_shapes, step_flops
 
-# Per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1): 2 for the weight
-# and 2 for its gradient, 4 for the master weight and 4 for each moment.
+# Bytes per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1): weight 2,
+# gradient 2, master weight 4, two moments of 4 each.
 STATE_BYTES = 16
 RECOMPUTE = 4 / 3  # ratio of FLOPs with recomputation, which runs the forward pass twice
 
@@ -26,14 +26,14 @@ RECOMPUTE = 4 / 3  # ratio of FLOPs with recomputation, which runs the forward p
 def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
     """Return the forward FLOPs of attention in one layer.
 
-    The scores and the weighted sum of values take ``2 S^2 q`` each per sample of S tokens, with a
-    total width q of all query heads.
+    The scores and the weighted sum of values each take ``2 S^2 q`` FLOPs per sample of S tokens,
+    where q is the total width of all query heads.
     """
     return 4.0 * samples * seq * seq * spec.query_width
 
 
 def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
-    """Return the FLOPs of all Linears and attentions in a step, forward and backward."""
+    """Return the FLOPs of all Linears and all attention in a step, forward and backward."""
     attention = spec.layers * attention_flops(spec, batch, seq)
     return step_flops(spec, batch, seq) + 3 * attention
 
@@ -46,7 +46,7 @@ class LayerWork:
         parameters: number of parameters of the layer.
         forward_flops: FLOPs of the forward pass. The backward pass takes twice as many.
         boundary_bytes: bytes of the activations that the layer passes to the next layer.
-        kept_bytes: bytes of the activations that the backward pass needs, without recomputation.
+        kept_bytes: bytes of the activations that are stored for the backward pass.
     """
 
     parameters: float
@@ -82,7 +82,7 @@ def head_flops(spec: ModelSpec, seq: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A device's memory requirement, and whether the device recomputes activations."""
+    """Memory requirement of a device, and whether the device recomputes activations."""
 
     memory_bytes: float
     recompute: bool
@@ -101,8 +101,7 @@ def stage_need(
     Args:
         layers: number of layers, which may include fractions of a layer.
         samples: number of samples in flight between the forward and the backward pass.
-        offered_bytes: the device recomputes activations only if it needs more without
-            recomputation.
+        offered_bytes: memory of the device. If it is too small, the device recomputes activations.
         state_bytes: bytes of weights, gradients and optimizer state per parameter.
         sharded: number of devices among which a layer's activations of a sample are divided.
     """
@@ -111,12 +110,12 @@ def stage_need(
     if everything <= offered_bytes:
         return Need(everything, recompute=False)
     less = state + samples * layers * layer.boundary_bytes + layer.kept_bytes / sharded
-    # If the stage does not fit either way, the device's time is without recomputation.
+    # If the stage does not fit either way, its time is computed without recomputation.
     return Need(min(less, everything), recompute=less <= offered_bytes)
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Return text on devices that need more bytes than they offer; empty if all fit."""
+    """Return a message about the devices with too little memory; empty if all have enough."""
     short = needed > offered
     if not short.any():
         return ""
@@ -128,7 +127,7 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return needed and offered bytes of the device with the highest ratio of the two."""
+    """Return the needed and offered bytes of the device with the highest needed share."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
@@ -136,7 +135,7 @@ def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
 def dealt(count: int, rates: Floats) -> Floats:
     """Divide samples among devices so that the last device finishes as early as possible.
 
-    `rates` are positive speeds in any unit. The result has whole numbers in a float array.
+    `rates` are the devices' speeds, in any unit. The result has the number of samples per device.
     """
     low, high = 0.0, (count + 1) / float(rates.max())
     for _ in range(100):

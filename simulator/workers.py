@@ -1,6 +1,6 @@
-"""Runs the independent tasks of a simulation in this process, in several, or on a Ray cluster.
+"""Workers that run a simulation's tasks in this process, in several processes, or on Ray.
 
-Results do not depend on this choice: each depends on the task's arguments alone.
+The workers do not affect the results, because tasks are independent and deterministic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Workers that run tasks in at most `count` processes on this machine; 1 is this process."""
+    """Workers that run tasks in `count` processes on this machine; 1 means this process."""
 
     count: int = 1
 
@@ -30,8 +30,8 @@ class Processes:
     ) -> Iterator[tuple[int, Result]]:
         """Call `work` with each task, and yield each task's index and result upon completion.
 
-        Tasks start in the given order, so put the longest first. `work` is a module-level function,
-        which is pickled for other processes, like the tasks.
+        Tasks start in the given order, so put the longest first. For other processes, `work` and
+        the tasks are pickled, so `work` must be a module-level function.
 
         Raises:
             CleaveError: when a process is killed, for example because memory ran out.
@@ -57,9 +57,9 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Workers that run tasks on the nodes of a Ray cluster, each of which has Cleave installed.
+    """Workers that run tasks on the nodes of a Ray cluster. All nodes need Cleave installed.
 
-    `address` is that of the head node (host:port), or "auto" on a node of the cluster.
+    `address` is the head node's host:port, or "auto" on a node of the cluster.
     """
 
     address: str

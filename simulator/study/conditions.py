@@ -1,9 +1,9 @@
 """The conditions under which the paper's claims are tested, and the verdicts.
 
-Each condition is an axis with a few settings. The first setting of every axis together form the
-central case. It counts what the paper's formulae count, and the machine around the GPU. Devices and
-GPU train at the same share of their multiplication speed. Claims about energy are tested on all
-combinations of the first five axes, and claims about carbon on those of all seven.
+Each condition is an axis with a few settings. The first settings of all axes form the central case.
+The central case counts the energy that the paper's formulae count and the energy of the GPU's host,
+and lets devices and GPU train at the same share of their multiplication speed. Energy claims are
+tested with all combinations of the first five axes, and carbon claims with those of all seven.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from simulator.verdict import Verdict
 class ConditionState:
     """The assumptions from which a ratio is computed.
 
-    `device_share` and `gpu_share` are training speeds as a share of the speed in matrix
-    multiplication.
+    `device_share` and `gpu_share` are training speeds divided by matrix multiplication speeds.
     """
 
     case: Case
@@ -39,7 +38,7 @@ Change = Callable[[ConditionState], ConditionState]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition. `settings` map a title to a change, with the central case's setting first."""
+    """A condition. `settings` maps titles to changes of the state, with the central case first."""
 
     name: str
     settings: Mapping[str, Change]
@@ -116,7 +115,7 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield settings by axis, and the state, of all combinations. The central case is first."""
+    """Yield (setting by axis name, state) for all combinations, with the central case first."""
     names = [axis.name for axis in axes]
     for settings in product(*(axis.settings.items() for axis in axes)):
         state = start
@@ -126,7 +125,7 @@ def combinations(
 
 
 def grids() -> tuple[float, float, float]:
-    """Return the 10 %, 50 % and 90 % quantiles of all countries' carbon intensity, in gCO2e/kWh."""
+    """Return the 10 %, 50 % and 90 % quantiles of countries' carbon intensities in gCO2e/kWh."""
     found = sorted(grid.gco2e_per_kwh for grid in load_grids())
     last = len(found) - 1
     return found[len(found) // 10], found[len(found) // 2], found[last - len(found) // 10]
@@ -164,10 +163,9 @@ class Found:
     Attributes:
         central: ratio in the central case.
         least, most: lowest and highest ratio of all combinations.
-        held, tried: number of combinations with at least the claimed ratio, and of all
-            combinations.
-        only_if: maps a condition to text on the settings with which the claim can hold. Conditions
-            that allow all settings are left out.
+        held, tried: number of combinations that reach the claimed ratio, and of all combinations.
+        only_if: maps a condition to the settings with which the claim can hold, as text. Conditions
+            whose settings all allow the claim are left out.
     """
 
     central: float
@@ -188,7 +186,7 @@ class Found:
 def held_against(
     axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """Test whether ratios reach `claimed`. The first of `tried` is the central case."""
+    """Test whether the tried ratios reach `claimed`. The first ratio is the central case."""
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
     return Found(
@@ -197,9 +195,9 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """Map each condition that matters to text on the settings with which a claim can hold.
+    """Map each condition that restricts a claim to text that describes the possible settings.
 
-    The text lists these settings, or those with which it cannot hold if they are fewer.
+    The text lists the settings with which the claim can hold, or the others if these are fewer.
     """
     needed = {}
     for axis in axes:

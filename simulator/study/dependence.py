@@ -1,4 +1,4 @@
-"""Ratios of the GPU to the devices, and their sensitivity to each condition and assumption."""
+"""Ratios of the GPU's energy and carbon to the devices', and their sensitivity to assumptions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from simulator.study.setups import OTHER_SHARES
 
 
 class Accountant:
-    """Computes the ratios of the GPU's energy and carbon to the devices' energy and carbon.
+    """Computes the GPU's energy and carbon divided by those of the devices.
 
     Attributes:
-        typical: figures that replace values missing in profiles.
-        of_energy, of_carbon: settings and state of all combinations of conditions for claims about
-            energy and about carbon, with the central case first.
+        typical: typical power of a device, used if its profile states none.
+        of_energy, of_carbon: settings and state of all combinations of conditions, for energy
+            claims and for carbon claims, with the central case first.
         middle: state of the central case.
     """
 
@@ -60,9 +60,9 @@ class Accountant:
         """Return the comparison of a row's devices with the GPU.
 
         Args:
-            typical: figures that replace values missing in profiles; None means `self.typical`.
+            typical: typical power of devices; None means `self.typical`.
             card: profile of the GPU; None means the profile in `gpu`.
-            ps: energy of the parameter server; None means that it does not count.
+            ps: energy of the parameter server; None means that the energy is not counted.
         """
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
@@ -70,11 +70,11 @@ class Accountant:
         return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
 
     def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
-        """Return the ratios of the GPU's energy and carbon to those of a row's devices."""
+        """Return the GPU's energy and carbon divided by those of a row's devices."""
         return self.question(row, gpu, state).ratios(state.case)
 
 
-WAITING_PHONE_W: Final = 1.0  # average power of a phone in use, by Boavizta
+WAITING_PHONE_W: Final = 1.0  # average power of a phone in use (source: Boavizta)
 GPU_LEAST: Final = 0.7  # lowest assumed power of the GPU, as a share of its board power
 PS_W: Final = (0.0, 26.1)  # power of the parameter server: none, or that of a laptop under load
 LIFETIMES_YEARS: Final = (2.0, 3.0, 4.0)
@@ -83,12 +83,12 @@ UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """The sensitivity of a row's energy or carbon ratio to each assumption.
+    """The sensitivity of a study row's energy or carbon ratio to each assumption.
 
     Attributes:
-        of: "energy", or "carbon" for the ratio of attributed carbon.
+        of: "energy", or "carbon" for the carbon ratio that includes manufacturing.
         middle: ratio in the central case.
-        bars: the ratio at both ends of each assumption's range, with the widest bar first.
+        bars: ratios at both ends of each assumption's range, with the widest bar first.
     """
 
     row: StudyRow
@@ -106,9 +106,9 @@ class _Ends:
 
 
 def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
-    """Return the sensitivity of a row's energy ratio and of its attributed carbon ratio.
+    """Return the sensitivities of a study row's energy ratio and attributed carbon ratio.
 
-    `seed` is for simulations with other device speeds.
+    `seed` is the random seed of simulations with other device speeds.
     """
     asked: dict[str, Callable[[Ratios], float | None]] = {
         "energy": lambda found: found.energy,
@@ -137,7 +137,7 @@ def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -
 
 
 def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iterator[_Ends]:
-    """Yield the ratios at both ends of each assumption that only this study makes."""
+    """Yield ratios at both ends of the range of each assumption that `tornado` does not vary."""
     middle, setup = accountant.middle, row.setup
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
@@ -190,7 +190,7 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The ratios of a row if the condition `axis` has another setting than in the central case."""
+    """The ratios of a study row with one condition changed from the central case."""
 
     axis: str
     setting: str
@@ -198,7 +198,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return the ratios of a row for each setting of each condition, with all others central."""
+    """Return a row's ratios for every setting, where only one condition leaves the central case."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
@@ -209,7 +209,7 @@ def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Chang
 
 
 def in_use(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> Mapping[float, Sequence[float]]:
-    """Map lifetimes in years to ratios of attributed carbon, one per item of `UTILISATIONS`."""
+    """Map each lifetime in years to attributed carbon ratios, one per item of `UTILISATIONS`."""
 
     def at(years: float, share: float) -> float:
         middle = accountant.middle

@@ -1,4 +1,4 @@
-"""Draws the figures of the study's report with matplotlib."""
+"""Figures of the study's report, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAND = {"color": "tab:green", "alpha": 0.15}
 
 
 def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw all figures of the report into an existing folder.
+    """Draw all figures of the report, and save them in an existing folder.
 
     Raises:
         OSError, UsageError: when a figure cannot be written.
@@ -55,7 +55,7 @@ def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy
 
 
 def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw stacked bars of the watt-hours of the GPU and of each row that fits in memory."""
+    """Plot the watt-hours of the GPU and of each row that fits in memory, as stacked bars."""
     figure = Figure(figsize=(11, 2 + 0.35 * sum(len(_fitting(s)) + 2 for s in found)))
     figure.set_layout_engine("constrained")
     heights = [len(_fitting(study)) + 2 for study in found]
@@ -97,7 +97,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the ratios of all rows: a bar over all conditions, and a dot for the central case."""
+    """Plot each row's ratios of GPU to devices: the range as a bar, the central case as a dot."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -126,7 +126,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the energy ratio against the multiplication speed of a device, per method and set-up."""
+    """Plot the energy ratio of each method and set-up against the throughput of a device."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     for axes, study in _panels(figure, found, ENERGY_CLAIM):
         axes.axvline(study.setup.flops_per_s / 1e12, color="black", linewidth=1)
@@ -144,7 +144,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the attributed carbon ratio against utilisation, with one curve per lifetime."""
+    """Plot the attributed carbon ratio against utilisation, with one curve per lifetime."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     percent = [100 * share for share in UTILISATIONS]
     for axes, study in _panels(figure, found, CARBON_CLAIM):
@@ -165,7 +165,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
 def _panels(
     figure: Figure, found: Sequence[SetupStudy], claim: tuple[float, float]
 ) -> Iterator[tuple[Any, SetupStudy]]:
-    """Yield axes for each set-up, with the claimed range and the ratio 1."""
+    """Yield axes for each set-up, with the claimed range and the ratio 1 already drawn."""
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
         axes.axhspan(*claim, **_BAND)

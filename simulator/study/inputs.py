@@ -1,4 +1,4 @@
-"""The input figures of the study, with the source and the certainty of each figure."""
+"""Input values of the study, with the source and certainty of each value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Setup, Se
 
 
 class Standing(Enum):
-    """How certain an input figure is."""
+    """Certainty of an input value."""
 
     STATED = "stated by the paper"
     PUBLISHED = "published"
@@ -27,11 +27,12 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input figure of the study, as texts for the report.
+    """An input value of the study, as texts for the report.
 
     Attributes:
-        range: range of values in the sensitivity analysis; empty if the value is not varied.
-        source: publication or measurement of the figure; empty if the study chose the value.
+        used: the value, with its unit.
+        range: range of the value in the sensitivity analysis; empty if the value is not varied.
+        source: publication or measurement of the value; may be empty if the value was chosen.
     """
 
     name: str
@@ -48,7 +49,7 @@ _DOING = {
 
 
 def inputs(scope: SetupScope, made: Assumptions, typical: Typical) -> list[Input]:
-    """Return all input figures, in the order of the report."""
+    """Return all input values, in the order of the report."""
     found = [
         Input(
             "links", f"{LINK_BYTES_PER_S / 1e6:g} MB/s each way; no latency, none is stated", "",
@@ -187,5 +188,5 @@ def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:
-    """Return the figures that no source in this repository confirms."""
+    """Return the input values that no source in this repository confirms."""
     return [each for each in found if each.standing is Standing.UNCONFIRMED]

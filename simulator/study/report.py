@@ -1,4 +1,4 @@
-"""The report of the study, as Markdown for readers who do not know the paper, and as JSON."""
+"""Report of the study: Markdown for readers who do not know the paper, and JSON."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return a table cell with the settings that a claim needs for all rows that can hold."""
+    """Return a table cell with the settings that a claim needs in all rows where it can hold."""
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"
@@ -274,7 +274,7 @@ def _only_if(each: Sequence[Found]) -> str:
 
 
 def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str, Any]:
-    """Return the results of the study as nested dictionaries and lists for JSON."""
+    """Return the results of the study as a JSON document."""
     return {
         "basis": "modelled",
         "claims": {"energy": list(ENERGY_CLAIM), "carbon": list(CARBON_CLAIM)},

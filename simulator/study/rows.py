@@ -1,4 +1,4 @@
-"""The rows of the study: device usage for each set-up and method, from simulated steps."""
+"""The rows of the study: simulated device usage for each set-up and method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from simulator.study.setups import (
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 # A tile is a matrix multiplication, so these methods train at the full multiplication speed.
 _PLAIN: Final = ("cleave", "cleave-2d")
-# So low that the planner lets devices compute the loss, as the server's energy is not counted.
+# So low that devices compute the loss, because the server's energy is not counted.
 _PS_FLOPS_PER_S: Final = 1e9
 
 
@@ -38,14 +38,14 @@ class StudyRow:
 
     Attributes:
         method: display name of the method.
-        memory: memory offers for which this row holds, because they give the same result.
-        needed_bytes: memory that the tightest device needs.
-        misfit: text on why the memory is not enough; empty if the method fits.
+        memory: memory offers that lead to this result.
+        needed_bytes: memory that a device needs at most.
+        misfit: why the memory is not enough; empty if the method fits.
         step_s: seconds of one step with enough memory.
         flops: FLOPs of all devices in all steps.
-        usage: of the devices in all steps, if training reaches `EQUAL_SHARE` of the multiplication
-            speed.
-        other_spells: usage by another share of the multiplication speed that training may reach.
+        usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
+            multiplication speed.
+        other_spells: maps other shares of the multiplication speed to the usage.
     """
 
     setup: Setup
@@ -59,7 +59,7 @@ class StudyRow:
     other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
     def spell_at(self, share: float) -> DeviceUsage:
-        """Return the devices' usage if training reaches this share of the multiplication speed."""
+        """Return the devices' usage if training reaches `share` of the multiplication speed."""
         return self.usage if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
@@ -73,7 +73,7 @@ class StudyRow:
 
     @property
     def name(self) -> str:
-        """Return a name for the report: the method, and the memory per device."""
+        """Return a name for the report, such as "cleave, 3 GB or 12 GB"."""
         return f"{self.method}, {' or '.join(self.offered)}"
 
     @property
@@ -85,8 +85,8 @@ class StudyRow:
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
     """Simulate a set-up with all methods and memory offers, and return the rows.
 
-    Memory offers with which a method has the same result share a row. A `dtfm` row is left out if
-    it has the same result as the `dtfm-all` row.
+    If a method has the same result with two memory offers, both offers share a row. A `dtfm` row is
+    left out if it has the same result as the `dtfm-all` row.
     """
     found: list[StudyRow] = []
     for offer in setup.offers:
@@ -124,14 +124,14 @@ def simulated(
 ) -> Iterator[StudyRow]:
     """Simulate a set-up with one memory offer, and yield a row for each method and variant.
 
-    A set-up with one device has only the row "alone", in which the device trains by itself. Methods
-    without a plan have no row.
+    A set-up with one device has only the row "alone", in which the device trains the whole model.
+    Methods without a plan have no row.
 
     Args:
         seed: random seed of the methods' searches.
         speed: factor on the multiplication speed of the devices.
         names: names of the methods to simulate.
-        share: share of the multiplication speed in training whole layers, if `setup.trains_slower`.
+        share: training speed over multiplication speed, for set-ups with `trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -186,8 +186,8 @@ class GpuRun:
     """The training of a set-up's model on the GPU, with the same batch and number of steps.
 
     Attributes:
-        needed_bytes: memory requirement of the training.
-        misfit: text on why the GPU's memory is not enough; empty if the training fits.
+        needed_bytes: memory that the training needs.
+        misfit: why the GPU's memory is not enough; empty if the training fits.
         cloud: usage of the GPU, if it reaches `EQUAL_SHARE` of its multiplication speed.
     """
 
@@ -205,12 +205,12 @@ class GpuRun:
         return self.cloud.profile
 
     def at(self, share: float) -> CloudSpell:
-        """Return the usage of the GPU if it trains at this share of its multiplication speed."""
+        """Return the usage of the GPU if training reaches `share` of its multiplication speed."""
         return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """Simulate the training of a set-up's model on one A5000 GPU, as on cloud GPUs."""
+    """Simulate the training of a set-up's model on one A5000 GPU, with the method `Cloud`."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

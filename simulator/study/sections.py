@@ -31,14 +31,14 @@ def span(claim: tuple[float, float]) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format a ratio with two significant digits, or as an integer from 100 on."""
+    """Format a ratio to two significant digits, or as an integer if it is 100 or more."""
     if value is None:
         return "unknown"
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """Return a table cell with the setting of each condition that a claim needs."""
+    """Return a table cell with the settings of the conditions that a claim needs."""
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())
@@ -50,7 +50,7 @@ _PHONE_OVER_CLOUD: Final = 12
 
 
 def fits(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 2 of the report, on the memory requirement and step time of each row."""
+    """Return section 2 of the report: the memory requirement and step time of each row."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -95,7 +95,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 3 of the report, on the energy of devices and GPU."""
+    """Return section 3 of the report: the energy of devices and GPU."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -131,7 +131,7 @@ def energy(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def carbon(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 4 of the report, on carbon: attributed, and as a sunk cost."""
+    """Return section 4 of the report: carbon, with and without manufacturing of the devices."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -176,7 +176,7 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def speed(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 5 of the report, on the device speed that the energy claim needs."""
+    """Return section 5 of the report: the device speed that the energy claim needs."""
     rows = []
     for study in found:
         slow, fast = study.setup.measured_flops_per_s
@@ -213,7 +213,7 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 6 of the report, which tests another paper's contrary finding on phones."""
+    """Return section 6 of the report: a comparison with another paper's findings on phones."""
     rows = []
     for study in found:
         if study.setup.profile.kind is not DeviceKind.PHONE:
@@ -256,7 +256,7 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
-    """Return section 7 of the report, on the sensitivity of the ratios to each assumption.
+    """Return section 7 of the report: the sensitivity of the ratios to each assumption.
 
     `tornados` are the file names of the tornado plots, in the order of `figures.tornado_files`.
     """

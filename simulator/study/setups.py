@@ -1,8 +1,8 @@
-"""The experiments of the edge-sustainability paper (arXiv 2507.01803), for the simulator.
+"""The experiments of the edge-sustainability paper (arXiv 2507.01803), as simulator input.
 
 The paper states the models, the types and numbers of devices, the batch size, tokens per sequence,
 steps, link rates and Wi-Fi power. It does not state the devices' memory, power and multiplication
-speed, or the dtype. Device profiles and assumptions of this project replace these figures.
+speed, or the dtype. Device profiles and assumptions of this project supply these values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OTHER_SHARES: Final = (0.25, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An amount of memory that each device offers. `title` is its name, such as "lent"."""
+    """An amount of memory that each device offers. `title` describes it, such as "lent"."""
 
     title: str
     memory_bytes: int
@@ -36,14 +36,13 @@ class Setup:
     """One experiment of the paper.
 
     Attributes:
-        title: number and type of the devices, as text such as "4 laptops".
+        title: number and type of the devices, such as "4 laptops".
         model: name of the trained model.
-        profile: profile that stands for each device.
+        profile: profile of every device.
         offers: memory offers to simulate, with the largest offer first.
-        trains_slower: True if the profile's speed was measured in matrix multiplication alone, of
-            which training whole layers reaches only a share. False if it was measured end to end.
-        measured_flops_per_s: lowest and highest speed of similar devices, for the sensitivity
-            analysis.
+        trains_slower: True if the profile's speed was measured in matrix multiplication alone.
+            Training whole layers is slower. False if the speed was measured end to end.
+        measured_flops_per_s: lowest and highest known speed of similar devices.
         batch, seq: sequences per step, and tokens per sequence.
     """
 
@@ -67,7 +66,7 @@ class Setup:
         return model.flops_per_s * hot
 
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
-        """Return the rates of all devices, without latency, which the paper does not state.
+        """Return the rates of all devices. Latencies are 0, because the paper does not state any.
 
         `speed` is a factor on the multiplication speed of the devices.
         """
@@ -79,28 +78,25 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Return a name for the report: the model and the devices."""
+        """Return a name for the report, such as "opt-1.3b on 4 laptops"."""
         return f"{self.model} on {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """The set-ups for which a report has results.
-
-    `speeds` are ascending factors on the devices' multiplication speed.
-    """
+    """The set-ups of a report. `speeds` are ascending factors on the devices' throughput."""
 
     setups: tuple[Setup, ...]
     speeds: tuple[float, ...]
 
 
 def published() -> SetupScope:
-    """Return the four experiments of the paper."""
+    """Return the scope of the paper's four experiments."""
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
     laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
     phones = (Offer("given over", 6_000_000_000), Offer("lent", phone.memory.bytes))
-    # Laptops range from an M2 measured in PyTorch to the datasheet peak of the M2 Pro. Phones range
-    # from the Snapdragon 888's GPU in ncnn when hot to the fastest phone that was measured.
+    # Laptops: from an M2 measured in PyTorch to the datasheet peak of the M2 Pro. Phones: from the
+    # Snapdragon 888's GPU, hot, in ncnn to the fastest measured phone.
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
     return SetupScope(
         (

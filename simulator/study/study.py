@@ -1,4 +1,4 @@
-"""The study: simulates all set-ups with all methods, tests the claims, analyses the sensitivity."""
+"""The study: simulations of all set-ups and methods, tests of the claims, and sensitivities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """Energy, carbon and tested claims of a row. They do not depend on the row's memory.
+    """Energy, carbon and tested claims of a row, which do not depend on the row's memory.
 
     Attributes:
         fleet, gpu: energy and carbon of the devices and of the GPU in the central case.
@@ -45,8 +45,7 @@ class StudyJudgement:
         energy: test of the energy claim under all combinations of conditions.
         attributed, sunk_cost: tests of the carbon claim, with and without the devices' embodied
             carbon.
-        compute_over_gpu: joules that devices spend on multiplication over the joules of the GPU
-            alone.
+        compute_over_gpu: joules of the devices' multiplication, divided by those of the GPU alone.
     """
 
     fleet: Footprint
@@ -60,7 +59,7 @@ class StudyJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row of the study together with its energy, carbon and tested claims."""
+    """A row of the study, with its energy, carbon and tested claims."""
 
     row: StudyRow
     found: StudyJudgement
@@ -73,10 +72,10 @@ class SetupStudy:
     Attributes:
         gpu: the same training on the GPU.
         rows: results for each method and memory offer.
-        speeds: maps a method that fits to pairs of a device's multiplication speed in FLOP/s and
-            the central energy ratio at this speed, with unchanged device power.
+        speeds: maps a method that fits to pairs (device throughput in FLOP/s, central energy
+            ratio), where the power of a device is the same at every throughput.
         best: row with the highest energy ratio of all rows that fit in memory.
-        changed: ratios of the best row if one condition changes.
+        changed: ratios of the best row for each setting of one condition at a time.
         dependences: sensitivity of the best row's ratios to each assumption.
         in_use: carbon ratios of the best row for several lifetimes and utilisations.
     """
@@ -91,7 +90,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the fitting rows of the paper's methods: a device alone, DT-FM on all devices."""
+        """Return the rows of the paper's methods that fit: one device alone, or DT-FM on all."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
@@ -102,7 +101,7 @@ class SetupStudy:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An independent part of the study: energy ratios at one speed, or all else if it is None."""
+    """A part of the study: energy ratios at one `speed` factor; None for all other results."""
 
     accountant: Accountant
     setup: Setup
@@ -115,14 +114,14 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Return the results without `speeds`, or pairs of a method and its energy ratio."""
+        """Return the study of a set-up without `speeds`, or pairs (method, energy ratio)."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
 
 
 def steps_of(scope: SetupScope) -> int:
-    """Return the number of times that `study` calls its argument `done` for this scope."""
+    """Return how many times `study` calls `done` for this scope."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
@@ -137,7 +136,7 @@ def study(
     Args:
         seed: random seed of the methods' searches.
         workers: workers that compute the parts of the study; None means this process.
-        done: function that is called with the name of each computed part (`steps_of` times).
+        done: called with the name of each finished part (`steps_of` times).
     """
     workers, accountant = workers or Processes(), Accountant()
     parts = [
@@ -242,15 +241,15 @@ def _known(value: float | None) -> float:
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
     """Return the lowest device speed at which the energy ratio reaches `ratio`.
 
-    Speeds between two points are interpolated linearly on log-log axes. If the ratio is 1 at
-    1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
+    Between two points, the logarithms are interpolated linearly. If the ratio is 1 at 1 TFLOP/s and
+    4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
 
         >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
         2.0
 
     Args:
         points: (speed in FLOP/s, energy ratio) pairs, sorted by ascending speed.
-        ratio: energy ratio to reach.
+        ratio: required energy ratio.
 
     Returns:
         Speed in FLOP/s; None if no point reaches `ratio`.
