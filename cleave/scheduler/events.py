@@ -1,4 +1,4 @@
-"""Events that the scheduler handles. The results are defined in `cleave.scheduler.instructions`."""
+"""Events that the scheduler handles. `cleave.scheduler.instructions` defines its output."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SendCancel:
 
 @dataclass(slots=True)
 class Drained:
-    """End the session of a draining device, because the device has answered all its runs."""
+    """End the session of a draining device that has answered all its runs."""
 
     device: int
 
@@ -155,7 +155,7 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Pass an outcome of a stage-wise step to the training thread, which waits for outcomes."""
+    """Pass an outcome of a stage-wise step to the waiting training thread."""
 
     outcome: StageOutcome
     work: StepWork | None = None

@@ -21,7 +21,7 @@ _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class SchedulerLog:
-    """The scheduler's latest events and the instructions that they caused, oldest first."""
+    """A log of the scheduler's latest events and the resulting instructions, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._most = length
@@ -29,7 +29,7 @@ class SchedulerLog:
         self._said: deque[tuple[float, Event, Sequence[Instruction | Task]]] = deque()
 
     def add(self, at_s: float, event: Event, instructions: Sequence[Instruction]) -> None:
-        """Log an event and the instructions that it caused, without payloads."""
+        """Log an event and the resulting instructions, without payloads."""
         if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
             event = ResultArrived(event.device, event.run, None)
             # A `Place` also has a payload, so log only its task.
@@ -46,7 +46,7 @@ class SchedulerLog:
     def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return a line for each entry about the given device, job and run; None matches any."""
+        """Return a text line for each entry that matches all given IDs. None matches every ID."""
         return [
             _line(at_s, said)
             for at_s, event, kept in self._said

@@ -1,7 +1,7 @@
 """One device's arrays for stages, and the messages that request its micro-batch passes.
 
 Each array on a device is written once, except for gradient sums: a backward pass replaces the old
-sum by the new one. A device executes orders in sequence, so each gradient is added once.
+sum with the new one. A device executes orders in sequence, so each gradient is added once.
 
 After a failed order, the PS uses the device in *careful mode*: it sends one order at a time. If the
 device has enough memory, it retains the old sums until a backward pass has computed the new sums,
@@ -106,7 +106,7 @@ class StageDevice:
     def backward(
         self, request: StageRequest, given: StageArray | Sequence[KeptLayer], dy: StageArray
     ) -> None:
-        """Request a stage's backward pass for a micro-batch, which adds to the gradient sums.
+        """Request a stage's backward pass for a micro-batch. Gradients are added to the sums.
 
         Args:
             given: the stage's input, or the wire IDs of the retained arrays: one entry for each
@@ -317,7 +317,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers. Return the wire IDs of output and retained arrays."""
+        """Request the forward pass of layers. Return the wire IDs of output and kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]
@@ -349,7 +349,7 @@ class StageDevice:
         self._end_backward(request, dy, name, tokens)
 
     def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
-        """Request the gradient of a stage's input, if wanted. Then drop it on the device."""
+        """Fetch the gradient of a stage's input if wanted, then drop the gradient on the device."""
         if request.dx_wanted and (request.plan.first > 0 or self.work.embeds):
             self._fetch(request, name, dx, 0, tokens, self.work.width, self.work.dtype)
         self.drop([dx])

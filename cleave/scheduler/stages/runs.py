@@ -123,7 +123,7 @@ class StageRuns:
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the completed tasks and the total number of tasks; None if no step is running."""
+        """Return the numbers of completed tasks and of all tasks; None if no step is running."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
@@ -201,7 +201,7 @@ class StageRuns:
         return []
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after the operator marked or unmarked a connected device as their own."""
+        """Update the step after the operator changed whether a connected device is their own."""
         if self._any_device:
             return []
         if self._sessions[device].own:

@@ -1,4 +1,4 @@
-"""The state of one stage in a step, and snapshots of the progress for users and programs.
+"""The state of one stage in a step, and snapshots of the progress of stages and steps.
 
 Micro-batches pass through the stages forward, then backward. Backward passes add gradients to sums
 on the devices. After all backward passes, the PS requests the stage's sums.
@@ -198,7 +198,7 @@ class StageState:
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Create a part of this stage that returns the gradient sums `sums`, on other devices."""
+        """Create a part of this stage, whose devices return the gradient sums `sums`."""
         return StageState(
             self.plan, self.batches, sums, devices, passes=False, x=self.x, dy=self.dy, y=self.y
         )

@@ -202,7 +202,7 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available, for which a stage may be waiting."""
+        """Continue the step after a device became available, because a stage may need a device."""
         return [] if self.ended else self._go_on()
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
@@ -230,7 +230,7 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> None:
-        """End the step without a result, and discard its requests."""
+        """End the step, and discard its unfinished requests."""
         self.ended = True
         self._requests.clear()
         self._suspects.clear()
@@ -374,7 +374,7 @@ class StageStep:
                 self._out += store.take()
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
-        """Record a forward pass. Give its output to the next stage or to the PS."""
+        """Record a forward pass. Deliver its output to the next stage or the training thread."""
         stage = self._stages[request.stage]
         is_new = request.batch not in stage.y
         if is_new:
@@ -402,7 +402,7 @@ class StageStep:
             following.x[request.batch] = self._activation(request.batch, payload)
 
     def _added(self, stage: StageState, request: StageRequest) -> None:
-        """Record a backward pass. Give its input gradient to the previous stage or to the PS."""
+        """Record a backward pass. Deliver its gradient to the previous stage or training thread."""
         for accumulator in stage.accumulators:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)
@@ -504,7 +504,7 @@ class StageStep:
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
-        """Return which arrays of a device's next micro-batch it retains for the backward pass."""
+        """Return which arrays a device retains from its next micro-batch for the backward pass."""
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
@@ -637,7 +637,7 @@ class StageStep:
             self._stages.append(stage.part(sums, devices))
 
     def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
-        """Return the devices that can take over a stage in `parts` parts, with predicted costs."""
+        """Return the devices that can take over a part of a stage, with their predicted times."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
             return []

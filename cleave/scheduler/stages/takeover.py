@@ -86,7 +86,7 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Predicts the cost of taking over a stage that must return the gradient sums `returned`."""
+    """Predicts the times of a device that takes over a stage and returns the sums `returned`."""
 
     work: StepWork
     stage: PlannedStage
@@ -100,7 +100,7 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return a device as a candidate for this stage.
+        """Return a candidate with a device's predicted times for this stage.
 
         Args:
             store: the record of the device's arrays; None if the device holds no arrays.
@@ -117,7 +117,7 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return the predicted seconds in which a device uploads the gradient sums."""
+        """Return the predicted upload time of the gradient sums, in seconds."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s

@@ -17,7 +17,7 @@ _GROWS: Final = 2.0  # an array that was not recomputed raises the magnitude by 
 
 
 class Returned(Enum):
-    """The kind of array that a device returned. The enum values are descriptions for people."""
+    """The kind of array that a device returned. The enum values are descriptions for users."""
 
     OUTPUT = "the output"
     GRADIENT = "the gradient"
@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[Returned, str, int]
 
 @dataclass(slots=True)
 class UsualSizes:
-    """The usual magnitude (largest absolute value) of returned arrays, for each place.
+    """The usual magnitude (largest absolute value) of returned arrays, for each `Place`.
 
     A much larger magnitude does not prove a fault, because gradients may spike in training. The PS
     recomputes such an array before using it (`cleave.training.stages.suspicion`).
@@ -49,12 +49,12 @@ class UsualSizes:
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Return whether a magnitude is at most `FAR` times a usual magnitude that is known."""
+        """Return whether a usual magnitude is known and `size` is at most `FAR` times as large."""
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
-        """Update a place's usual magnitude from the finite magnitude of an array that the PS uses.
+        """Update a place's usual magnitude from the magnitude `size` of an array in use.
 
         Unless the PS recomputed the array (`repeated`), the usual magnitude at most doubles.
         """
