@@ -1,4 +1,4 @@
-"""Events that the scheduler handles. `cleave.scheduler.instructions` defines its output."""
+"""Events that the scheduler handles. `cleave.scheduler.instructions` defines the responses."""
 
 from __future__ import annotations
 

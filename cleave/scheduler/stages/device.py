@@ -334,7 +334,7 @@ class StageDevice:
     def _backward(
         self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
     ) -> None:
-        """Request the backward pass of a stage's layers, and its input gradient as `name`."""
+        """Request the backward pass of a stage's layers. Fetch the input gradient as `name`."""
         made = {names.DX: _FP32 * tokens * self.work.width}
         for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
             layer = self.work.layers[number]

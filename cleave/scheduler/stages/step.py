@@ -111,7 +111,7 @@ class StageStep:
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
         """Record an array that a device returned in answer to an order."""
         order.request.found[order.name] = payload
-        values = isinstance(payload, bytes | bytearray | memoryview)  # not emulated
+        values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
         if values and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
             order.request.note_size(self._place(order), size)

@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 FAR: Final = 100.0
 
 
-_FADES: Final = 0.99  # one smaller array lowers the usual magnitude by at most this factor
+_FADES: Final = 0.99  # smaller values lower the usual magnitude of an array by at most this factor
 
 
-_GROWS: Final = 2.0  # an array that was not recomputed raises the magnitude by at most this
+_GROWS: Final = 2.0  # arrays that were not recomputed raise the magnitude by at most this factor
 
 
 class Returned(Enum):

@@ -186,12 +186,12 @@ class StepWork:
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
         """Return the minimum bytes that the PS sends and receives in a step.
 
-        The minimum assumes that no payload is compressed and no device is lost. Each
-        trained parameter is sent once and its gradient returned once. Between two stages, the
-        output and its gradient are both returned to the PS and sent on. If the PS computes the
-        loss, the last output is returned and its gradient is sent. The first stage's input is sent,
-        and its gradient is returned if the PS needs the gradient. For a vocabulary-parallel loss,
-        the last layer's output is sent to every slice, and each slice returns a gradient.
+        The minimum assumes that no payload is compressed and no device is lost. Each trained
+        parameter is sent once, and its gradient is returned once. Between two stages, the output
+        and its gradient are both returned to the PS and sent on. If the PS computes the loss, the
+        last output is returned and its gradient is sent. The first stage's input is sent, and its
+        gradient is returned if the PS needs the gradient. For a vocabulary-parallel loss, the last
+        layer's output is sent to every slice, and each slice returns a gradient.
 
         Args:
             gradient_bytes: bytes of one returned gradient element.
@@ -266,7 +266,7 @@ class StageRequest:
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the fetched array with this name, with sequence chunks joined, or None."""
+        """Return a fetched array, joined from its sequence chunks; None if it was not fetched."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
