@@ -1,1 +1,1 @@
-"""The core of the server, without I/O. It receives events and returns instructions."""
+"""The parameter server's core: turns events into instructions, without I/O."""

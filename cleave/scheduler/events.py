@@ -1,4 +1,4 @@
-"""Events that the scheduler handles. The scheduler answers with `cleave.scheduler.instructions`."""
+"""Events that the scheduler handles. `cleave.scheduler.instructions` defines the responses."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device became available. If `careful`, it gets one run at a time until a correct result."""
+    """A device became available for tasks."""
 
     rates: DeviceRates
-    careful: bool = False
+    careful: bool = False  # whether to send one run at a time until a correct result arrives
 
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device gets no new tasks for now. It keeps only the arrays that its current runs need."""
+    """A device gets no new tasks until `DeviceBack`. It retains only the arrays of current runs."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceBack:
-    """A device that was set aside gets tasks again. `careful` is as in `DeviceReady`."""
+    """A device gets tasks again after `DeviceAside`. For `careful`, see `DeviceReady`."""
 
     rates: DeviceRates
     careful: bool = False
@@ -62,7 +62,7 @@ class Submitted:
 
 @dataclass(slots=True)
 class ResultArrived:
-    """A device returned the result of a run. The scheduler never reads the payload."""
+    """A device returned a usable result of a run. The scheduler never reads the payload."""
 
     device: int
     run: int
@@ -71,12 +71,12 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A run failed or its result was invalid."""
+    """A run failed, or its result was wrong."""
 
     device: int
     run: int
     reason: str
-    # the device's copies of the run's inputs may be corrupt and must be sent again
+    # whether the run's inputs must be sent again, because the device's copies may be corrupt
     invalidated: bool = False
 
 
@@ -103,12 +103,12 @@ class Alive:
 
 @dataclass(slots=True)
 class Paused:
-    """No jobs will be submitted for now. The scheduler sends all pending drop messages at once."""
+    """No jobs will be submitted for now. The scheduler sends all pending drop messages."""
 
 
 @dataclass(slots=True)
 class Tick:
-    """Time passed: look for overdue devices, and retry tasks that were held back."""
+    """Periodic event: the scheduler detects late devices, and retries tasks that were held back."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Withdrawn:
 
 FleetChange: TypeAlias = (
     DeviceReady | DeviceAside | DeviceBack | DeviceRated | DeviceDraining | DeviceLost
-)  # Each of these events starts a new epoch.
+)  # Each of these events increments `SessionManager.epoch`.
 
 Event: TypeAlias = (
     FleetChange

@@ -21,10 +21,10 @@ class EventKind(Enum):
     REISSUE = "reissue"  # tasks were reassigned to other devices, or duplicated on other devices
     WRONG = "wrong"
     JOB = "job"
-    # the last device that can multiply matrices left, or such a device joined again
+    # training started to wait for devices, disk space or other servers, or training resumed
     PAUSE = "pause"
 
 
-# Called on the event loop for each event, with the session that it concerns (None without one), and
-# a description for people.
+# Called on the event loop for each event. Arguments: kind of event, session (None if the event does
+# not concern a session), and description for users.
 EventListener: TypeAlias = Callable[[EventKind, Session | None, str], None]

@@ -1,8 +1,8 @@
 """Instructions from the scheduler and its helpers to the session manager and the runtime.
 
 The session manager turns instructions about arrays and runs into protocol messages, and applies its
-helpers' decisions about sessions. A runtime (`cleave.fleet.runtime`) receives only the last
-section.
+helpers' decisions about sessions. A runtime (`cleave.fleet.runtime`) receives only `ForRuntime`
+instructions.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class SendCancel:
 
 @dataclass(slots=True)
 class Drained:
-    """A draining device has answered every run, so its session may end."""
+    """End the session of a draining device that has answered all its runs."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Stuck:
-    """Report that no connected device can run some tasks of this job, so that they wait."""
+    """Report that tasks of this job wait because no connected device can run them."""
 
     job: int
     reason: str
@@ -73,7 +73,7 @@ class Stuck:
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a stage-wise step. If `task` is set, the device must answer it."""
+    """Send this message of a stage-wise step. If `task` is set, the device must answer."""
 
     device: int
     message: Message
@@ -106,7 +106,7 @@ class Dismiss:
 
 @dataclass(slots=True)
 class Send:
-    """Send this message on this session. Messages of a session are sent in order."""
+    """Send this message to the device of this session. A session's messages are sent in order."""
 
     session: int
     message: Message
@@ -155,7 +155,7 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Report the outcome of a stage-wise step to the training thread that waits for it."""
+    """Pass an outcome of a stage-wise step to the waiting training thread."""
 
     outcome: StageOutcome
     work: StepWork | None = None
@@ -187,7 +187,7 @@ class Aside:
 
 @dataclass(slots=True)
 class Note:
-    """Report a text to the operator."""
+    """Show a text to the operator."""
 
     text: str
 

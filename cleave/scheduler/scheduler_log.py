@@ -1,7 +1,7 @@
 """A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log stores no payloads, and no orders of steps by stages. Developers read it in a debugger or in
-a failing test.
+The log contains neither payloads nor messages of stage-wise steps. Developers read the log in a
+debugger or in a failing test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class SchedulerLog:
-    """A log of the scheduler's latest events and the instructions for each event, oldest first."""
+    """A log of the scheduler's latest events and the resulting instructions, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._most = length
@@ -29,10 +29,10 @@ class SchedulerLog:
         self._said: deque[tuple[float, Event, Sequence[Instruction | Task]]] = deque()
 
     def add(self, at_s: float, event: Event, instructions: Sequence[Instruction]) -> None:
-        """Log an event and its instructions, without payloads."""
+        """Log an event and the resulting instructions, without payloads."""
         if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
             event = ResultArrived(event.device, event.run, None)
-            # A `Place` also has a payload, so only its task is logged.
+            # A `Place` also has a payload, so log only its task.
             kept: Sequence[Instruction | Task] = [
                 i.task if isinstance(i, Place) else i for i in instructions
             ]
@@ -46,7 +46,7 @@ class SchedulerLog:
     def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return one line per event or instruction, about the given device, job and run."""
+        """Return a text line for each entry that matches all given IDs. None matches every ID."""
         return [
             _line(at_s, said)
             for at_s, event, kept in self._said

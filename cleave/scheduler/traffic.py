@@ -1,4 +1,4 @@
-"""Counters of network traffic, one for each kind of message content."""
+"""Counters of network traffic in bytes, by direction and kind of data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrafficKind(StrEnum):
 
 @dataclass(slots=True)
 class BytesByKind:
-    """Encoded message bytes in one direction, with one field per `TrafficKind`."""
+    """Encoded size in bytes of all messages in one direction, with one field per `TrafficKind`."""
 
     weights: int = 0
     activations: int = 0
@@ -30,11 +30,11 @@ class BytesByKind:
 
     @property
     def total(self) -> int:
-        """Return the number of bytes of all kinds together."""
+        """Return the total number of bytes over all kinds of data."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
-        """Add `nbytes` bytes to the counter of this kind."""
+        """Add `nbytes` to the counter of this kind of data."""
         setattr(self, kind, getattr(self, kind) + nbytes)
 
     def __add__(self, more: BytesByKind) -> BytesByKind:
@@ -48,9 +48,9 @@ class BytesByKind:
 
 @dataclass(slots=True)
 class Traffic:
-    """Encoded message bytes from (`down`) and to (`up`) the PS.
+    """Encoded size in bytes of all messages from (`down`) and to (`up`) the PS.
 
-    Subtract two snapshots to get the traffic of a step.
+    To get the traffic of a step, subtract the snapshot before the step from the one after it.
     """
 
     down: BytesByKind = field(default_factory=BytesByKind)

@@ -1,1 +1,1 @@
-"""Device sessions: joining, measured speed and reputation."""
+"""Device sessions: joining, measured pace, trials and reputation."""

@@ -1,4 +1,4 @@
-"""The authenticator interface, and an authenticator that uses one credential for all devices."""
+"""The authenticator interface, and an authenticator with one credential for all devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cleave.protocol.texts import clean
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """A device's behavior in its last session, stored between its sessions."""
+    """A device's failures and slowness in its last session, stored for its next session."""
 
-    setbacks: int = 0  # number of times the device was set aside since it last completed a run
+    setbacks: int = 0  # see `Setbacks.times`
     failure: str = ""  # the error text of the device's last failed run; empty if no run failed
     slowness: float = 1.0  # factor by which tasks take longer than the rates predict
-    late_s: float = 0.0  # delay of each answer beyond the predicted time
+    late_s: float = 0.0  # delay of each answer beyond the predicted time, in seconds
 
 
 MAX_NAME: Final = 60  # maximum length of a device's name, in characters
@@ -33,8 +33,8 @@ class Admission:
     Attributes:
         faults, penalty: wrong results that still count against the device, and their penalty
             points.
-        measured_by: the credential or join code of a device that joins only for a link measurement;
-            empty if any number of devices may use the credential at the same time.
+        measured_by: identifies the credential or join code of a device that joins only for a link
+            measurement; empty if any number of devices may use it at the same time.
         measures: the recorded ID of a device that joins only for a link measurement, whose
             `identity` is None because it runs no tasks.
     """
@@ -78,12 +78,14 @@ AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides which clients may join, and records facts about devices, on the server's event loop.
+    """Decides which clients may join, and records facts about devices.
 
-    An authenticator that keeps no device records inherits the methods that return nothing.
+    All methods are called on the server's event loop. An authenticator that keeps no device records
+    inherits the methods that return None.
 
     Attributes:
-        server: the server's ID, which devices receive; empty if devices store no credential for it.
+        server: the server's ID, which is sent to devices; empty if devices need not store their
+            credential for this server.
     """
 
     server: str
@@ -102,11 +104,11 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count an attempt without a valid `hello`. Return False if the address had none left."""
+        """Count a connection without a valid `hello`. Return False if an address had too many."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record the end of a device's session. `lost`: the session ended unintentionally."""
+        """Record the end of a session. `lost`: whether the session ended unintentionally."""
         return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
@@ -129,13 +131,13 @@ class Authenticator(Protocol):
 class SharedSecretAuth(Authenticator):
     """An authenticator with one credential for all devices and one credential for operators.
 
-    It is for a program that manages its own fleet, and keeps no device records. The credentials are
-    long and random, so guesses are not limited. Every device with the credential counts as the
-    operator's own device.
+    This authenticator is for programs that manage their own fleets, and keeps no device records.
+    Credentials are long and random, so the number of attempts is not limited. Every device with the
+    credential counts as the operator's own device.
 
     Args:
-        credential: what a device's `hello` must contain; empty if devices need no credential.
-        operator_credential: what an operator's `hello` must contain; empty if none is needed.
+        credential: the credential of devices; empty if devices need none.
+        operator_credential: the credential of operators; empty if operators need none.
     """
 
     server = ""
@@ -146,7 +148,7 @@ class SharedSecretAuth(Authenticator):
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Admit every device that has the credential, as the operator's own device."""
-        # A device may send a stored credential of another server, and ours as its join code.
+        # A device may send another server's credential, and this server's credential as join code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
             return Admission(own=True)
@@ -166,7 +168,7 @@ class SharedSecretAuth(Authenticator):
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Return whether any key equals the secret. Compare every key, so the time reveals nothing."""
+    """Return whether any key equals the secret, in a time that does not reveal which key it is."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 

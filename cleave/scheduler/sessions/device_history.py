@@ -1,7 +1,7 @@
 """Device records that outlive a session: contributions, behavior, rounding and link rates.
 
-A device without an identity is recognized by its address and name. Only its behavior is remembered,
-while the server runs.
+A device without an identity is recognized by its address and name. Only the behavior of such a
+device is remembered, until the server stops.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cleave.scheduler.sessions.admission import Authenticator, Behavior
 from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
-CREDIT_S: Final = 15.0  # seconds between two reports of device contributions to the authenticator
+CREDIT_S: Final = 15.0  # minimum seconds between two reports of device contributions
 
-# A device that rejoins within this many seconds keeps its measured link rates and speed.
+# If a device rejoins within this many seconds, its link rates and speed are not measured again.
 GRACE_S: Final = 60.0
 
-# Claims within this factor are of the same processor, because benchmark results vary.
+# Speed claims within this factor count as equal, because benchmark results vary.
 SAME_CLAIM: Final = 2.0
 MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
 
@@ -38,9 +38,9 @@ class _Departure:
     def flops_per_s(self, claimed: float) -> float | None:
         """Return the speed of a returning device; None if the speed must be measured again.
 
-        A claim is accepted if the device reached its previous claim, or if the new claim does not
-        exceed the measured speed. Otherwise, a claim similar to the previous claim yields the
-        measured speed, and a different claim requires a new measurement.
+        The claimed speed is accepted if the device reached its previous claim, or if the new claim
+        does not exceed the measured speed. Otherwise, the measured speed is returned if the new
+        claim is similar to the previous claim, and None if not.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -67,7 +67,7 @@ class DeviceHistory:
         self.credit(sessions, now_s)
 
     def credit(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Report each device's contribution since the last report to the authenticator."""
+        """Report to the authenticator each device's contribution since the previous report."""
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
@@ -76,7 +76,7 @@ class DeviceHistory:
             del self._departed[who]
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """Record the end of a session. `lost`: the session ended unintentionally."""
+        """Record the end of a session. `lost`: whether the session ended unintentionally."""
         if session.identity is None:
             return
         self._credit(session, now_s)
@@ -109,20 +109,20 @@ class DeviceHistory:
         return self._strangers.get((session.address, session.name), known)
 
     def rounding_before(self, session: Session) -> Rounding:
-        """Return the evidence of how a device rounds, shared by all sessions of the device."""
+        """Return a device's rounding evidence, which all sessions of the device share."""
         if session.identity is None:
             return session.rounding
         return self._rounding.setdefault(session.identity, session.rounding)
 
     def forget_rounding(self, session: Session) -> None:
-        """Discard a device's rounding evidence, so the device starts fresh after a quarantine."""
+        """Discard a device's rounding evidence after the evidence led to a quarantine."""
         if session.identity is not None:
             self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return a device's rates with the link rates and speed measured in its previous session.
+        """Return a device's rates, with link rates and speed as measured in its previous session.
 
-        None if the rates must be measured again.
+        Return None if the link rates or the speed must be measured again.
         """
         if session.identity is None or session.rates is None:
             return None

@@ -1,4 +1,4 @@
-"""The steps of joining: hello, admission, recognition, welcome, probe, ready for tasks. No I/O."""
+"""The joining of devices: admission, recognition, welcome and probe, without I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASSUMED_FLOPS_PER_S: Final = 50e9  # assumed speed of a device that states no sp
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return why a device cannot join, apart from its credentials; None if it can join.
+    """Return a refusal for any reason other than credentials; None if there is no such reason.
 
     Args:
         full_with: the maximum number of devices if the server is full; None otherwise.
@@ -112,10 +112,10 @@ def _within(least: float, value: float) -> float:
 
 
 class ShortStays:
-    """Decides how long a device that left soon after joining must wait before it rejoins.
+    """Limits repeated short stays of a device, because every fleet change causes replanning.
 
-    Each change of the fleet causes replanning. A device may make `MAX_SHORT_STAYS` short stays in a
-    row, and one more every `SHORT_STAY_REST_S` seconds.
+    A device may make `MAX_SHORT_STAYS` short stays in a row, and one more every `SHORT_STAY_REST_S`
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class ShortStays:
         return max(0.0, counted_s - (limits.MAX_SHORT_STAYS - 1) * limits.SHORT_STAY_REST_S)
 
     def tick(self, now_s: float) -> None:
-        """Forget short stays that have expired."""
+        """Remove short stays that have expired."""
         self._forgiven_s = {who: s for who, s in self._forgiven_s.items() if s > now_s}
 
 
@@ -144,9 +144,9 @@ class Joining:
         rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace.
-        coding: which links compress payloads.
+        coding: on which links payloads are compressed.
         card: rates of the server's network card; None for no limit.
-        expected: minimum number of devices that share the network card.
+        expected: minimum number of devices that are assumed to share the network card.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Joining:
         self._short_stays = ShortStays()
 
     def rest(self, session: Session, now_s: float) -> None:
-        """Refuse a device that sent too much until `limits.REST_S` seconds have passed."""
+        """Refuse a device that exceeded a message limit, for the next `limits.REST_S` seconds."""
         if session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
 
@@ -183,7 +183,7 @@ class Joining:
             self._short_stays.left(session.known_as, session.opened_s, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget waiting times that have expired, so that their devices may rejoin."""
+        """Remove waiting times that have expired."""
         self._short_stays.tick(now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
 
@@ -221,7 +221,7 @@ class Joining:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
-            verify: whether the server checks results, and the probe tests the device's arithmetic.
+            verify: whether the server verifies results. If so, the probe tests the arithmetic.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -247,7 +247,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last one, the device is ready or measured."""
+        """Handle a probe result. After the last one, make the device ready or report its rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -270,7 +270,7 @@ class Joining:
         """Repeat a failed run of the probe.
 
         Raises:
-            ProtocolError: too many consecutive runs failed, or the probe does not await this run.
+            ProtocolError: too many consecutive runs failed, or the run is not of this probe.
         """
         again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
         if not again:
@@ -316,8 +316,8 @@ class Joining:
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
     """Return the decisions that end a device's earlier sessions when the device joins again.
 
-    The old connection may be dead without notice. If both are alive, the old one receives the
-    reason and does not reconnect.
+    An earlier connection may have failed unnoticed. If the connection is alive, the client
+    receives the reason and does not reconnect.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

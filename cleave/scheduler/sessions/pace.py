@@ -1,14 +1,14 @@
-"""Compares a device's measured pace with its rates, and corrects the rates for planning. No I/O.
+"""Estimates of the pace of devices, which correct the rates for planning, without I/O.
 
 A sample starts when an idle device gets a request, and ends when the device is idle again. It
-contains the time that the rates predict, and the time from the PS's first send to the last answer,
-without the PS's processing of answers. Delays of the PS affect every sample, so the median delay of
-all devices is attributed to the PS. A device is slow if most of its samples take much longer than
-the predicted time plus this median.
+consists of the time that the rates predict and the measured time from the PS's first send to the
+device's last answer. Delays of the PS affect every sample, so the median delay of all devices is
+attributed to the PS. A device is slow if most of its samples take much longer than the predicted
+time plus this median.
 
-A slow device either slows everything down by a factor, or delays each answer by some time. The
-explanation that matches the samples better corrects its rates, so it gets fewer tasks or none. A
-device without tasks is tested from time to time, and so is one with a large measured latency.
+A slow device either takes longer by a constant factor, or delays each answer by a constant time.
+The model that fits the samples better corrects the device's rates, so that the device gets fewer
+tasks or none. A slow device without tasks is tested periodically, as is one with a large latency.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from cleave.scheduler.sessions.setbacks import trial_in_s
 
 # A device is slow if it takes this many times its predicted time plus the fleet's median delay.
 SLOW: Final = 2.0
-LEAST_LATE_S: Final = 0.05  # The PS may cause shorter delays, so they make no device slow.
+LEAST_LATE_S: Final = 0.05  # Shorter delays do not count, because the PS may cause them.
 
 # Samples stored for each device. Their lower median is used, so one slow sample has no effect.
 SAMPLES: Final = 8
 ENOUGH: Final = 2  # number of new samples that a device needs before it is judged again
 _STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
-_CLEARLY: Final = 0.8  # "late" must have at most this share of the misfit of "slow"
-_STILL: Final = 0.7  # a slow device recovers below this share of the limits
+_CLEARLY: Final = 0.8  # a delay must have less than this share of the misfit of a factor
+_STILL: Final = 0.7  # a slow device counts as slow until it falls below this share of a limit
 _CHANGE: Final = 1.5  # an estimate must change by this factor to be replaced
 
 
 class Sample(NamedTuple):
-    """Predicted and measured seconds of requests. `took_s` is a lower bound if cancelled."""
+    """Predicted and measured duration in seconds. For cancelled runs, `took_s` is a lower bound."""
 
     expected_s: float
     took_s: float
@@ -50,16 +50,16 @@ class Estimate:
 
     # factor by which transfers and computation take longer than the rates predict
     slowness: float = 1.0
-    late_s: float = 0.0  # additional delay of each answer
+    late_s: float = 0.0  # additional delay of each answer, in seconds
 
     @property
     def slow(self) -> bool:
-        """Return whether the estimate corrects the device's rates."""
+        """Return whether this estimate changes the device's rates."""
         return self.slowness > 1 or self.late_s > 0
 
     @property
     def text(self) -> str:
-        """Return a description of the estimate for people; empty if the device is not slow."""
+        """Return a description of the estimate for users; empty if the device is not slow."""
         if self.late_s:
             how = f"its answers come {self.late_s:.2g} s late"
         elif self.slowness > 1:
@@ -69,7 +69,7 @@ class Estimate:
         return f"{how}; it gets less work, or none, until that changes"
 
     def of(self, rates: DeviceRates) -> DeviceRates:
-        """Return the corrected rates for planning."""
+        """Return a device's rates with these corrections applied."""
         if not self.slow:
             return rates
         return replace(
@@ -107,7 +107,7 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and the estimate of its pace."""
+    """One device's samples, and the estimate of the device's pace."""
 
     estimate: Estimate = AS_STATED
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -122,11 +122,11 @@ class Pace:
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Record an array, in bytes on the wire, that was sent to the device for its next run."""
+        """Add the bytes on the wire of an array that was sent to the device for its next run."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Record a run that was requested, with the predicted bytes of its result on the wire."""
+        """Record a requested run. `up_bytes`: predicted bytes on the wire of the run's result."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -137,12 +137,12 @@ class Pace:
         self._waiting_bytes = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Record that the PS starts to send requests to the device."""
+        """Record that the PS started to send requests to the device."""
         if self._burst is not None and self._burst.begun_s is None:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """Record an answered run. Requests that include a failed run produce no sample."""
+        """Record an answered run. If any run fails before the device is idle, take no sample."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return
@@ -203,7 +203,7 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Return whether a trial is due. Only a slow or distant device needs trials."""
+        """Return whether a trial is due. Only slow or high-latency devices need trials."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
@@ -237,11 +237,11 @@ class Pace:
 
 
 def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False) -> Estimate:
-    """Return the estimate that explains the samples best: as stated, slower by a factor, or late.
+    """Return the estimate that fits the samples best: no correction, a factor, or a delay.
 
     Args:
         common_s: delay common to all devices.
-        slow: whether the device currently counts as slow, so that it must be clearly faster.
+        slow: whether the device counts as slow now. If so, the limits for slowness are lower.
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
@@ -278,7 +278,7 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the predicted seconds from the first byte sent to the last byte received.
+    """Return the predicted seconds of a request, from the first byte sent to the last received.
 
     `down_bytes` and `up_bytes` are bytes on the wire.
     """

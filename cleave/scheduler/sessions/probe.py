@@ -1,16 +1,16 @@
 """Tests and measurements of a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: a row by a column is almost entirely download, and a column by a row almost entirely upload. A
-1 x 1 product measures a round trip. The arrays grow until a transfer takes long enough to measure.
-The round-trip time and the device's compute time are subtracted.
+Link: the product of a row and a column is almost entirely download, and the product of a column and
+a row is almost entirely upload. A 1 x 1 product measures a round trip. The arrays grow until a
+transfer takes long enough to measure. Round-trip time and compute time are subtracted.
 
 Arithmetic: the device multiplies secret random matrices in every dtype that it claims, as stored
 and transposed. The results are verified like any other (`cleave.verify`). The inner dimension is
 large and most elements are positive, which reveals 16-bit accumulation and rounded fp32 inputs.
 
 Speed: the device multiplies two matrices repeatedly, until the compute time stands out from the
-transfer time, so the link must be measured first. If the measured speed is less than a tenth of the
-claimed speed, plans use the measured speed.
+transfer time. The link is therefore measured first. If the measured speed is less than a tenth of
+the claimed speed, plans use the measured speed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _LEAST_S: Final = 20e-6
 # enough to reveal 16-bit accumulation.
 _TEST_SIDES: Final = (4, 192, 5)
 
-# Maximum accepted ratio of claimed speed to measured speed. A probe is no accurate benchmark.
+# Maximum accepted ratio of claimed to measured speed. A probe is not an accurate benchmark.
 CLAIM: Final = 10.0
 _SPEED_ROWS: Final = 128
-_SPEED_SIDES: Final = (128, 512)  # min and max; smaller matrices are too fast to time
+_SPEED_SIDES: Final = (128, 512)  # minimum and maximum; smaller matrices are too fast to time
 _SPEED_BYTES_S: Final = 0.5  # maximum seconds of download
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
@@ -55,7 +55,7 @@ _SPEED_PAIRS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly a probe measures a link."""
+    """Settings for the thoroughness of a link measurement."""
 
     round_trips: int  # number of round trips to time. The shortest one is used.
     largest_bytes: int  # maximum bytes of one transfer
@@ -71,7 +71,7 @@ THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """The measured rates of a link, seen from the device. The latency is half a round trip."""
+    """The rates of a link, from the device's point of view. The latency is half a round trip."""
 
     downlink_bytes_per_s: float
     uplink_bytes_per_s: float
@@ -80,7 +80,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One timed product, (rows, depth) by (depth, columns), computed and added up `pairs` times."""
+    """A timed product of (rows, depth) and (depth, columns), computed `pairs` times and summed."""
 
     rows: int
     depth: int
@@ -111,7 +111,7 @@ class Probe:
         ids: iterator over IDs for arrays and runs, shared by all probes of a session.
 
     Attributes:
-        rates: the measured or else the stated link rates; None until the probe ends.
+        rates: the measured link rates, or the stated ones with `STATED`; None until the probe ends.
         device: the device's rates for planning, valid once `rates` is set.
         fault: what is wrong with the device's arithmetic; empty if no fault was found.
     """
@@ -151,12 +151,12 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` in a row."""
+        """Return messages that repeat a failed run; empty after `ASIDE_AFTER` failures in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []
         test = self._tests.pop(run, None)
-        if test is None:  # a timed step includes the transfer, so send the arrays again
+        if test is None:  # a timed step includes transfers, so send the arrays again
             return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
         again = replace(self._asked.pop(run), id=next(self._ids))
         self._tests[again.id], self._asked[again.id] = test, again
@@ -192,7 +192,7 @@ class Probe:
             raise _not_awaited(message)
         self._expect(message, (step.rows, step.columns), DType.FP32)
         self._took_s = max(_LEAST_S, now_s - self._sent_s)
-        if not step.random:  # subtract compute time from the link's time
+        if not step.random:  # only the transfers count
             self._took_s = max(_LEAST_S, self._took_s - message.compute_s)
         return self._go_on(now_s)
 
@@ -252,7 +252,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield the timed products. `_took_s` holds the duration when the generator resumes."""
+        """Yield the products to time. When resumed, expect the product's duration in `_took_s`."""
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(
@@ -272,7 +272,7 @@ class Probe:
                 yield step
                 sent = 8 * step.depth if download else 4 * side * side
                 rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
-                if last:  # use the better of two, because disturbances only slow a transfer
+                if last:  # use the better of two, because disturbances only slow transfers down
                     rates.append(max(rate, before))
                     break
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
@@ -290,7 +290,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: LinkRates) -> Iterator[_Step]:
-        """Yield products until a tenth of the claimed speed, or a limit, is reached."""
+        """Yield products to time, until a tenth of the claimed speed or a limit is reached."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))

@@ -1,7 +1,4 @@
-"""A device's reputation for correct results, and the limits at which it is quarantined.
-
-Each record contains only numbers, so a store can save it with `dataclasses.asdict`.
-"""
+"""Records of a device's correct and wrong results, and the limits for quarantine."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import Final
 # Penalty points at which a device is quarantined. A single flipped bit must not reach this limit.
 QUARANTINE: Final = 3.0
 
-# Number of correct results that cancel one penalty point: memory without error correction flips a
-# bit now and then. If fractions were cancelled, three faults would never quite reach three points.
+# Number of correct results that cancel one penalty point, because memory without error correction
+# occasionally flips a bit. Points are cancelled whole, so that three faults reach three points.
 FORGIVEN_BY: Final = 10_000
 
-# evidence of manipulated elements, in nats, at which a device is quarantined
+# evidence of manipulated elements at which a device is quarantined, in nats
 EVIDENCE: Final = 12 * math.log(10)
 _FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
 _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
@@ -27,11 +24,11 @@ KNOWN_AFTER: Final = 16
 
 
 class Wrong(Enum):
-    """How a result was wrong. The enum values are penalty points."""
+    """The severity of a wrong result. The enum values are penalty points."""
 
     # One element, row or column is wrong, or all are slightly wrong, as after a flipped bit.
     SMALL = 1.0
-    FORM = 1.5  # the shape or dtype is not the requested one, as from a faulty or foreign program
+    FORM = 1.5  # the shape, dtype or size is not the requested one, as from a faulty program
     GROSS = 3.0  # the whole block is far off, which no honest device causes
 
 
@@ -44,10 +41,10 @@ class Rounding:
     than one in a thousand, in any order of summation. A device that adds a small amount to many
     elements, within the tolerance of the check, misrounds many elements.
 
-    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes the two. Each element adds the
-    logarithm of a likelihood ratio: a device that changes a sixth of all elements against one that
-    misrounds a hundredth. The sum never falls below zero, so correct results cannot offset later
-    wrong ones.
+    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes these devices. Each element
+    adds the logarithm of a likelihood ratio: the element's probability if a sixth of all elements
+    is misrounded, divided by its probability if a hundredth is. The sum never falls below zero, so
+    correct results cannot offset later wrong ones.
     """
 
     spots: int = 0  # number of elements that the server computed exactly
@@ -56,11 +53,11 @@ class Rounding:
 
     @property
     def biased(self) -> bool:
-        """Return whether the evidence has reached `EVIDENCE`, as almost no honest device does."""
+        """Return whether the evidence has reached `EVIDENCE`, which is rare for honest devices."""
         return self.evidence >= EVIDENCE
 
     def saw(self, spots: int, misrounded: int) -> None:
-        """Add the evidence of one result."""
+        """Add the evidence from one result."""
         self.spots += spots
         self.misrounded += misrounded
         gained = misrounded * _FOR_A_WRONG + (spots - misrounded) * _FOR_A_RIGHT
@@ -74,7 +71,7 @@ class Reputation:
     right: int = 0
     wrong: int = 0
     penalty: float = 0.0  # penalty points for wrong results, minus forgiven points
-    # number of correct results since the first penalty point or the last forgiven one
+    # number of correct results since the first penalty point or the last forgiven point
     atoned: int = 0
 
     @property
@@ -105,16 +102,17 @@ class Reputation:
 
 @dataclass(slots=True)
 class Suspects:
-    """Possibly corrupt arrays on a device. One flipped bit then counts as only one fault.
+    """Arrays on a device that may be corrupt, recorded so that a flipped bit counts as one fault.
 
     A flipped bit in a device's copy of an array makes every result that uses the array wrong. Only
     the first such result counts as a fault, and the PS sends the array again. Later wrong results
-    are excused if their runs were sent before that, and if all the wrong results share an input
-    array. A device that returns only wrong results soon returns two without a common input array.
+    are excused if their runs were sent before the array was sent again, and if all the wrong
+    results share an input array. A device that returns only wrong results soon returns two that
+    share no input array.
     """
 
     common: frozenset[int] = frozenset()  # IDs of the input arrays that all wrong results share
-    excused_runs: int = 0  # ID of the last run that was sent before the array was sent again
+    excused_runs: int = 0  # ID of the last run sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
         """Return whether one corrupt array can explain this and the previous wrong results."""

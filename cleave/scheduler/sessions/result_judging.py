@@ -1,4 +1,4 @@
-"""Which results are verified, and what happens to checked results. No I/O."""
+"""Selection of the results to verify, and decisions after a check, without I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cleave.verify import Judgement
 
 
 class CheckScope(Enum):
-    """Which results are verified. The enum values are the values of `--verify`."""
+    """The selection of results to verify. The enum values are the names in `--verify`."""
 
     AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
     ALL = "all"
@@ -73,14 +73,14 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Return whether any results are verified. `crossed`: results cross a process boundary."""
+        """Return whether results are verified. `crossed`: whether they cross a process boundary."""
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
         """Return whether to verify a result that has just arrived, if verification is active.
 
         Args:
-            rng: secret random generator, used only now, so no device can predict the choice.
+            rng: secret random generator, used after the result arrived to prevent prediction.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True
@@ -91,7 +91,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
-    """Return how a result's shape, dtype or size differs from its task's; empty if equal."""
+    """Return how a result's shape, dtype or size differs from the request; empty if equal."""
     detail: GemmTask | StageOrder = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
@@ -117,7 +117,7 @@ class ResultJudge:
         self._history = history
 
     def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
-        """Return the decisions that follow from a checked result; see `SessionManager.checked`."""
+        """Return the decisions that follow from a check; see `SessionManager.checked`."""
         fault, rounding = judgement.fault, session.rounding
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:
@@ -146,7 +146,7 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device whose penalty points reached the limit. `last` is the last fault."""
+        """Quarantine a device whose penalty points reached the limit. `last`: the latest fault."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

@@ -1,4 +1,4 @@
-"""The PS's record of one device session."""
+"""The PS's record of a device session, and the states of sessions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DeviceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test in progress of a device that gets no tasks."""
+    """A trial in progress. Until the trial ends, the device gets no tasks."""
 
     probe: Probe
     begun_s: float
@@ -68,7 +68,7 @@ class Session:
     admitted_s: float = math.inf  # time of admission; infinite before admission
     heard_s: float = 0.0
     counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime adds bytes
-    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported part
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported counts
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
@@ -77,7 +77,7 @@ class Session:
     reserved_bytes: int = 0  # device memory reserved for stages
     noted_s: float | None = None  # time when a failure was last reported
     rates: DeviceRates | None = None
-    claimed_flops_per_s: float = 0.0  # stated speed; `rates` has the measured one
+    claimed_flops_per_s: float = 0.0  # as stated by the device; `rates` has the measured speed
     features: frozenset[Feature] = frozenset()  # protocol features that both sides support
     may_code: bool = False  # the device was told that it may compress results
     measure: bool = False  # the device joined only for a link measurement
@@ -98,18 +98,18 @@ class Session:
 
     @property
     def behavior(self) -> Behavior:
-        """Return the device's behavior, for storage until its next session."""
+        """Return the device's current behavior, to be stored for its next session."""
         estimate = self.pace.estimate
         return Behavior(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
     def restriction(self) -> str:
-        """Return why the device gets fewer tasks or none; empty if it is not restricted."""
+        """Return why the device gets fewer tasks or none; empty if the device is not restricted."""
         return self.setbacks.text or self.pace.estimate.text
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Return the rates for planning: corrected by the pace, without memory that stages use."""
+        """Return the rates for planning, corrected for pace and for memory reserved for stages."""
         assert self.rates is not None
         left = max(0, self.rates.memory_bytes - self.reserved_bytes)
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
@@ -128,9 +128,9 @@ class Session:
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the sizes of the largest awaited task result and of the largest of any kind.
+        """Return the bytes of the largest awaited task result, and of the largest of any kind.
 
-        The latter includes cancelled runs and probes.
+        The second number includes results of cancelled runs and of probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe
@@ -138,7 +138,7 @@ class Session:
         return job, max(job, self.cancelled_runs.largest_bytes, tested)
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
-        """Return why an unrequested message exceeds the device's allowance; empty if allowed."""
+        """Return how a message exceeds the limits on unrequested messages; empty if allowed."""
         if isinstance(message, _ANSWERS) and (
             self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):
@@ -146,7 +146,7 @@ class Session:
         return self.allowance.said(nbytes, now_s) if self.allowance is not None else ""
 
     def kind_of(self, message: Message) -> TrafficKind:
-        """Return a received message's traffic category. Call this before the message is handled."""
+        """Return the traffic kind of a received message that has not been handled yet."""
         if (
             not isinstance(message, Result)
             or self._measures(message.id)

@@ -2,7 +2,7 @@
 
 The module has no I/O and no clock. It receives messages with their times, and returns instructions,
 so live and simulated runtimes run the same code. Helpers decide about joining, trials, results and
-pace. Only this module passes events to the scheduler and ends sessions.
+pace. Only this module passes events to the scheduler, and ends sessions.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
 
 
 class SessionManager:
-    """The PS without sockets, threads and clock: translates messages into events and back.
+    """The PS's core: turns messages into scheduler events, and instructions into messages.
 
     Args:
         credential: the credential that a device's `hello` must contain; empty if devices need no
             credential. Ignored if `auth` is given.
         verify: which results are verified before use: a value of `--verify`, or True for `auto`.
-        crossed: whether results cross a process boundary. The mode `auto` verifies results only
-            then.
-        rng: secret random generator that selects the results to verify and the numbers in probes.
+        crossed: whether results cross a process boundary. If not, the mode `auto` verifies no
+            results.
+        rng: secret random generator for the selection of results to verify and for probes.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
-        coding: which links compress payloads: a value of `--coding`.
+        coding: on which links payloads are compressed: a value of `--coding`.
         card: rates of the server's network card, which all devices share; None for no limit.
-        expected_devices: minimum number of devices that share the card, including future ones.
+        expected_devices: minimum number of devices that are assumed to share the card.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SessionManager:
         return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
-        """Check the states of the session manager and the scheduler.
+        """Check that the states of the session manager and the scheduler are consistent.
 
         Raises:
             AssertionError: a state is inconsistent; the message lists the problems.
@@ -155,7 +155,7 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """List state that should be freed while no job and no operand is in use, in sentences."""
+        """Return descriptions of state that was not freed although no job or operand is in use."""
         found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -205,13 +205,13 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that sent too much. It must wait before it can rejoin."""
+        """End the session of a device that sent too much. The device must wait before rejoining."""
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
-        """Return the size limits of results that the PS waits for; see `Session.awaited_bytes`."""
+        """Return the sizes of the largest awaited results; see `Session.awaited_bytes`."""
         session = self.sessions.get(session_id)
         return session.awaited_bytes if session is not None else (0, 0)
 
@@ -237,7 +237,7 @@ class SessionManager:
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
-        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # for other codes, the PS ended it
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # other codes: ended by the PS
         return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
@@ -248,7 +248,7 @@ class SessionManager:
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
-        """Set whether the device with this identity is the operator's own."""
+        """Set whether the device with this identity is one of the operator's own devices."""
         done: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             if session.identity == identity and session.own != own:
@@ -276,7 +276,7 @@ class SessionManager:
         return self._do(events.DeviceLost(session_id), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
-        """End silent sessions, run due trials, judge paces, and report contributions."""
+        """End silent sessions, start due trials, update pace estimates and report contributions."""
         instructions: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
@@ -401,10 +401,9 @@ class SessionManager:
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Handle the outcome of a `Check` instruction.
 
-        A correct result is used. After a wrong result, another device repeats the task, and the PS
-        sends the inputs to the first device again. Too many wrong results quarantine a device. If
-        few rows were in doubt, the PS uses the result with these rows recomputed, without a
-        penalty.
+        A correct result is used. After a wrong result, the task is assigned again, and the device's
+        copies of the inputs are dropped. A device with too many wrong results is quarantined. If
+        the check recomputed a few doubtful rows, the result is used with these rows.
         """
         session = self.sessions.get(check.session)
         if session is None:  # the device left, so another device has the task
@@ -412,7 +411,7 @@ class SessionManager:
         return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """Record that the PS starts to send. Earlier delay does not count against the device."""
+        """Record that the PS started to send. Earlier delays do not count against the device."""
         if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
 
@@ -442,13 +441,13 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a stage-wise step. Until it ends, its devices have no memory for GEMM tiles."""
+        """Start a stage-wise step, and reserve all memory of its devices until the step ends."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Reserve bytes of devices' memory for stages; None reserves all memory of a device."""
+        """Set how many bytes of each device's memory are reserved for stages; None means all."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -469,15 +468,15 @@ class SessionManager:
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:
-        """Continue a micro-batch of the step with an array from the PS; see `StageStep.give`."""
+        """Pass an array from the training thread to the step; see `StageStep.give`."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Accept or reject a suspect result of the step; see `StageStep.resolve`."""
+        """Accept or reject the step's first suspect result; see `StageStep.resolve`."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the stage-wise step, if any. Devices keep the arrays that the next step can use."""
+        """End the stage-wise step, if any. Devices retain their arrays for the next step."""
         self.stages.withdraw()
         return self._give_back_memory(now_s)
 
@@ -526,10 +525,10 @@ class SessionManager:
 
         Args:
             count: maximum number of devices. Busy devices, and devices that cannot move, stay.
-            address: join URL of the other server, without a credential. The devices' own
-                credentials are valid there.
+            address: join URL of the other server, without a credential. The other server accepts
+                the devices' own credentials.
             admitted_before_s: move only devices admitted before this time, because the other server
-                knows no later ones.
+                does not know later ones.
         """
         idle = [
             session.id
@@ -541,7 +540,7 @@ class SessionManager:
             and not self._busy(session)
         ]
         done: list[ForRuntime] = []
-        for device in idle[-count:] if count > 0 else ():  # new devices hold fewer arrays
+        for device in idle[-count:] if count > 0 else ():  # newer devices hold fewer arrays
             bye = messages.Bye(MOVED, ByeCode.MOVED, address=address)
             done += [Send(device, bye), Close(device)]
             done += self.closed(device, MOVED, now_s, lost=False)
@@ -590,10 +589,10 @@ class SessionManager:
             case _:
                 return []
 
-    # --- instructions of the scheduler, turned into messages ---
+    # --- messages for the scheduler's instructions ---
 
     def _send_array(self, instruction: SendArray) -> Send:
-        """Send an array. All devices share one view of the array, so it is compressed only once."""
+        """Send an array. Devices share one view of the array, so it is compressed only once."""
         array = instruction.array
         region = self._regions.get(array.id)
         if region is None:

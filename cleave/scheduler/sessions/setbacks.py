@@ -1,7 +1,7 @@
-"""Sets aside devices whose runs keep failing, and schedules trials at growing intervals. No I/O.
+"""Rules for setting aside devices whose runs fail, and for the times of their trials. No I/O.
 
-A failed run is no wrong result and adds no penalty points. But another device must repeat its task,
-so a device on which every run fails slows training down.
+A failed run is not a wrong result, and adds no penalty points. But another device must repeat the
+task, so a device on which every run fails slows training down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_TRIAL_S: Final = 600.0
 
 
 def trial_in_s(times: int) -> float:
-    """Return the seconds until the next trial of a device with `times` consecutive setbacks."""
+    """Return the seconds until the next trial of a device after `times` consecutive setbacks."""
     doubled = min(max(0, times - 1), 30)
     return min(MOST_TRIAL_S, TRIAL_S * 2.0**doubled)
 
@@ -27,7 +27,7 @@ class Setbacks:
     """A device's recent failed runs and failed trials."""
 
     in_a_row: int = 0  # number of failed runs since the last completed run
-    # number of setbacks and failed trials since the device last completed a run of a job
+    # number of times the device was set aside or failed a trial since it last completed a run
     times: int = 0
     last: str = ""  # the error text that the device sent with its last failed run
     aside: bool = False
@@ -35,7 +35,7 @@ class Setbacks:
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:
-        """Return the setbacks of a returning device. One failed run then sets it aside again."""
+        """Return setbacks for a rejoining device. If `times` > 0, one failed run sets it aside."""
         return cls(ASIDE_AFTER - 1 if times else 0, times, last)
 
     @property
@@ -73,7 +73,7 @@ class Setbacks:
         self.in_a_row = ASIDE_AFTER - 1
 
     def did(self) -> bool:
-        """Count a completed run. Return whether the run clears earlier setbacks."""
+        """Count a completed run. Return whether the run cleared earlier setbacks."""
         self.in_a_row = 0
         if self.aside or not self.times:
             return False

@@ -1,8 +1,8 @@
-"""Judges the pace of devices, and tests devices that get no tasks until they recover. No I/O.
+"""Trials of devices that get no tasks, and evaluation of the pace of all devices, without I/O.
 
 A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
-no tasks from the planner (`pace.py`). A trial multiplies secret random matrices, and no job waits
-for its results.
+no tasks from the planner (`pace.py`). In a trial, the device multiplies secret random matrices. No
+job uses the products.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cleave.scheduler.sessions.pace import Sample, common_delay_s, expected
 from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
-NOTED_S: Final = 60.0  # seconds between two reports about failed runs of a device
+NOTED_S: Final = 60.0  # minimum seconds between two reports about failed runs of a device
 TRIAL_PATIENCE_S: Final = 60.0  # maximum duration of a trial
 _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in characters
 
 
 class Trials:
-    """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
+    """Sets aside devices whose runs fail, and conducts trials of devices that get no tasks.
 
     Args:
         rng: secret random generator for the matrices of the trials.
@@ -52,7 +52,7 @@ class Trials:
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
             self._behavior_changed(session)
-            # Set the device aside before its task is reassigned, or it could get the task again.
+            # Set the device aside first. Otherwise, its failed task could be assigned to it again.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
@@ -62,7 +62,7 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Start the trial of a READY device if it is due. End a trial that takes too long.
+        """Start the trial of a READY device if a trial is due. End a trial that takes too long.
 
         Args:
             busy: whether the device has tasks.
@@ -94,7 +94,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial. After the last one, the device is available again."""
+        """Handle a result of a trial. After the last result, the device is available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
@@ -162,7 +162,7 @@ def common_delay_of(sessions: Iterable[Session]) -> float:
 def judge_paces(
     sessions: Iterable[Session], history: DeviceHistory, now_s: float
 ) -> Sequence[Decision]:
-    """Return decisions that update the rates of devices whose estimated pace changed."""
+    """Update pace estimates. Return decisions for the devices whose estimate changed."""
     sessions = list(sessions)
     judged = [s for s in sessions if s.pace.fresh and s.rates is not None]
     if not judged:

@@ -1,1 +1,1 @@
-"""Stage-wise training steps: which device runs which micro-batch."""
+"""Stage-wise training steps: assignment of micro-batch passes to devices."""

@@ -1,4 +1,4 @@
-"""Arrays of a step by stages, and their division into parts."""
+"""Arrays of a stage-wise step, and functions that split and concatenate payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StageArray:
 
     Attributes:
         rows, columns, dtype: shape and dtype, as in the `put` message.
-        parts: the array's rows as several arrays, if it is too large for one message.
+        parts: the array's rows as several arrays, if the array is too large for one message.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class StageArray:
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A payload that can be split and concatenated without packing."""
+    """A payload that can be split and concatenated without being packed into bytes."""
 
     def part(self, first: int, stop: int) -> Packable:
         """Return the payload's bytes from `first` to `stop`, excluding `stop`."""
@@ -56,7 +56,6 @@ class Divisible(Protocol):
 
 
 def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
-    """Return the bytes of a payload from `first` to `stop`, excluding `stop`."""
     if isinstance(payload, Divisible):
         return payload.part(first, stop)
     return _packed(payload)[first:stop]

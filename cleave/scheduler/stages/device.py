@@ -1,11 +1,11 @@
 """One device's arrays for stages, and the messages that request its micro-batch passes.
 
 Each array on a device is written once, except for gradient sums: a backward pass replaces the old
-sum by the new one. A device executes orders in sequence, so each gradient is added once.
+sum with the new one. A device executes orders in sequence, so each gradient is added once.
 
-After a failed order, the PS treats the device *carefully*: it sends one order at a time. If there
-is enough memory, a backward pass keeps the old sums until the new sums are complete. A failed order
-can then be repeated alone.
+After a failed order, the PS uses the device in *careful mode*: it sends one order at a time. If the
+device has enough memory, it retains the old sums until a backward pass has computed the new sums,
+so that a failed order can be repeated alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GradientAccumulator:
     # micro-batches whose gradients are confirmed to be in the sums
     batches: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)  # micro-batches whose backward pass is in flight
-    taken: bool = False  # the PS has requested the sums. Later gradients go to another accumulator.
+    taken: bool = False  # the PS has requested the sums, so gradients are no longer added
     landed: bool = False  # all sums have arrived at the PS
     # maps (layer number, parameter, first row) to received rows of a sum
     found: dict[tuple[int, str, int], Any] = field(default_factory=dict)
@@ -81,13 +81,13 @@ class StageDevice:
         self._sizes: dict[int, int] = {}
         self._out: deque[SendStage] = deque()
         self._asked: dict[int, SendStage] = {}  # key: run of an order in flight
-        self._careful_bytes: int | None = None  # the device's memory in careful mode
+        self._careful_bytes: int | None = None  # in careful mode, the device's total memory
         self._done = 0  # consecutive completed orders
 
     # --- micro-batch passes ---
 
     def forward(self, request: StageRequest, x: StageArray) -> None:
-        """Request a stage's forward pass for a micro-batch, and the stage's output."""
+        """Request a stage's forward pass for a micro-batch, and fetch the stage's output."""
         work, pieces = self.work, request.plan.pieces
         tokens = work.tokens[request.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
@@ -106,11 +106,11 @@ class StageDevice:
     def backward(
         self, request: StageRequest, given: StageArray | Sequence[KeptLayer], dy: StageArray
     ) -> None:
-        """Request a stage's backward pass for a micro-batch, which adds to the gradient sums.
+        """Request a stage's backward pass for a micro-batch. Gradients are added to the sums.
 
         Args:
-            given: the stage's input, or the wire IDs of retained arrays of each layer or sequence
-                chunk.
+            given: the stage's input, or the wire IDs of the retained arrays: one entry for each
+                layer or sequence chunk.
             dy: the gradient of the stage's output.
         """
         pieces = request.plan.pieces
@@ -118,7 +118,7 @@ class StageDevice:
         inputs: Sequence[StageArray | Sequence[KeptLayer]]
         if isinstance(given, StageArray):
             inputs = given.pieces(pieces)
-        else:  # each chunk has one layer
+        else:  # a stage with several chunks has one layer
             inputs = [given] if pieces == 1 else [[layer] for layer in given]
         for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
             if isinstance(x, StageArray):
@@ -134,7 +134,7 @@ class StageDevice:
         self._forget_masks(request)
 
     def last(self, request: StageRequest, x: StageArray) -> None:
-        """Request forward pass, loss and backward pass of the last stage for a micro-batch."""
+        """Request the last stage's forward pass, loss and backward pass for a micro-batch."""
         tokens = self.work.tokens[request.batch]
         y, kept = self._forward(request, request.layers, self._put(x), tokens)
         self._rename(x)
@@ -196,7 +196,7 @@ class StageDevice:
     ) -> None:
         """Request the wanted gradient sums of an accumulator, and drop the other sums.
 
-        `more_sums` requests what exceeds the limit on bytes in flight.
+        `more_sums` later requests the sums that exceed the limit on bytes in flight.
         """
         self.drop(array for what, array in accumulator.sums.items() if what not in wanted)
         accumulator.sums = {
@@ -212,7 +212,7 @@ class StageDevice:
         self.more_sums(request)
 
     def more_sums(self, request: StageRequest) -> None:
-        """Request further sums. A device needs extra memory for a sum until it has been sent."""
+        """Request more rows of gradient sums, up to the limit on bytes in flight."""
         out = self.work.gradients
         while request.rest:
             piece = request.rest[0]
@@ -238,7 +238,7 @@ class StageDevice:
                 self._put(array)
 
     def take(self) -> list[SendStage]:
-        """Return the queued messages that may be sent now, and remove them from the queue."""
+        """Remove and return the queued messages that may be sent now."""
         out: list[SendStage] = []
         while self._out and not (self._careful and self._asked):
             sent = self._out.popleft()
@@ -259,7 +259,7 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Enter careful mode: send one order at a time until `STEADY_AFTER` in a row complete.
+        """Send one order at a time until `STEADY_AFTER` consecutive orders have completed.
 
         `memory_bytes` is the total memory that the device offers.
         """
@@ -273,11 +273,11 @@ class StageDevice:
                 self._careful_bytes = None
 
     def ask_again(self, run: int, request: StageRequest) -> bool:
-        """Repeat a failed order, if that is safe.
+        """Queue a failed order again, if that is safe.
 
         Returns:
-            False if a later order may use the failed order's output, or if the order replaced a
-            sum.
+            False if a later order may use the failed order's output, or if the order overwrites
+            one of its inputs.
         """
         failed = self._asked.pop(run, None)
         self._done = 0
@@ -305,7 +305,7 @@ class StageDevice:
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Forget all orders without cancelling them, and drop arrays and graphs not in `wanted`."""
+        """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         keep = {self._sent[w] for w in wanted if w in self._sent}
@@ -317,7 +317,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request layers' forward pass. Return the output's wire ID and the kept arrays."""
+        """Request the forward pass of layers. Return the wire IDs of output and kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]
@@ -334,7 +334,7 @@ class StageDevice:
     def _backward(
         self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
     ) -> None:
-        """Request layers' backward pass, and the first input's gradient under this name."""
+        """Request the backward pass of a stage's layers. Fetch the input gradient as `name`."""
         made = {names.DX: _FP32 * tokens * self.work.width}
         for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
             layer = self.work.layers[number]
@@ -349,7 +349,7 @@ class StageDevice:
         self._end_backward(request, dy, name, tokens)
 
     def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
-        """Request the gradient of a stage's input if it is wanted, and drop it on the device."""
+        """Fetch the gradient of a stage's input if wanted, then drop the gradient on the device."""
         if request.dx_wanted and (request.plan.first > 0 or self.work.embeds):
             self._fetch(request, name, dx, 0, tokens, self.work.width, self.work.dtype)
         self.drop([dx])
@@ -360,7 +360,7 @@ class StageDevice:
             self._forget(mask)
 
     def _loss(self, request: StageRequest, y: int) -> tuple[int, int]:
-        """Request the loss. Return the wire IDs of the loss and of its input gradient."""
+        """Request the loss. Return the wire IDs of the loss and of the gradient of `y`."""
         loss, tokens = self.work.loss, self.work.tokens[request.batch]
         assert loss is not None
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
@@ -398,7 +398,7 @@ class StageDevice:
         return found
 
     def _slice(self, request: StageRequest) -> tuple[int, SliceWork, dict[str, int]]:
-        """Send a loss slice's parameters and targets. Return its number, itself and their IDs."""
+        """Send a loss slice's arrays. Return its number, the slice, and the arrays' wire IDs."""
         assert request.plan.slice is not None
         number = request.plan.slice.number
         part = self.work.slice_works[number]
@@ -437,7 +437,7 @@ class StageDevice:
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
             if array.parts:
-                parts = []  # their wire IDs are valid until the parts are concatenated
+                parts = []  # the wire IDs of the parts, valid until `Concat`
                 for part in array.parts:
                     self._ids.arrays += 1
                     parts.append(self._ids.arrays)
@@ -462,7 +462,7 @@ class StageDevice:
         self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Remove an array from the sent arrays. From now on, only its wire ID identifies it."""
+        """Remove an array from the sent arrays, so that only its wire ID identifies the array."""
         self._sent.pop(array)
 
     def _run(
@@ -511,7 +511,7 @@ class StageDevice:
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays that the device computed, given by wire ID."""
+        """Tell the device to drop the arrays with these wire IDs."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)

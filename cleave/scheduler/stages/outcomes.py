@@ -13,7 +13,7 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output for a micro-batch. The caller must return its gradient."""
+    """The last layer's output for a micro-batch. The training thread must return its gradient."""
 
     batch: int
     payload: Any
@@ -21,9 +21,9 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """The output of stage `stage`, which the PS's own layers need.
+    """The output of stage `stage`, which is followed by layers on the PS.
 
-    The caller must run these layers, and return the input of the next stage.
+    The training thread must run these layers, and return the input of the next stage.
     """
 
     stage: int
@@ -33,10 +33,10 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """The gradient of the input of stage `stage + 1`.
+    """The gradient of the input of stage `stage + 1`, which follows layers on the PS.
 
-    The caller must run the backward pass of the PS's own layers, and return the gradient of stage
-    `stage`'s output.
+    The training thread must run the backward pass of these layers, and return the gradient of the
+    output of stage `stage`.
     """
 
     stage: int
@@ -48,7 +48,8 @@ class GradientWanted:
 class SlicesReady:
     """The forward results of all loss slices for a micro-batch.
 
-    The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
+    The training thread must return the log-sum-exp over the whole vocabulary, shape (tokens, 1),
+    fp32.
     """
 
     batch: int
@@ -58,7 +59,7 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """Each loss slice's gradient of the last layer's output. The caller must return their sum."""
+    """Each slice's gradient of the last layer's output. The training thread must return the sum."""
 
     batch: int
     payloads: Sequence[Any]
@@ -80,7 +81,7 @@ class StageRecord:
 
     Attributes:
         x, dy: the stage's input, and the gradient of the stage's output.
-        y, dx: the output and the gradient of the input that a device returned.
+        y, dx: the stage's output and the gradient of its input, as devices returned them.
         forward_by, backward_by: the device that returned `y` or `dx`.
     """
 
@@ -96,10 +97,10 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Unusual values from a device. The caller must decide whether the values are correct.
+    """Unusual values from a device. The training thread must decide whether they are correct.
 
     A value is unusual if it is not finite or much larger than usual, or if no usual magnitude is
-    known yet. The step does not use the values before `StageStep.resolve` is called.
+    known yet. The step uses the values only if `StageStep.resolve` accepts them.
     """
 
     device: int
@@ -127,7 +128,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A stage-wise step cannot be completed. If `final`, a retry would fail as well."""
+    """The reason why a stage-wise step failed. If `final`, a retry would fail as well."""
 
     reason: str
     final: bool = False

@@ -1,4 +1,4 @@
-"""The current stage-wise step, and each device's arrays for the step."""
+"""The current stage-wise step, and the arrays that devices store for stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StagesOn(Enum):
 
 
 class StageRuns:
-    """Manages the current stage-wise step. Methods that change the step return instructions.
+    """Manages the current stage-wise step and the arrays that devices store for stages.
 
     Args:
         any_device: whether all capable devices may take part, not only the operator's own devices.
@@ -60,8 +60,8 @@ class StageRuns:
 
     @property
     def repeated(self) -> int:
-        """Return the number of passes that were repeated after a device was lost or failed."""
-        step = self._step  # a copy, because the training thread also calls this
+        """Return the number of passes repeated in all steps because a device was lost or failed."""
+        step = self._step  # read once, because the training thread also calls this
         return self._repeated + (step.repeated if step is not None else 0)
 
     @property
@@ -114,7 +114,7 @@ class StageRuns:
         return self._step is not None and not self._step.ended and device in self._stores
 
     def occupied_bytes(self, device: int) -> int:
-        """Return how much of a device's memory stages use, in bytes."""
+        """Return the bytes of a device's memory that arrays and graphs of stages occupy."""
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
 
@@ -123,12 +123,12 @@ class StageRuns:
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the numbers of completed tasks and of all tasks; None if no step runs."""
+        """Return the numbers of completed tasks and of all tasks; None if no step is running."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
     def begin(self, work: StepWork) -> list[ForSteps]:
-        """Start a step on the planned devices that may still take part.
+        """Start a step on the planned devices that can still take part.
 
         Raises:
             UsageError: another step is running.
@@ -160,7 +160,7 @@ class StageRuns:
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
-        """End the current step, if any. Devices keep the arrays that the next step can use."""
+        """End the current step, if any. Devices retain their arrays for the next step."""
         if self._step is not None:
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
@@ -190,7 +190,7 @@ class StageRuns:
         return self._step.failed(device, reason) if self._step is not None else []
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle an order that a device refused; see `StageStep.refused`."""
+        """Handle an order that failed on a device; see `StageStep.refused`."""
         return self._step.refused(order, run) if self._step is not None else []
 
     def lost(self, device: int) -> list[ForSteps]:
@@ -201,7 +201,7 @@ class StageRuns:
         return []
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after the operator marked or unmarked a connected device as their own."""
+        """Update the step after the operator changed whether a connected device is their own."""
         if self._any_device:
             return []
         if self._sessions[device].own:
@@ -217,6 +217,6 @@ class StageRuns:
         return self._step.changed() if self._step is not None else []
 
     def leftovers(self) -> list[str]:
-        """List state that was not freed, in sentences."""
+        """Return descriptions of arrays that devices still hold, for leak checks."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []

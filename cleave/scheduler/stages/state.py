@@ -1,4 +1,4 @@
-"""The state of one stage in a step, and snapshots of this state for people and programs.
+"""The state of one stage in a step, and snapshots of the progress of stages and steps.
 
 Micro-batches pass through the stages forward, then backward. Backward passes add gradients to sums
 on the devices. After all backward passes, the PS requests the stage's sums.
@@ -29,8 +29,8 @@ class HolderView:
     device: int
     forward: int
     backward: int
-    summed: int  # in gradient sums that the PS has not requested yet
-    coming: int  # in gradient sums that the PS has requested but not received
+    summed: int  # micro-batches in gradient sums that the PS has not requested
+    coming: int  # micro-batches in gradient sums that the PS has requested but not received
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class StageView:
     loss: bool  # whether the stage also computes the loss
     forward: int  # completed forward passes
     backward: int  # completed backward passes whose gradients are not lost
-    landed: int  # in gradient sums that have arrived at the PS
+    landed: int  # micro-batches in gradient sums that have arrived at the PS
     holders: tuple[HolderView, ...]
     slice: HeadSlice | None = None  # the loss slice of the stage; None if the stage has layers
 
@@ -170,7 +170,7 @@ class StageState:
         return max(0.0, 2 * self.batches - done) / max(1, self.left)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the numbers of completed tasks and of all tasks. Thread-safe."""
+        """Return the number of completed tasks and the total number of tasks. Thread-safe."""
         accumulators = tuple(self.accumulators)
         done = sum(len(each.batches) for each in accumulators)
         done += sum(len(each.batches) for each in accumulators if each.landed) == self.batches
@@ -181,8 +181,8 @@ class StageState:
     def next_backward(self, device: int) -> int | None:
         """Return the next micro-batch for a device's backward pass; None if none is ready.
 
-        Micro-batches whose arrays the device retained come first. Those of other devices are
-        excluded.
+        Micro-batches whose arrays the device retains come first. Micro-batches whose arrays another
+        device retains are excluded.
         """
         given = self.x if self.plan.loss else self.dy
         # Micro-batches without an input gradient come first because other stages wait for it.
@@ -198,13 +198,13 @@ class StageState:
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Return a part of this stage that returns other sums of the same micro-batches."""
+        """Create a part of this stage, whose devices return the gradient sums `sums`."""
         return StageState(
             self.plan, self.batches, sums, devices, passes=False, x=self.x, dy=self.dy, y=self.y
         )
 
     def forget(self, device: int) -> int:
-        """Discard what was lost with a device. Return the number of lost backward passes."""
+        """Discard a lost device's arrays and sums. Return the number of lost backward passes."""
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.accumulators if g.device == device and not g.landed]
         for accumulator in lost:
@@ -213,7 +213,7 @@ class StageState:
         return sum(len(accumulator.batches) for accumulator in lost)
 
     def validate(self) -> None:
-        """Check that the accumulators contain each micro-batch of `backward` once, and no others.
+        """Check that the accumulators contain the micro-batches of `backward`, each exactly once.
 
         Raises:
             AssertionError: the state is inconsistent.

@@ -1,8 +1,8 @@
-"""One stage-wise training step: assigns micro-batch passes to devices. No I/O.
+"""Assignment of micro-batch passes to devices in one stage-wise training step, without I/O.
 
-Until the step ends, the PS retains each micro-batch's input and output gradient for every stage,
-and repeats lost passes from these arrays. The PS uses a gradient accumulator completely or not at
-all. In each stage, or each part of a divided stage, exactly one used accumulator contains a given
+Until the step ends, the PS retains every stage's input and output gradient of each micro-batch, and
+repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of them.
+In each stage, or each part of a divided stage, exactly one used accumulator contains a given
 micro-batch.
 """
 
@@ -41,16 +41,16 @@ from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
 from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
-MAX_FAILURES: Final = 4  # number of device failures that end the step
+MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
 
 
 class StageStep:
-    """Runs one stage-wise step. Methods that change the state return instructions.
+    """The state machine of one stage-wise step. Event handlers return instructions.
 
     Args:
         stores: maps a device to its `StageDevice`; the step adds missing devices.
         present: returns the rates of the devices that are available for tasks.
-        usual: usual magnitudes of the values that devices return for this model.
+        usual: usual magnitudes of the arrays that devices return for this model.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StageStep:
         self._requests: set[StageRequest] = set()
         self._taking: dict[StageRequest, GradientAccumulator] = {}
         self._went_back: set[int] = set()  # devices whose latest request was a backward pass
-        self._request_s: dict[int, float] = {}  # key: device; value: seconds per request
+        self._request_s: dict[int, float] = {}  # key: device; value: predicted seconds
         self._failed: dict[int, str] = {}  # key: excluded device; value: reason
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
@@ -92,10 +92,7 @@ class StageStep:
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step.
-
-        Devices drop the arrays that this step does not need. The first stage gets its first passes.
-        """
+        """Start the step: drop unneeded arrays, send parameters, and request the first passes."""
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -112,9 +109,9 @@ class StageStep:
         return out
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Record an array that a device returned for an order."""
+        """Record an array that a device returned in answer to an order."""
         order.request.found[order.name] = payload
-        values = isinstance(payload, bytes | bytearray | memoryview)  # else it is emulated
+        values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
         if values and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
             order.request.note_size(self._place(order), size)
@@ -124,8 +121,8 @@ class StageStep:
         """Accept or reject the values of the first unresolved `Suspect`.
 
         Args:
-            right: whether the values are correct. If not, the device fails and another device
-                repeats the pass.
+            right: whether the values are correct. If not, the device counts as failed, and another
+                device repeats the pass.
             reason: what is wrong with the values.
         """
         if not self._suspects:  # the step has ended
@@ -154,10 +151,10 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat an order that a device refused.
+        """Repeat an order that failed on a device.
 
-        If the order alone cannot be repeated, all passes of the device start over. Only gradient
-        sums that have arrived at the PS are retained.
+        If the order cannot be repeated alone, repeat all of the device's passes whose results have
+        not arrived at the PS.
         """
         request = order.request
         store = self._stores.get(request.device)
@@ -195,7 +192,7 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Discard a device's requests in flight and retained arrays. Their passes are repeated."""
+        """Discard a device's requests and arrays, so that the unfinished passes are repeated."""
         for request in [request for request in self._requests if request.device == device]:
             self._requests.discard(request)
             self._taking.pop(request, None)
@@ -205,7 +202,7 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Continue after a device joined, because a stage may be waiting for a device."""
+        """Continue the step after a device became available, because a stage may need a device."""
         return [] if self.ended else self._go_on()
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
@@ -213,9 +210,9 @@ class StageStep:
 
         Args:
             made: without `after`, the gradient of the last stage's output. With loss slices, the
-                first call passes the log-sum-exp over the whole vocabulary instead. With `after`,
-                the first call passes the input of the next stage, and the second call the gradient
-                of stage `after`'s output.
+                first call for a micro-batch passes the log-sum-exp over the whole vocabulary
+                instead. With `after`, the first call for a micro-batch passes the input of the next
+                stage, and the second call the gradient of stage `after`'s output.
             after: number of the stage before the PS's own layers; None if these layers did not
                 compute the array.
         """
@@ -233,7 +230,7 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> None:
-        """End the step because its result is no longer needed."""
+        """End the step, and discard its unfinished requests."""
         self.ended = True
         self._requests.clear()
         self._suspects.clear()
@@ -250,7 +247,7 @@ class StageStep:
         return StepView(len(self.work.x), self.ended, self.repeated, views)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the numbers of completed tasks and of all tasks. Thread-safe.
+        """Return the number of completed tasks and the total number of tasks. Thread-safe.
 
         A task is one pass of a micro-batch through a stage, or the transfer of one stage's gradient
         sums.
@@ -259,7 +256,7 @@ class StageStep:
         return sum(done for done, _ in counts), sum(of for _, of in counts)
 
     def validate(self) -> None:
-        """Check the step's state.
+        """Check that the step's state is consistent.
 
         Raises:
             AssertionError: the state is inconsistent.
@@ -349,7 +346,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use the results of a request. If `repeated`, the PS recomputed the same values."""
+        """Use a request's results. `repeated`: the PS recomputed and confirmed the values."""
         if request not in self._requests:
             return
         self._requests.discard(request)
@@ -377,7 +374,7 @@ class StageStep:
                 self._out += store.take()
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
-        """Record a completed forward pass, and pass its output to the next stage or to the PS."""
+        """Record a forward pass. Deliver its output to the next stage or the training thread."""
         stage = self._stages[request.stage]
         is_new = request.batch not in stage.y
         if is_new:
@@ -405,7 +402,7 @@ class StageStep:
             following.x[request.batch] = self._activation(request.batch, payload)
 
     def _added(self, stage: StageState, request: StageRequest) -> None:
-        """Record a completed backward pass, and pass the input gradient to the previous stage."""
+        """Record a backward pass. Deliver its gradient to the previous stage or training thread."""
         for accumulator in stage.accumulators:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)
@@ -449,7 +446,7 @@ class StageStep:
         return out
 
     def _ask_once(self) -> bool:
-        """Send at most one request to each device that may run one. Return whether any was sent."""
+        """Send each eligible device at most one request. Return whether any request was sent."""
         self._replace_missing()
         if self.ended:
             return False
@@ -466,7 +463,7 @@ class StageStep:
         return sorted(free, key=lambda d: rules.turn(busy[d], self._request_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict the seconds of one request of each device's first stage."""
+        """Predict each device's seconds per request, for the first of its stages."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -477,7 +474,7 @@ class StageStep:
                 self._request_s.setdefault(device, request_s)
 
     def _ask(self, device: int) -> bool:
-        """Send a ready request to a device; return False if none is ready."""
+        """Send a device its next request. Return False if no request is ready."""
         mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
@@ -507,7 +504,7 @@ class StageStep:
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
-        """Return which arrays of its next micro-batch a device retains for the backward pass."""
+        """Return which arrays a device retains from its next micro-batch for the backward pass."""
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
@@ -523,7 +520,7 @@ class StageStep:
         )
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Request a micro-batch's backward pass. The last stage also runs forward pass and loss."""
+        """Request a backward pass; in a stage with the loss, also the forward pass and the loss."""
         accumulator = stage.accumulator_on(device)
         accumulator.asked.add(batch)
         stage.backward.add(batch)
@@ -618,15 +615,15 @@ class StageStep:
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: StageState) -> None:
-        """Add the devices that are predicted to finish a stage's remaining micro-batches first."""
+        """Add the devices that are predicted to finish the remaining micro-batches earliest."""
         chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Split a stage without devices and gradient sums, and assign new devices.
+        """Split a stage that has no devices and no accumulators, and assign devices to the parts.
 
-        Each part computes some of the stage's gradient sums. The number of parts is the one with
-        the earliest predicted end. If no device is available, the stage stays unchanged.
+        Each part returns some of the stage's gradient sums. The number of parts is chosen for the
+        earliest predicted finish. Without available devices, the stage is not changed.
         """
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
@@ -640,7 +637,7 @@ class StageStep:
             self._stages.append(stage.part(sums, devices))
 
     def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
-        """Return the candidate devices for taking over a stage that is divided into `parts`."""
+        """Return the devices that can take over a part of a stage, with their predicted times."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
             return []
@@ -651,7 +648,7 @@ class StageStep:
             for d, rates in able.items()
             if d in stage.devices or takeover.fits(rates, self._stores.get(d))
         ]
-        if not fitting:  # no device has enough memory, so the largest one must try
+        if not fitting:  # no device has enough memory, so try the one with the most
             fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
         return [
             takeover.candidate(
@@ -661,7 +658,7 @@ class StageStep:
         ]
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
-        """Return the predicted seconds of a device's other work, without stage `besides`."""
+        """Return the predicted seconds of a device's work for all stages except `besides`."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
@@ -695,5 +692,5 @@ class StageStep:
 def _first(
     found: Iterable[tuple[int, StageState, int | None]],
 ) -> tuple[int, StageState, int] | None:
-    """Return the first (number, stage, micro-batch) entry that has a micro-batch."""
+    """Return the first (number, stage, micro-batch) entry whose micro-batch is not None."""
     return next(((n, stage, b) for n, stage, b in found if b is not None), None)

@@ -1,9 +1,9 @@
-"""Chooses the devices that take over a stage after a device was lost.
+"""Selection of the devices that take over a stage after a device was lost.
 
-The chosen devices are those predicted to complete the stage first. Each new device must first
-receive the stage's weights, and must return its own gradient sums at the end, so more devices are
-not always faster. If the sums are large for one uplink, they are divided into parts. Every part has
-its own devices, which process all micro-batches but return only that part.
+The set of devices with the earliest predicted finish is selected. Each new device must first
+receive the stage's weights, and must return gradient sums at the end, so more devices are not
+always faster. If returning all gradient sums takes too long, the sums are divided into parts. The
+devices of a part process all micro-batches, but return only the sums of this part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cleave.scheduler.stages.work import (
     slice_layer,
 )
 
-_NARROW = (DType.BF16.value, DType.FP16.value)  # graphs upcast these to fp32
+_NARROW = (DType.BF16.value, DType.FP16.value)  # dtypes that graphs upcast to fp32
 _PASSES = 3  # activations sent to a device for each micro-batch: x twice, dy once
 
 
@@ -34,22 +34,22 @@ class Candidate:
     """A device that could run some of a stage's micro-batches."""
 
     device: int
-    # seconds for other tasks, for receiving weights, and for returning this stage's sums
+    # predicted seconds for other tasks, receiving weights, and returning this stage's sums
     other_s: float
-    each_s: float  # seconds for each micro-batch
+    each_s: float  # predicted seconds for each micro-batch
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
-    """Return the devices that together complete `batches` micro-batches first.
+    """Return the set of devices with the earliest predicted finish of `batches` micro-batches.
 
     Devices that all finish at time t complete sum((t - other_s) / each_s) micro-batches. A device
-    is chosen if its other tasks end before t.
+    is selected if its `other_s` is less than t.
     """
     return _soonest(candidates, batches)[0]
 
 
 def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], float]:
-    """Return the chosen devices and their common finish time, in seconds."""
+    """Return the result of `soonest`, and the predicted finish time in seconds."""
     chosen: list[int] = []
     speed = begun = 0.0
     for candidate in sorted(candidates, key=lambda c: (c.other_s, c.device)):
@@ -64,15 +64,15 @@ def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], 
 def soonest_parts(
     candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
 ) -> list[list[int]]:
-    """Divide a stage's gradient sums into the number of parts that is predicted to finish first.
+    """Choose the number of parts of a stage, and their devices, for the earliest predicted finish.
 
     Args:
-        candidates: returns at least one candidate for a given number of parts.
-        batches: number of micro-batches. Each part's devices process all of them.
+        candidates: returns the candidates for a given number of parts.
+        batches: number of micro-batches. The devices of each part process all of them.
         most: maximum number of parts.
 
     Returns:
-        The devices of each part.
+        The devices of each part; empty without candidates.
     """
     best: list[list[int]] = []
     best_s = float("inf")
@@ -86,7 +86,7 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Predicts the cost of taking over a stage whose devices must return the sums `returned`."""
+    """Predicts the times of a device that takes over a stage and returns the sums `returned`."""
 
     work: StepWork
     stage: PlannedStage
@@ -100,7 +100,7 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return a device as a candidate for this stage.
+        """Return a candidate with a device's predicted times for this stage.
 
         Args:
             store: the record of the device's arrays; None if the device holds no arrays.
@@ -117,7 +117,7 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return the seconds in which a device's uplink transfers the gradient sums."""
+        """Return the predicted upload time of the gradient sums, in seconds."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s

@@ -1,4 +1,4 @@
-"""The largest magnitudes that results of a step by stages usually have."""
+"""Usual magnitudes of the arrays that devices return in stage-wise steps, to detect outliers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-# a value that exceeds its usual magnitude by this factor is recomputed before use
+# an array that exceeds its usual magnitude by this factor is recomputed before use
 FAR: Final = 100.0
 
 
-_FADES: Final = 0.99  # a smaller value lowers the usual magnitude by at most this factor
+_FADES: Final = 0.99  # smaller values lower the usual magnitude of an array by at most this factor
 
 
-_GROWS: Final = 2.0  # a value that was not recomputed raises it by at most this factor
+_GROWS: Final = 2.0  # arrays that were not recomputed raise the magnitude by at most this factor
 
 
 class Returned(Enum):
-    """The kind of array that a device returned. The enum values are descriptions for people."""
+    """The kind of array that a device returned. The enum values are descriptions for users."""
 
     OUTPUT = "the output"
     GRADIENT = "the gradient"
@@ -25,38 +25,38 @@ class Returned(Enum):
     SUM = "the sum of gradients"
 
 
-# A group of similar values: kind of array, parameter or loss slice (may be empty), layer number.
+# A group of similar arrays: kind of array, parameter or loss slice (may be empty), layer number.
 Place: TypeAlias = tuple[Returned, str, int]
 
 
 @dataclass(slots=True)
 class UsualSizes:
-    """The usual largest magnitude of returned arrays for each place.
+    """The usual magnitude (largest absolute value) of returned arrays, for each `Place`.
 
-    A much larger value does not prove a fault, because training may have a spike. The PS recomputes
-    such a value before it uses it (`cleave.training.stages.suspicion`).
+    A much larger magnitude does not prove a fault, because gradients may spike in training. The PS
+    recomputes such an array before using it (`cleave.training.stages.suspicion`).
     """
 
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
 
     def of(self, place: Place) -> float | None:
-        """Return a place's usual magnitude, or the largest one of the same array in other layers.
+        """Return a place's usual magnitude; None if unknown.
 
-        None if neither is known.
+        If no magnitude is known for the layer, use the largest of the same array in other layers.
         """
         what, of, layer = place
         others = self._usual.get((what, of), {})
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Return whether a magnitude is at most `FAR` times the usual one; False if unknown."""
+        """Return whether a usual magnitude is known and `size` is at most `FAR` times as large."""
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
-        """Record the finite largest magnitude of a value that the PS uses.
+        """Update a place's usual magnitude from the magnitude `size` of an array in use.
 
-        A value that the PS did not recompute (`repeated`) can at most double the usual magnitude.
+        Unless the PS recomputed the array (`repeated`), the usual magnitude at most doubles.
         """
         what, of, layer = place
         usual = self.of(place)

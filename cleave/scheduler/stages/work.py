@@ -1,7 +1,7 @@
 """Data structures of a stage-wise training step: arrays, graphs, layers, and device assignment.
 
-A *micro-batch* is a part of the step's batch that passes through the layers independently. A
-*stage* is a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
+A *micro-batch* is a part of the step's batch that passes through the layers by itself. A *stage* is
+a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SumPiece:
 
 
 class StageFailedError(CleaveError):
-    """A stage-wise step cannot be completed."""
+    """Raised when a stage-wise step cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +148,7 @@ class SliceWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Everything that a stage-wise step needs: arrays, graphs, and the plan of its devices.
+    """The inputs of a stage-wise step: arrays, graphs, and the assignment of devices to stages.
 
     Attributes:
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
@@ -184,13 +184,13 @@ class StepWork:
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the minimum bytes sent to and received from devices, without compression or lost
-        devices.
+        """Return the minimum bytes that the PS sends and receives in a step.
 
-        Each trained parameter is sent once and its gradient returned once. Between two stages, the
-        output and its gradient are both returned to the PS and sent on. If the PS computes the
-        loss, the last output is returned and its gradient is sent. The first stage's input is sent,
-        and its gradient is returned if the PS needs it. For a vocabulary-parallel loss, the last
+        The minimum assumes that no payload is compressed and no device is lost. Each trained
+        parameter is sent once, and its gradient is returned once. Between two stages, the output
+        and its gradient are both returned to the PS and sent on. If the PS computes the loss, the
+        last output is returned and its gradient is sent. The first stage's input is sent, and its
+        gradient is returned if the PS needs the gradient. For a vocabulary-parallel loss, the last
         layer's output is sent to every slice, and each slice returns a gradient.
 
         Args:
@@ -214,7 +214,7 @@ KeptLayer: TypeAlias = tuple[int, ...]
 
 
 class RequestKind(Enum):
-    """The kinds of requests to a device."""
+    """The kind of a request to a device."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -230,8 +230,8 @@ class StageRequest:
     A request consists of one or more orders, and the device answers each order.
 
     Attributes:
-        kept: wire IDs of retained arrays of each layer. In a one-layer stage with sequence chunks,
-            one entry for each chunk.
+        kept: wire IDs of retained arrays, with one entry for each layer. In a one-layer stage with
+            sequence chunks, one entry for each chunk.
     """
 
     kind: RequestKind
@@ -244,7 +244,7 @@ class StageRequest:
     # wire IDs of the gradient sums to which the backward pass adds
     sums: dict[SumName, int] = field(default_factory=dict)
     dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
-    # maps each order in flight to the bytes of its answer
+    # maps each order in flight to the expected bytes of the answer
     answers: dict[int, int] = field(default_factory=dict)
     # blocks of gradient sums that are not requested yet
     rest: deque[SumPiece] = field(default_factory=deque)
@@ -266,7 +266,7 @@ class StageRequest:
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the fetched array with this name, with sequence chunks joined, or None."""
+        """Return a fetched array, joined from its sequence chunks; None if it was not fetched."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
@@ -275,7 +275,7 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """The PS's record of one order to a device. It is the `detail` of the order's task.
+    """The PS's record of one order to a device, stored in `Task.detail`.
 
     Attributes:
         rows, columns, out: shape and dtype of the requested array.

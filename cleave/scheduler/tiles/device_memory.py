@@ -1,4 +1,4 @@
-"""Tracks arrays in the scheduler: which devices need, hold and should drop which arrays."""
+"""The scheduler's record of the arrays that devices need, hold and should drop."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop arrays that a task does not use until `room_bytes` are free. Return whether they
-        are.
-        """
+        """Drop arrays that a task does not use until `room_bytes` fit. Return whether they fit."""
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True
@@ -117,7 +115,7 @@ class DeviceMemory:
                 self._drop(device, array)
 
     def leave(self, device: DeviceLoad) -> None:
-        """Remove a lost device and all its arrays from the record."""
+        """Remove a device that left, and all its arrays, from the record."""
         for array in {*device.held, *device.needed}:
             self._unhold(array, device)
 

@@ -16,7 +16,7 @@ from cleave.protocol.messages import Op
 from cleave.scheduler.tiles.device_memory import DeviceMemory
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
-# In larger fleets, comparing arrays already on pairs of devices takes too long.
+# Plans for larger fleets ignore the arrays that devices hold, because comparisons take too long.
 RESIDENCY_DEVICES: Final = 64
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums are sent and added in fp32
@@ -65,7 +65,7 @@ class GemmTask:
 class TileProgress:
     """The progress of one tile."""
 
-    device: int  # the planned device. Other devices compute some blocks if it is late or lost.
+    device: int  # the planned device. If it is late or lost, other devices compute some blocks.
     tile: Tile
     blocks: int = 0  # number of the tile's blocks, without blocks that were moved to other tiles
     done: int = 0  # number of the tile's blocks whose results have arrived
@@ -106,7 +106,7 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """Return a name for people that contains the shapes of A and B."""
+        """Return a name for display, with the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
@@ -194,7 +194,7 @@ class GemmJob:
 
         Returns:
             (device, task) pairs, and the predicted seconds from now until the last task finishes;
-                None if no plan is possible.
+            None if no plan is possible.
         """
         assigned: list[tuple[int, Task]] = []
         finish_s = 0.0
@@ -225,7 +225,7 @@ class GemmJob:
         return plan(gemm, element, payload_rates(devices, self.dtype))
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks by the tasks of the latest proposal from `repartition`."""
+        """Replace tasks with the tasks of the latest proposal from `repartition`."""
         self._remaining += len(others) - len(tasks)
         self._tiles = 1 + max(task.detail.tile for task in others)
         self.tiles |= self._repartitioned_tiles
@@ -323,7 +323,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid that arrays form, in the GEMM's orientation; None if they form no grid."""
+    """Return the grid that arrays form, in the GEMM's orientation; None if there is no grid."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):
@@ -357,7 +357,7 @@ def _moved(cut: TileCut, box: Tile) -> TileCut:
 
 
 class ReductionOrder:
-    """Releases partial sums in the order of k, independent of their order of arrival.
+    """Releases partial sums in order of increasing k, independently of the order of arrival.
 
     A partial sum waits for all partial sums of the same output elements at lower k.
     """
@@ -382,7 +382,7 @@ class ReductionOrder:
                     self._followers[lower].append(task)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks without results by other tasks that compute the same output elements."""
+        """Replace unanswered tasks with other tasks that compute the same output elements."""
         gone = {task for task in tasks if task in self._waits}
         before, after = [], []
         for task, later in self._followers.items():

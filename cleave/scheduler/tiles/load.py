@@ -12,9 +12,8 @@ from cleave.planner.tiles.cost import streamed_s, tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
-# Base of the wait before an overdue device that sends heartbeats gets tasks again. The first wait
-# is 0 because perhaps only an answer was lost. The second is this, and each further one about
-# doubles.
+# Seconds that an overdue device with heartbeats waits for new tasks the second time. The first wait
+# is 0, because possibly only an answer was lost. Later waits roughly double.
 RETRY_S: Final = 2.0
 _MOST_DOUBLED: Final = 5
 
@@ -24,8 +23,8 @@ class DeviceLoad:
     """A device's tasks, the arrays that the device holds, and its predicted timing.
 
     Attributes:
-        sent_tasks, sent_flops: tasks sent since `since_s`.
-        sent_bytes, asked_bytes: bytes on the wire of inputs and results since `since_s`.
+        sent_tasks, sent_flops: number and FLOPs of the tasks sent since `since_s`.
+        sent_bytes, asked_bytes: bytes on the wire of their inputs and results.
     """
 
     rates: DeviceRates
@@ -76,7 +75,7 @@ class DeviceLoad:
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue. Its wait for new tasks grows each consecutive time."""
+        """Mark the device as overdue. Each consecutive time, its wait for new tasks is longer."""
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
@@ -88,7 +87,7 @@ class DeviceLoad:
         return was_overdue
 
     def asked(self, run: int, task: Task, array_bytes: int, now_s: float) -> None:
-        """Record that a task is sent to the device, with `array_bytes` of uncompressed inputs."""
+        """Record that a task is sent to the device, with `array_bytes` bytes of new inputs."""
         if not self.running:
             self.since_s = self.heard_s = now_s
             self.sent_tasks = self.sent_flops = 0
@@ -154,7 +153,7 @@ class DeviceLoad:
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds for the unanswered tasks at the pace so far; at first infinite."""
+        """Return the seconds for unanswered tasks at the pace so far; infinite without answers."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

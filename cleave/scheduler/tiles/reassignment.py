@@ -1,4 +1,4 @@
-"""Finds late devices, reassigns undone tasks and duplicates late tasks, using predicted times."""
+"""Detection of late devices, and choice of the devices that take over or duplicate tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.scheduler.tiles.tasks import Task
 WORTH_HELPING: Final = 0.8
 _COMPARED: Final = 16
 
-UnitSeconds = Callable[[int, Task], float]  # predicts the seconds that a device needs for a task
+UnitSeconds = Callable[[int, Task], float]  # predicts a device's seconds for a task
 
 
 @dataclass(slots=True)
@@ -61,15 +61,15 @@ def speculate(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> list[tuple[int, int, Task]]:
-    """Duplicate the last tasks of late devices on helpers. The first valid result will be used.
+    """Choose tasks of late devices to duplicate on helpers, starting with each device's last task.
 
     Args:
         late: maps a late device to its unanswered tasks, in the device's order.
-        remaining_s: maps a late device to the predicted seconds for these tasks; may be infinite.
+        remaining_s: maps a late device to its predicted seconds for these tasks; may be infinite.
         helpers: maps a helper to the predicted seconds of its current tasks.
 
     Returns:
-        (late device, helper, task) for each duplicated task.
+        (late device, helper, task) for each task to duplicate.
     """
     takers = _Takers(helpers, able, task_s)
     left = {device: list(tasks) for device, tasks in late.items() if tasks}
@@ -109,7 +109,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return a task's earliest finish time and its device; None if no device is able."""
+        """Return a task's earliest finish time and its device; None if no device can run it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -125,7 +125,7 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add a task to the load of a device. `taken` is what `best` returned."""
+        """Add a task to a device's load. `taken`: the return value of `best`."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))
@@ -133,7 +133,7 @@ class _Takers:
 
 
 # A job is overdue after this time or `OVERDUE_SHARE` times its predicted time, whichever is longer.
-# A device is overdue if it runs a task of an overdue job and was silent for that long.
+# A device is overdue if it runs a task of an overdue job and has been silent for as long.
 OVERDUE_S: Final = 1.0
 OVERDUE_SHARE: Final = 2.0
 
@@ -145,15 +145,15 @@ SILENT_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The late devices.
+    """The late devices, and those that have just become overdue.
 
     Attributes:
-        remaining_s: maps a late device to the seconds that it still needs at its pace so far;
-            infinite for a silent device.
+        remaining_s: maps a late device to the predicted seconds for its unanswered tasks at its
+            pace so far; infinite for a silent device.
     """
 
     remaining_s: dict[int, float]
-    overdue: list[int]  # devices that have just become overdue
+    overdue: list[int]
 
 
 def find_stragglers(
@@ -162,7 +162,7 @@ def find_stragglers(
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
-    """Return the late devices and the overdue devices.
+    """Find the late devices, and the devices that have just become overdue.
 
     Args:
         since_s: maps a job ID to the time from which its results are expected.

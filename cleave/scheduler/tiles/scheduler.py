@@ -1,9 +1,9 @@
-"""The state machine of the scheduler.
+"""The scheduler of GEMM tasks, a state machine without I/O.
 
-The scheduler sends an array when the first task in a device's queue needs it and the device has
-memory. This produces the wavefront order. Unanswered tasks of a lost device go to other devices,
-repartitioned if that is faster. Tasks of a late device are duplicated, and the first valid result
-is used.
+The scheduler sends an array when the first task in a device's queue needs the array and the device
+has free memory, so arrays arrive in wavefront order. Unanswered tasks of a lost device are assigned
+to other devices, repartitioned if that is faster. Tasks of a late device are duplicated, and the
+first valid result is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 # A task that failed this often, and on every device that can run it, is held back.
 MAX_FAILURES: Final = 8
-HOLD_S: Final = 5.0  # first wait of a held task; it doubles each time, and a new device ends it
+HOLD_S: Final = 5.0  # first wait of a held task. The wait doubles, and ends if a device joins.
 HOLD_MOST_S: Final = 300.0
 _RECUT_FROM_S: Final = 0.005  # repartition tasks that add more than this to the finish time
 _HELPED_AT_ONCE: Final = 32  # maximum number of busy devices that a new device helps
@@ -125,7 +125,7 @@ class Scheduler:
         return self._instructions
 
     def validate(self) -> None:
-        """Check the scheduler's state.
+        """Check that the scheduler's state is consistent.
 
         Raises:
             AssertionError: the state is inconsistent; the message lists the problems.
@@ -138,7 +138,7 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """List state that should be freed while no job and no operand is in use, in sentences."""
+        """Return descriptions of state that was not freed although no job or operand is in use."""
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -157,7 +157,7 @@ class Scheduler:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of available devices. Overdue devices count only if all are overdue."""
+        """Return the rates of available devices, without overdue devices unless all are overdue."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
@@ -190,7 +190,7 @@ class Scheduler:
         return state is not None and bool(state.running or state.queue)
 
     def overdue(self, device: int) -> bool:
-        """Return whether a device missed a deadline and has not answered since."""
+        """Return whether a device missed a deadline and still counts as overdue."""
         state = self._devices.get(device)
         return state is not None and state.overdue
 
@@ -212,7 +212,7 @@ class Scheduler:
         self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
-        """Store a device's new rates. Drop unneeded arrays if they no longer fit in its memory."""
+        """Store a device's new rates. Drop unneeded arrays if its memory is now too small."""
         device = self._devices.get(event.rates.device)
         if device is None:
             return
@@ -222,7 +222,7 @@ class Scheduler:
             self._tell_forgotten(device)
 
     def _give_work(self, newcomer: int, now_s: float) -> None:
-        """Give a new device the tasks that wait for a device, and some tasks of busy devices."""
+        """Assign the tasks that wait for a device, and let the new device help busy devices."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._start(job)
@@ -251,7 +251,7 @@ class Scheduler:
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
-        """Stop assigning tasks to a device. It leaves once it has answered its runs in flight."""
+        """Stop assigning tasks to a device, which leaves after answering its runs in flight."""
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
@@ -260,7 +260,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _finish_draining(self, device: DeviceLoad) -> None:
-        """Let a draining device leave if it has answered all its runs."""
+        """Remove a draining device if it has answered all its runs."""
         if device.id in self._devices and device.draining and not device.running:
             self._forget_device(device.id)
             self._instructions.append(Drained(device.id))
@@ -285,7 +285,7 @@ class Scheduler:
         self._start(event.job)
 
     def _start(self, job: GemmJob) -> None:
-        """Assign a job's tasks and send the first ones. If no device is able, the job waits."""
+        """Assign a job's tasks and send the first ones. The job waits if no device can run it."""
         rates = self._able(job)
         if not rates:
             self._waiting.append(job)
@@ -329,7 +329,7 @@ class Scheduler:
             return
         found = reassign(tasks, able, self._may_take, self._task_s)
         too_large: list[Task] = []
-        if found.unassigned:  # retry on a device that failed the task only as a last resort
+        if found.unassigned:  # as a last resort, retry on devices that failed the task
             again = reassign(found.unassigned, able, self._holds, self._task_s)
             found.assigned += again.assigned
             too_large = again.unassigned
@@ -358,7 +358,7 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of devices that can run a job, if possible of devices not overdue."""
+        """Return the rates of a job's eligible devices; overdue ones only if all are overdue."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -374,7 +374,7 @@ class Scheduler:
     # --- duplicated tasks ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """Record that a device will not complete a task. Return whether a copy is elsewhere."""
+        """Remove a device from a task's copies. Return whether another device has the task."""
         others = self._copies.get(task)
         if others is None:
             return False
@@ -384,7 +384,10 @@ class Scheduler:
         return bool(others)
 
     def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
-        """Duplicate the last tasks of late devices. The maps give seconds of remaining tasks."""
+        """Duplicate the last tasks of late devices on helpers, or move tasks that were not sent.
+
+        `late` and `helpers` map a device to the predicted seconds of its remaining tasks.
+        """
         undone = {}
         for device_id in late:
             tasks = self._devices[device_id].unanswered()
@@ -434,12 +437,12 @@ class Scheduler:
             self._pump(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
-        """Retry held tasks that are due, and give helpers copies of tasks of late devices."""
+        """Retry held tasks that are due, and duplicate tasks of late devices on helpers."""
         due = [task for task, until_s in self._held.items() if until_s <= now_s]
         for task in due:
             task.failed_on.clear()
         self._try_again(due)
-        # Jobs run one after another, so results are expected once the previous job finished.
+        # Jobs run in sequence, so results are expected from the end of the previous job.
         since_s = {job: max(begun_s, self._finished_s) for job, begun_s in self._begun_s.items()}
         found = find_stragglers(self._devices, self._jobs, since_s, now_s)
         for device_id in found.overdue:
@@ -457,7 +460,7 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
-        """Make an overdue device available for tasks again. Perhaps only an answer was lost."""
+        """Make an overdue device that sent a heartbeat available again, once its wait is over."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -468,7 +471,7 @@ class Scheduler:
     # --- tasks that no device can run ---
 
     def _stick(self, job: GemmJob, reason: str) -> None:
-        """Record why part of a job waits. Report only the last new reason of an event."""
+        """Record why part of a job waits. For each event, report only the last new reason."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
@@ -497,7 +500,7 @@ class Scheduler:
     # --- sending ---
 
     def _pump(self, device: DeviceLoad) -> None:
-        """Send queued tasks and missing arrays, as far as device memory and run limit allow."""
+        """Send queued tasks and missing arrays, within the limits on device memory and runs."""
         while device.queue and device.has_turn:
             task = device.queue[0]
             if task.job not in self._jobs:  # the job failed meanwhile
@@ -560,7 +563,7 @@ class Scheduler:
         self._heard(event.device)
 
     def _heard(self, device_id: int) -> None:
-        """Record that a device answered. The device is then no longer overdue."""
+        """Record that a device answered, so that the device is no longer overdue."""
         device = self._devices.get(device_id)
         if device is not None and device.heard(self._now_s):
             self._instructions.append(Overdue(device_id, False))

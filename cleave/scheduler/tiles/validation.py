@@ -19,7 +19,7 @@ def broken_invariants(
     kept_back: Iterable[Task],
     memory: DeviceMemory,
 ) -> list[str]:
-    """List the inconsistencies in the scheduler's state, in sentences.
+    """Return descriptions of the inconsistencies in the scheduler's state.
 
     Args:
         copies: maps a duplicated task to the devices to which the task is assigned.
@@ -79,7 +79,7 @@ def _of_device(device: DeviceLoad) -> Iterable[str]:
 def leftovers(
     devices: Iterable[DeviceLoad], kept: Mapping[str, Collection[object]], memory: DeviceMemory
 ) -> list[str]:
-    """List state that should have been freed, in sentences. `kept` maps names to collections."""
+    """Return descriptions of state that was not freed. `kept` maps names to collections."""
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]
     if not memory.empty:
         found.append("arrays are named that nobody will use")
