@@ -18,10 +18,7 @@ from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
-
     from cleave.cluster.endpoints import Endpoints
-    from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
     from cleave.training.servers.ranks import Ranks
     from profiles.fleet_device import FleetDevice

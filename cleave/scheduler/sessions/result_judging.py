@@ -98,7 +98,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
     if isinstance(result, messages.Computed):
         return "" if of_graph else f"there is no result, which was to be {rows}x{columns} {dtype}"
     if of_graph:
-        return "it answered with a result what has none"
+        return "it sent a result for an order that has none"
     nbytes = payload_bytes(result.payload)
     form = (result.rows, result.columns, result.dtype, nbytes)
     if form == (rows, columns, dtype, task.output_bytes):

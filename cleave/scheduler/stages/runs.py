@@ -105,7 +105,7 @@ class StageRuns:
                 f"with `cleave devices own NAME`, or start the server with --stages-on any)"
             )
         return (
-            f"{none} train whole layers now: those that could are being measured, set aside or "
+            f"{none} train whole layers now: the devices that could are being measured, set aside or "
             f"about to leave"
         )
 
@@ -136,7 +136,7 @@ class StageRuns:
         if self._step is not None and not self._step.ended:
             raise UsageError(
                 "the fleet does another step by stages: do its backward pass first, or "
-                "cleave.restore the model that it is of"
+                "cleave.restore its model"
             )
         able = self.able
         stages, slices = (

@@ -17,7 +17,7 @@ from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import rules as rules
+from cleave.planner.stages import rules
 from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
