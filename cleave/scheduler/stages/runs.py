@@ -105,8 +105,8 @@ class StageRuns:
                 f"with `cleave devices own NAME`, or start the server with --stages-on any)"
             )
         return (
-            f"{none} train whole layers now: the devices that could are being measured, set aside or "
-            f"about to leave"
+            f"{none} train whole layers now: the devices that could are being measured, set aside "
+            f"or about to leave"
         )
 
     def busy(self, device: int) -> bool:
