@@ -77,7 +77,7 @@ def _short(text: str) -> str:
 
 
 class Board:
-    """Collects training records, server starts and failures for the process that began training."""
+    """Collects training records and server starts for the process that started the training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -90,7 +90,7 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count a start of a server. Return how often the server started since the last new step."""
+        """Count a start of a server. Return the number of its starts since the last new step."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 

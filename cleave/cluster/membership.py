@@ -39,11 +39,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The admitted and expelled devices, as the first server sends them to the other servers."""
+    """The admitted and expelled devices. The first server sends them to the other servers."""
 
     version: int  # grows with every change
     members: tuple[Member, ...] = ()
-    expelled: Mapping[int, tuple[ErrorCode, str]] = field(default_factory=dict)  # by device identity
+    expelled: Mapping[int, tuple[ErrorCode, str]] = field(default_factory=dict)  # by identity
 
 
 class Keeper(Authenticator, Protocol):

@@ -1,7 +1,7 @@
 """Compress and decompress payloads in threads, to keep the server's event loop free.
 
-An array that goes to several devices is compressed once. The compressed bytes stay in memory while
-a message waits.
+An array that is sent to several devices is compressed once. The compressed bytes stay in memory
+while a message with the array waits to be sent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Coder:
         self._shared: WeakValueDictionary[int, SharedArray] = WeakValueDictionary()
 
     def shared(self, put: Put) -> SharedArray | None:
-        """Return the `SharedArray` of a message's payload object; None if the payload is small."""
+        """Return the `SharedArray` of a message's payload; None if it is too small to compress."""
         if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
@@ -51,7 +51,7 @@ class Coder:
         return array
 
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
-        """Return `put` with its array compressed, or `put` itself if compression does not help."""
+        """Return a `put` message with the array compressed, or `put` if that saves no bytes."""
         found = await array.coded()
         return put if found is None else coding.with_coded(put, found)
 

@@ -1,4 +1,4 @@
-"""A server that devices join over WebSockets. It serves plain HTTP on the same port."""
+"""A parameter server that devices join over WebSockets. It serves HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of a server: where it listens, and which devices and operators it admits.
+    """Settings of a server: its address, and which devices and operators it admits.
 
     Attributes:
         host: address to listen on; `0.0.0.0` for every network of this machine.
@@ -103,7 +103,7 @@ class ServerConfig:
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
         card: bandwidth of the server's network card, which all devices share; None for no limit.
-        numbering: determines the session numbers that this server assigns to devices.
+        numbering: the session numbers that this server assigns to devices.
     """
 
     host: str = "127.0.0.1"
@@ -344,11 +344,11 @@ class Server:
         self.live.execute(self.live.manager.mark_own(identity, own, self.live.now()))
 
     def credit(self) -> None:
-        """Report each device's contribution since the last call. Call this in the server's loop."""
+        """Report the devices' work to the authenticator. Call this in the server's loop."""
         self.live.manager.credit(self.live.now())
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step. Call this in the server's loop."""
+        """Return the progress of the current step, if known. Call this in the server's loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
@@ -386,13 +386,13 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the IP address of a connection's client; empty if it is not known."""
+    """Return the IP address of a connection's client; empty if unknown."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer to a response that closes the connection, without a body for `head`."""
+    """Convert an answer to a response that closes the connection. `head` omits the body."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -400,7 +400,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Tell a connection whether its hello was accepted, or why its session ended."""
+    """Record on a connection that its hello was accepted, or why it was refused or ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
@@ -425,7 +425,7 @@ async def _refuse(
 
 
 def _unexpected(record: logging.LogRecord) -> bool:
-    """Filter the WebSocket library's log: keep and reword errors of the server's own code."""
+    """Return True for unexpected errors in the WebSocket library's log, and reword their records."""
     error = record.exc_info[1] if record.exc_info else None
     while isinstance(error, BaseExceptionGroup):  # from a task group
         error = error.exceptions[0]

@@ -13,7 +13,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Merge the overviews of several servers into one overview.
 
     The job, events, server facts and latest GEMMs are those of `own`, whose energy must already
-    cover all servers. No two servers use the same session number.
+    cover all servers. Session numbers must be unique across the servers.
     """
     every = [own, *others]
     return {
@@ -32,9 +32,9 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 
 
 def ended(answer: Answer) -> Answer:
-    """Return a lost server's last overview, without the data about its current state.
+    """Return a lost server's last overview, reduced to the totals of its past work.
 
-    The totals of past work remain. Rates become 0, and devices and plans are removed.
+    Rates become 0, and devices and plans are removed.
     """
     return {
         **answer,

@@ -32,8 +32,8 @@ _ALL_MAY: Final = ("overview", "status")
 class OperatorSessions:
     """Serves the connections of operators and viewers in the server's loop.
 
-    Without `device_admin` or `overview`, requests for these are refused. `jobs` and `server` are
-    None until the server listens.
+    Without `device_admin` or `overview`, requests that need them are refused. `jobs` and `server`
+    are None until the server listens.
     """
 
     def __init__(

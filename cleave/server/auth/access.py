@@ -50,7 +50,7 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
-STORE_RETRY_S: Final = 10.0  # after which a device should retry to join if the store is unusable
+STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Maximum number of uses, and maximum lifetime in seconds, of a join code."""
@@ -111,7 +111,7 @@ class Access:
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        random_bytes: returns a text that encodes this number of random bytes, for credentials.
+        random_bytes: returns a text that encodes the given number of random bytes.
         choose: picks a random character of a string, for join codes.
         retry_s: seconds after which a failed write to the store is retried.
 
@@ -178,7 +178,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential. `device` has a revoked credential, if any."""
+        """Exchange a join code for a credential. `device` is set if its credential is revoked."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -218,7 +218,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
-        """Return the admission of a stored device, with its faults and its last behavior."""
+        """Return the admission of a stored device, with its wrong results and last behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
@@ -226,7 +226,7 @@ class Access:
         )
 
     def _limited(self, address: str) -> Refusal | None:
-        """Return the refusal of an address with too many failed attempts."""
+        """Return a refusal if the address has too many failed attempts, and None otherwise."""
         if (wait_s := self._attempts.wait_s(address)) <= 0:
             return None
         reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
@@ -256,7 +256,7 @@ class Access:
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device, which takes effect before it is written to the store."""
+        """Quarantine a device immediately, before the decision is written to the store."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
@@ -265,7 +265,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void and return the open codes by which a revoked device could rejoin."""
+        """Void and return the open join codes with which a revoked device could rejoin."""
         now_s = self._clocks.wall()
         # For a device that joined with an older version of Cleave, the join code is unknown. It may
         # be any used code of that time.

@@ -1,4 +1,4 @@
-"""Serve `/metrics` for Prometheus. A request creates an overview and exports its values."""
+"""Serve `/metrics` for Prometheus. Each request creates an overview and exports its values."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TrainingJob:
     model: str
     started_s: float | None = None  # Unix time of the last start; None before
     state: JobState = JobState.QUEUED
-    waits: str = ""  # a sentence about what the job waits for; empty if it does not wait
+    waits: str = ""  # what the job waits for, as a sentence; empty if it does not wait
     run_folder: str = ""  # empty until known
     pauses: bool = False  # whether an operator asked the job to pause
     finished: bool = False  # whether the job has completed its last step
@@ -81,16 +81,16 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """Runs training jobs. The server gets a runner from its caller, so it imports no training code.
+    """Interface for running training jobs, so that the server need not import training code.
 
-    All methods raise CleaveError with a sentence when the user can act on the reason.
+    All methods raise CleaveError when the user can correct the error.
     """
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Validate a job's arguments. Return the job's model and its total number of steps."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a job with these arguments could continue after a pause."""
+        """Raise CleaveError if a job with these arguments cannot continue after a pause."""
 
     def run(
         self,
@@ -99,7 +99,7 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Run a job until it is done or, after a step, `stop` returns True. Report each record."""
+        """Run a job until it is done, or until `stop` returns True after a step."""
 
 
 class Jobs:
@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a new job and return it. Raise if it cannot run, or a queued job has its name."""
+        """Queue and return a new job. Raise CleaveError if it cannot run or its name is taken."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -200,7 +200,7 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, also one of a previous server process."""
+        """Queue a paused, stopped or failed job again, even one of a previous server process."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -362,5 +362,5 @@ class Jobs:
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return arguments that resume the job in a run folder, or begin it if no step is complete."""
+    """Return arguments that resume the job in a run folder, or restart it if no step is done."""
     return {"job": {}, "resume": run_folder, "begin": True}

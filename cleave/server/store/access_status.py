@@ -1,7 +1,8 @@
 """Decisions about devices and join codes, which take effect before they are stored.
 
-A revoked or quarantined device must not be admitted even while the store is unwritable, as with a
-full disk. So a decision takes effect in memory first. The writer retries until it is written.
+A revoked or quarantined device must not be admitted even while the store is unwritable, for example
+because the disk is full. So a decision takes effect in memory first. The writer retries the write
+until it succeeds.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class AccessStatuses:
         self._owe("own", self._own, device, mark, write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code. From now on, no device can join with it."""
+        """Void a join code immediately, so that no further device can join with it."""
         with self._lock:
             self._void[code] = reason
         text = f"join code {code} is void ({reason})"
@@ -79,7 +80,7 @@ class AccessStatuses:
         write: Callable[[], None],
         text: str,
     ) -> None:
-        """Write a decision, and then remove it from memory unless another one has replaced it."""
+        """Write a decision in the writer's thread, then forget it unless a newer one replaced it."""
 
         def write_and_forget() -> None:
             write()
@@ -90,7 +91,7 @@ class AccessStatuses:
         self._writer.owe((kind, id), write_and_forget, text)
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
+        """Record a device's wrong result, and the penalty points for the result."""
         with self._lock:
             at_s = self._now()
             self._faults[device].append((at_s, penalty))

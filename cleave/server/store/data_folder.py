@@ -61,11 +61,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token, which is created if missing and must be private."""
+        """Return the operator token. Create a token if none exists."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token, like `operator_token`."""
+        """Return the viewer token. Create a token if none exists."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:
