@@ -33,7 +33,7 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a process ended, and advice for the user. Neither text ends with a full stop."""
+    """The reason why a process ended, and advice for the user. Neither ends with a full stop."""
 
     why: str
     advice: str = ""  # empty if unknown
@@ -43,7 +43,7 @@ class Ending:
 
 
 def ending(text: str) -> Ending:
-    """Extract the reason why a process ended from Ray's error text, which is pages long."""
+    """Extract the reason why a process ended from a long Ray error message."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -64,7 +64,7 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return why server processes were lost, by rank. Errors that servers raised are skipped."""
+    """Return why server processes were lost, by rank. Skip errors raised by the servers' code."""
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))
         for rank, error in errors.items()
@@ -77,7 +77,7 @@ def _short(text: str) -> str:
 
 
 class Board:
-    """Collects training records and server starts for the process that started the training."""
+    """A collector of training records and server starts for the process that started training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -90,12 +90,12 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count a start of a server. Return the number of its starts since the last new step."""
+        """Count a start of a server. Return its number of starts since training last progressed."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a training record. `step` is the number of the step that it completes, or 0."""
+        """Add a training record. `step` is the completed step that it reports; 0 for no step."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -138,7 +138,7 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed after `starts` starts of a server without a new step."""
+        """Mark the training as failed: it made no progress in `starts` starts of a server."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 

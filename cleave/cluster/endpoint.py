@@ -1,8 +1,8 @@
-"""The endpoint of a server, to which devices connect. A worker in another process trains.
+"""The endpoint of a server, to which devices connect while another process trains.
 
-The devices stay connected if the worker is lost and restarts. A new worker withdraws the GEMMs and
-the step of the previous worker. Workers use an endpoint through `cleave.cluster.endpoint_runtime`.
-Ray runs `OwnEndpoint` as an actor on a node of the cluster.
+If the training process (the worker) is lost and restarts, the devices stay connected. A new
+worker withdraws the GEMMs and the step of the previous worker. Workers use an endpoint through
+`cleave.cluster.endpoint_runtime`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -159,12 +159,12 @@ class Endpoint:
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Drop the `forgotten` graphs and arrays, and start the step of a packed `StepWork`."""
+        """Delete the `forgotten` graphs and arrays. Start a stage-wise step, packed in `work`."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Pass a packed array that the worker computed for a micro-batch to the current step."""
+        """Pass a packed array that the worker computed for a micro-batch to the running step."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
@@ -179,7 +179,7 @@ class Endpoint:
             self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
-        """Send a `bye` to every device and close the server."""
+        """Send a `bye` message to every device, and close the server."""
         self._server.close()
 
 
@@ -282,7 +282,7 @@ class OwnEndpoint(Endpoint):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return server facts with the bandwidths of the network card, if known."""
+    """Return `ServerFacts` with the bandwidths of the network card, if known."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

@@ -31,7 +31,7 @@ _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenti
 
 
 class EndpointLostError(Exception):
-    """Raised when an endpoint does not respond. Unlike a CleaveError, it restarts the training."""
+    """Raised when an endpoint does not respond. Unlike a CleaveError, it makes training restart."""
 
 
 class EndpointCalls(Protocol):
@@ -69,7 +69,7 @@ def ask_all(
 
 @dataclass(frozen=True, slots=True)
 class ActorCalls:
-    """Calls an endpoint that is a Ray actor."""
+    """Caller of an endpoint that is a Ray actor."""
 
     actor: Any
 
@@ -88,12 +88,12 @@ class ActorCalls:
             ) from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Start a call of a method of the actor, without waiting for the call to end."""
+        """Start a method call on the actor, without waiting for the call to end."""
         getattr(self.actor, name).remote(*arguments)
 
 
 class ConnectionCalls:
-    """Calls a `ServedEndpoint`. `key` authenticates the caller. Thread-safe."""
+    """Caller of a `ServedEndpoint`, authenticated with `key`. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -129,7 +129,7 @@ class ConnectionCalls:
 
 
 class ServedEndpoint:
-    """Accepts calls from the workers of a cluster to the endpoint in this process.
+    """A listener for calls from the workers of a cluster to the endpoint in this process.
 
     Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
     first prove that they know the key. Other nodes must reach this machine at `host`.
@@ -174,8 +174,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that is not yet authenticated.
 
-        If there are too many, disconnect the one that has waited longest: workers authenticate at
-        once.
+        If there are too many such callers, disconnect the one that has waited longest, because
+        workers authenticate immediately.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -185,7 +185,7 @@ class ServedEndpoint:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Authenticate both sides of a connection by the key, within `_PROVES_S` seconds."""
+        """Authenticate both ends of a connection with the key, within `_PROVES_S` seconds."""
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()

@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 
 
 class EndpointRuntime(FleetRuntime):
-    """A fleet runtime that calls an endpoint. `call` waits for the result; `tell` need not wait."""
+    """A fleet runtime that calls an endpoint. `call` waits for a result; `tell` need not wait."""
 
     clock = "wall"
 
@@ -148,7 +148,7 @@ class EndpointRuntime(FleetRuntime):
             self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """Return None, because operators query the endpoint for the progress, not the worker."""
+        """Return None: operators get the progress from the endpoint, not from the worker."""
         return None
 
     def device_count(self) -> int:

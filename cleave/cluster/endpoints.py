@@ -1,4 +1,4 @@
-"""Start the endpoints of all servers on the nodes of a Ray cluster, and assign them to workers."""
+"""Start of the servers' endpoints on the nodes of a Ray cluster, and assignment to workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
 ANSWERS_S: Final = 30.0  # timeout for calls that do not wait for devices
-FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
+FREED_S: Final = 20.0  # maximum seconds to wait until a port is free
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 _THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
@@ -62,7 +62,7 @@ class Endpoints:
     on_one_machine: bool  # whether all nodes are on this machine
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet for the worker process of server `ranks.rank`, with its endpoint."""
+        """Return a fleet that uses the endpoint chosen for this worker's server, `ranks.rank`."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
@@ -83,7 +83,7 @@ class Endpoints:
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
     """Return the index of an endpoint for each server, preferably on the server's node.
 
-    Both arguments are node ids. No two servers get the same endpoint.
+    Both arguments are lists of node ids. No two servers get the same endpoint.
     """
     free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
@@ -158,14 +158,14 @@ def open_endpoints(
 
 
 class _Starting:
-    """An endpoint that is starting. After a failed start, the next `opened` starts another one."""
+    """An endpoint that is starting. If the start fails, the next call of `opened` retries it."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call this again to retry."""
+        """Wait until the endpoint listens, and return its actor. Call again after an error."""
         actor = self._actor or self._start()
         self._actor = None
         try:
@@ -181,7 +181,7 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the IP addresses of the live nodes in `nodes`; None for all nodes of the cluster."""
+    """Return the IP addresses of the live nodes of the cluster, or only of those in `nodes`."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()

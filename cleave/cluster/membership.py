@@ -1,4 +1,4 @@
-"""Share the list of admitted devices among the servers of a cluster.
+"""A list of admitted devices that the servers of a cluster share.
 
 Devices join the first server, which is the only server with a store. It sends the list of admitted
 devices to the other servers before it moves devices to them. A device shows the same credential to

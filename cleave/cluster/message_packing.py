@@ -1,4 +1,4 @@
-"""Pack and unpack the messages about stage-wise steps between a worker and its endpoint.
+"""Packing of the messages about stage-wise steps between a worker and its endpoint.
 
 Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
 Python object: devices retain a graph or a frozen weight only while the object stays the same.
@@ -38,7 +38,7 @@ class PlainBytes:
 
 
 class Packer:
-    """Replaces graphs and arrays with references. The worker has one `Packer`."""
+    """The worker's packer of messages, which replaces graphs and arrays with references."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
@@ -63,7 +63,6 @@ class Packer:
 
     @property
     def sent(self) -> dict[int, StageGraph | StageArray]:
-        """Return the sent graphs and arrays by number."""
         return dict(self._sent.values())
 
     def _packed(self, value: Any) -> Any:
@@ -81,7 +80,7 @@ class Packer:
 
 
 class Unpacker:
-    """Replaces the references from a `Packer` with graphs and arrays. The endpoint has one."""
+    """The endpoint's unpacker of messages, which replaces references with graphs and arrays."""
 
     def __init__(self) -> None:
         self._held: dict[int, StageGraph | StageArray] = {}
@@ -96,7 +95,7 @@ class Unpacker:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that packs one value. Known arrays become references."""
+        """Return a function that packs one value. Arrays from the worker become references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:

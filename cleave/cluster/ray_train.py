@@ -1,4 +1,4 @@
-"""Train one model on several servers. Each server is a Ray Train worker.
+"""Training of one model on several servers. Each server is a Ray Train worker.
 
 When a worker is lost, Ray restarts all workers, and training resumes from the newest checkpoint in
 the run folder. The workers exchange training records and stop requests with the starting process
@@ -206,7 +206,7 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a `Board` actor on this node, or raise CleaveError."""
+    """Start a `Board` actor on this node. Raise CleaveError if the actor does not start."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -226,8 +226,6 @@ def _telling_losses(board: Any) -> Any:
     from ray.train import UserCallback
 
     class TellingLosses(UserCallback):  # type: ignore[misc,unused-ignore]
-        """A Ray Train callback that reports lost servers to the board."""
-
         def after_exception(
             self, run_context: Any, worker_exceptions: dict[int, Exception]
         ) -> None:

@@ -1,4 +1,4 @@
-"""Wait until the Ray cluster has enough free cores for the servers. The user can stop the wait.
+"""The wait for enough free cores in the Ray cluster for the servers. The user can stop it.
 
 Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
@@ -75,7 +75,7 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return a message for users that the servers, with `cores` cores each, do not fit now."""
+    """Return the message for users when too few cores are free for the servers."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "

@@ -1,4 +1,4 @@
-"""Start the servers of a cluster, and present them to operators as one server.
+"""All servers of a cluster, which operators see as one server.
 
 The first server has the store and admits devices. It polls each other server every second, in a
 separate thread, so that a silent server does not delay the others. A poll sends the list of
@@ -52,7 +52,7 @@ Requests without either, for example from another operator, do not end the repor
 
 @dataclass(slots=True)
 class _Other:
-    """The first server's state for one other server."""
+    """The first server's data about one other server."""
 
     calls: EndpointCalls
     start: str = ""  # the `Seen.start` of the current process; empty before the first poll
@@ -61,7 +61,7 @@ class _Other:
     knows: int = -1  # version of the list last sent; -1 for none
     taken: int = 0  # number of reports taken from its current process
     after_event: int = 0  # id of its last event that was received
-    told_s: float = -math.inf  # all devices admitted before are in its list
+    told_s: float = -math.inf  # devices admitted before this time are in its list
     is_new: bool = False  # whether its process was replaced since the last balancing
     wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
@@ -80,7 +80,7 @@ class _Other:
 class Servers:
     """All servers of a cluster, with the operator interface of a single `Server`.
 
-    Call the public methods in the first server's loop, unless stated otherwise. `members`,
+    Call the public methods in the first server's event loop, unless stated otherwise. `members`,
     `overview` and the first of `endpoints` belong to the first server.
     """
 
@@ -165,7 +165,7 @@ class Servers:
     def close(self) -> None:
         """Close the other servers' endpoints, and process the last reports of these servers.
 
-        Do not call this in the first server's loop, because the polls need the loop.
+        Do not call this in the first server's event loop, because the polls need the loop.
         """
         self._spreading.close()
         self._closed.set()
@@ -224,7 +224,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return a poll's question, device list (None if already known) and time."""
+        """Return a poll's question, the device list (None if unchanged) and the current time."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None

@@ -1,4 +1,4 @@
-"""Regularly move devices from endpoints with many devices to endpoints with few devices."""
+"""Regular moves of devices from endpoints with many devices to endpoints with few devices."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """Plans moves that balance the number of devices per endpoint, including joining devices.
+    """A planner of moves that balance the number of devices (including joining ones) per endpoint.
 
     `sent` maps the target of each pending move to the time of the move and the number of devices
-    expected there after the move.
+    expected at the target after the move.
     """
 
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Balance:
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
         """Return the moves to start now; none while a previous move is pending.
 
-        `loads` are the endpoints' numbers of devices; None if an endpoint does not respond.
+        `loads` has each endpoint's number of devices, or None if the endpoint does not respond.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -101,7 +101,7 @@ endpoint, and pending moves to it are forgotten.
 
 
 class Spreading:
-    """Balances the number of devices per endpoint in a thread. The first server's comes first."""
+    """A thread that regularly balances the number of devices per endpoint."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], knowing: Knowing) -> None:
         self._endpoints, self._knowing = endpoints, knowing
@@ -124,7 +124,7 @@ class Spreading:
 
 
 def everybody(endpoints: int) -> Knowing:
-    """Return a `Knowing` for endpoints that admit all devices by a shared credential."""
+    """Return a `Knowing` callback for endpoints that admit all devices by a shared credential."""
     return lambda: [math.inf] * endpoints
 
 

@@ -74,7 +74,7 @@ class FleetCounters:
 class StepProgress:
     """Number of completed tasks in a training step, and the total; `of` is 0 if unknown.
 
-    In a tile-wise step, a started GEMM counts as a completed task. In a stage-wise step, a task is
+    Without stages, a started GEMM counts as a completed task. In a stage-wise step, a task is
     a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
     """
 

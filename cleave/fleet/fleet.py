@@ -120,7 +120,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """Close the fleet's runtime. GEMMs can no longer be submitted. Idempotent."""
+        """Close the fleet, which cannot be used afterwards. Further calls have no effect."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

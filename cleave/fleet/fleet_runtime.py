@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 
 
 class FleetRuntime(ABC):
-    """Runs the GEMMs and the stage-wise steps of one fleet.
+    """Interface for running the GEMMs and the stage-wise steps of one fleet.
 
     Timeouts are in seconds on the runtime's clock; None for no limit.
     """
@@ -106,7 +106,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the sessions of all devices."""
+        """Release the runtime's resources. The runtime cannot be used afterwards."""
 
     @abstractmethod
     def counters(self) -> FleetCounters:
@@ -121,10 +121,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if unknown or between steps.
-
-        Any thread may call this method.
-        """
+        """Return the current step's progress; None if unknown or between steps. Thread-safe."""
 
     @abstractmethod
     def device_count(self) -> int:
@@ -132,10 +129,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        The text is empty if a connected device can finish the GEMM, or no device is connected.
-        """
+        """Return why no connected device can finish a GEMM; empty if one can or there are none."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:

@@ -32,7 +32,7 @@ class AbandonedError(CleaveError):
 
 
 class FleetPresence(Enum):
-    """Where GEMMs run now. Users see the values."""
+    """The place where GEMMs currently run. Users see the enum values."""
 
     PRESENT = "present"  # GEMMs run on devices
 
@@ -51,7 +51,7 @@ class Fallback:
 
 
 class Leaving:
-    """Decides how long training waits for the current step after a stop request.
+    """Limit on how long training waits for the current step after a stop request.
 
     Without available devices, the wait ends at once. With available devices, it ends after
     `patience_s` seconds.
@@ -126,7 +126,7 @@ class FallbackFleet:
         self._local_gemms = 0
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS while the PS replaces the fleet."""
+        """Start a GEMM on the fleet, or compute it on the PS while the fallback is in use."""
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)

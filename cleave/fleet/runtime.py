@@ -47,7 +47,7 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """Verifies the result blocks of all running GEMMs. Only one thread may use it at a time.
+    """Verification of the result blocks of all running GEMMs. Not thread-safe.
 
     `rng` generates the secret vectors. Its seed must come from the operating system.
     """
@@ -91,9 +91,10 @@ Information = Joined | Overdue | Aside | Note
 
 
 class Runtime(FleetRuntime):
-    """Executes a session manager's instructions. Subclasses provide the clock and connections.
+    """Base class that executes a session manager's instructions.
 
-    `rng` generates the secret vectors for the verification of results.
+    Subclasses provide the clock and the connections. `rng` generates the secret vectors for the
+    verification of results.
     """
 
     def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:

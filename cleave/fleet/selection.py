@@ -87,7 +87,7 @@ class Decision:
 
 
 class Selector:
-    """Decides whether a GEMM is faster on the fleet or on the PS, and caches each decision.
+    """A cache of decisions whether a GEMM is faster on the fleet or on the PS.
 
     The first decision for a dtype measures the speed of `backend` with `clock`, in seconds.
     """
@@ -178,7 +178,7 @@ class SelectiveFleet:
         self._decisions: Counter[Decision] = Counter()
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS before returning."""
+        """Start a GEMM on the fleet or, if the PS is faster, compute it on the PS immediately."""
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)

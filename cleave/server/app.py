@@ -33,7 +33,7 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class HttpRoutes:
-    """Routes a request to the web pages or the metrics, depending on its path."""
+    """Routes from request paths to the web pages and the metrics."""
 
     pages: Pages
     metrics: Metrics
@@ -71,7 +71,7 @@ class App:
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Start an energy meter for a job. `elsewhere` measures at other servers; None for none."""
+        """Start an energy meter for a job. `elsewhere` is the work log of other servers, if any."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)

@@ -10,7 +10,7 @@ KEPT: Final = 64  # number of recent blocks whose time spans are retained for ea
 
 
 class Lane(Enum):
-    """The activity of a device during a time span. Users see the values."""
+    """The activity of a device during a time span. Users see the enum values."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"

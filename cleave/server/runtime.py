@@ -104,7 +104,7 @@ class _Peer:
 class LiveRuntime(Runtime):
     """A runtime that serves device sessions in an asyncio loop, in real time.
 
-    `events` is called in the loop's thread with every event of the fleet.
+    `events` is called in the event loop's thread with every event of the fleet.
     """
 
     clock = "wall"
@@ -142,9 +142,9 @@ class LiveRuntime(Runtime):
         """Serve one device until its session ends.
 
         Args:
-            first: the device's hello; None if the hello was not read yet.
+            first: the device's `hello`; None if the `hello` was not read yet.
             answered: called after the PS has processed `first`, with an error (None if the PS
-                accepted the hello) and the device's name. If the PS later ends the session before
+                accepted the `hello`) and the device's name. If the PS later ends the session before
                 the device has joined, `answered` is called again.
         """
         session = next(self._ids)
@@ -209,7 +209,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message. Raise ProtocolError if it is not allowed."""
+        """Decompress a `result_coded` message. Raise ProtocolError if it may not be sent."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -311,7 +311,7 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device, unless it left or lacks the feature of the message."""
+        """Queue a message for a device, unless the device has left or does not support it."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -368,7 +368,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: in the loop if the task is small, otherwise in the checker's thread.
+        """Check a result in the event loop if the task is small, or else in the checker's thread.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
         vectors. Return no instructions if the checker's thread checks the result.
@@ -379,7 +379,7 @@ class LiveRuntime(Runtime):
         loop = self.loop
 
         def judged() -> Callable[[], list[ForRuntime]]:
-            """Check the result. Return a function that processes the verdict in the loop."""
+            """Check the result. Return a function that processes the verdict in the event loop."""
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -403,7 +403,7 @@ class LiveRuntime(Runtime):
         return self.manager.withdraw(job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report a wrong result to the event listener, then pass the verdict to the manager."""
+        """Report a wrong result to the event listener, and pass the verdict to the base class."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
@@ -455,7 +455,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, on the clock of `now`. Call this in the loop."""
+        """Return a device's latest time spans, on the clock of `now`. Call in the event loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
@@ -463,7 +463,7 @@ class LiveRuntime(Runtime):
         return time.monotonic()
 
     def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Run `ask` in the loop and return its result. Call this from any other thread."""
+        """Run `ask` in the event loop and return its result. Call this from any other thread."""
 
         async def asked() -> _Answer:
             return ask()
@@ -476,7 +476,7 @@ class LiveRuntime(Runtime):
     # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the loop. Raise FleetError when the fleet is closed."""
+        """Submit a GEMM to the event loop. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self.count(future)
@@ -484,7 +484,7 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        """Submit a GEMM. An unexpected error ends the GEMM and is raised by `wait`."""
+        """Submit a GEMM to the session manager. An unexpected error makes the GEMM fail."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -531,7 +531,7 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop, unless the fleet is closed."""
+        """Call a function in the event loop, unless the fleet is closed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(call, *arguments)
 
@@ -550,7 +550,7 @@ class LiveRuntime(Runtime):
         self._post(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
-        """Call a method of the session manager. An unexpected error ends the step as failed."""
+        """Call a method of the session manager. An unexpected error makes the step fail."""
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -580,7 +580,7 @@ class LiveRuntime(Runtime):
         self._post(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
-        """Report a wrong result, and quarantine the device that sent it. Runs in the loop."""
+        """Report a wrong result, and quarantine the device that sent it. Runs in the event loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)

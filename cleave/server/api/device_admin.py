@@ -1,4 +1,4 @@
-"""Handle operators' requests about devices, device permissions, join codes and past jobs."""
+"""Operators' requests about devices, device permissions, join codes and past jobs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Sessions(Protocol):
 
 
 class DeviceAdmin:
-    """Handles operators' requests about devices, join codes and past jobs, in the server's loop.
+    """Handler of operators' requests about devices, join codes and past jobs. Not thread-safe.
 
-    Some commands use this class without a running server. Then `sessions` is None.
+    Use it in the server's event loop. Without a running server, `sessions` is None.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return the session of each connected device by identity."""
+        """Return the session of each connected device, by device identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()

@@ -1,4 +1,4 @@
-"""Merge the overviews of several servers, which `cleave.server.api.overview` creates."""
+"""Merging of the overviews of several servers, which `cleave.server.api.overview` creates."""
 
 from __future__ import annotations
 

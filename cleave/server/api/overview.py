@@ -1,4 +1,4 @@
-"""Create overviews of the server's activity for the dashboard, `cleave status` and `/metrics`.
+"""Overviews of the server's activity, for the dashboard, `cleave status` and `/metrics`.
 
 Unknown values are None and never estimated. The size of an overview stays below the protocol's
 limit for headers, regardless of the number of devices and records.
@@ -48,14 +48,14 @@ class Look:
 
 
 class Rates:
-    """Retains the snapshots of the last `window_s` seconds. All counters were 0 at `began_s`."""
+    """The snapshots of the last `window_s` seconds. All counters were 0 at time `began_s`."""
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the earlier snapshot for the rates up to `now`. Retain `now` if it is due."""
+        """Return the earlier snapshot for the rates up to `now`. Retain `now` for later calls."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -83,7 +83,7 @@ MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
 STEP_BYTES: Final = 900  # maximum size of a training step's record, in bytes
-_ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
+_ROW_BYTES: Final = 173  # maximum size of a device's row without its name and reason
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 _MAX_REASON: Final = 120
@@ -133,7 +133,7 @@ class Question:
 
 
 class Overview:
-    """Creates overviews of a running server, in its loop.
+    """The source of overviews of a running server. Use it in the server's event loop.
 
     Args:
         profiles: maps the profile names that devices state to profiles.
@@ -336,7 +336,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return the kind of a device from its profile or, without a profile, from its hello."""
+        """Return the kind of a device from its profile or, without a profile, from its `hello`."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -433,7 +433,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _joined(live: Live) -> list[Session]:
-    """Return the sessions of the devices whose hello the server has accepted."""
+    """Return the sessions of the devices whose `hello` the server has accepted."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
 

@@ -1,4 +1,4 @@
-"""Admit devices by join codes and credentials, and operators by tokens."""
+"""Admission of devices by join codes and credentials, and of operators by tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a character of a string."""
+    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a random character."""
     code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
     return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
 
@@ -118,7 +118,7 @@ class Access:
     Attributes:
         server: id of the server.
         statuses: permissions of devices, and void join codes, even if not yet written to the store.
-        on_redeemed: called in the server's loop after a device has joined with a join code.
+        on_redeemed: called in the server's event loop after a device has joined with a join code.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential. `device` is set if its credential is revoked."""
+        """Exchange a join code for a credential. `device` is set if its credential was revoked."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -201,7 +201,7 @@ class Access:
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
-        """Return why neither the credential nor the join code in a hello admits the device."""
+        """Return why neither the credential nor the join code in a `hello` admits the device."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:

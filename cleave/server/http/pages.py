@@ -85,7 +85,7 @@ class _File:
 
 
 class Pages:
-    """Serves the web pages and their assets from memory.
+    """The web pages and their assets, served from memory.
 
     `built` maps the path of each built file under `web/` to its content. If a page is missing,
     `complete` is False, and `/` and `/join` explain how to build the pages.

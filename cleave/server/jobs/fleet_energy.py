@@ -1,4 +1,4 @@
-"""Sum the energy used by a server's devices, and count the assumptions behind the sum."""
+"""The total energy used by a server's devices, and the assumptions behind the total."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """Sums the energy of all sessions, both ended and connected.
+    """A meter of the energy of all sessions, both ended and connected.
 
     The energy of a session comes from the first available source:
 
@@ -123,7 +123,7 @@ class EnergyMeter:
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview. `ps` is the energy of the server's machine."""
+        """Return the energy part of an overview. `ps` is the energy that the PS used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
         known, unknown = everyone.total() > everyone[Basis.UNKNOWN], sums.here[Basis.UNKNOWN]

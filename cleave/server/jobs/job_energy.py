@@ -1,6 +1,6 @@
-"""Create the energy record of a run from the sessions' work and the server's own energy.
+"""The energy record of a run, from the sessions' work and the server's own energy.
 
-The sessions' counters are read in the server's loop at the start and at the end of a job. The
+The sessions' counters are read in the server's event loop at the start and at the end of a job. The
 difference is the job's work, because a server runs one job at a time.
 """
 
@@ -30,7 +30,7 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Measures the energy that this machine has used since the object was created. Thread-safe.
+    """A meter of the energy that this machine has used since the meter's creation. Thread-safe.
 
     `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
     Without it, `meter` measures only the processor and the memory.
@@ -55,7 +55,7 @@ class OwnPower:
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy that the machine has used since this object was created."""
+        """Return the energy that the machine has used since the meter's creation."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:
@@ -66,7 +66,7 @@ class OwnPower:
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """The work that a device did in one session, up to some time."""
+    """The work that a device did in one session, or in a part of the session."""
 
     who: str  # identifies the device, in all its sessions if it has an identity
     profile: str
@@ -123,7 +123,7 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """Counts each session's work since the log was created. Call it in the server's loop."""
+    """A log of each session's work since the log was created. Use it in the event loop."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
@@ -230,10 +230,10 @@ class ServerLog:
 
 
 class JobMeter:
-    """Measures the energy used for a job, from the meter's creation until `close`.
+    """A meter of the energy used for a job, from the meter's creation until `close`.
 
-    Do not use it in a server's loop. `alone` states that all servers run on this machine. If False,
-    the record omits the servers' energy, because the power of the other machines is unknown.
+    Do not use it in a server's event loop. If some servers run on other machines (`alone` is
+    False), the record omits the servers' energy, because the other machines' power is unknown.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run training jobs one at a time in a separate thread. Clients can follow a job's records."""
+"""A queue of training jobs, which run one at a time. Clients can follow a job's records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
-    """State of a job. Users see the values of this enum."""
+    """State of a job. Users see the enum values."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -47,9 +47,9 @@ class TrainingJob:
     id: str  # `job-` and the number
     number: int
     arguments: Mapping[str, Any]  # the submitted request, which the runner interprets
-    steps: int  # number of optimizer steps at the end of the job
+    steps: int  # total number of optimizer steps
     model: str
-    started_s: float | None = None  # Unix time of the last start; None before
+    started_s: float | None = None  # Unix time of the last start; None before the first
     state: JobState = JobState.QUEUED
     waits: str = ""  # what the job waits for, as a sentence; empty if it does not wait
     run_folder: str = ""  # empty until known
@@ -72,7 +72,7 @@ class TrainingJob:
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether the job's last record was added, which is after `state` becomes final."""
+        """Return whether the job's last record was added. `state` becomes final before that."""
         return (
             self.state in FINAL_STATES
             and bool(self.records)
@@ -103,7 +103,7 @@ class Runner(Protocol):
 
 
 class Jobs:
-    """Queues a server's jobs, and runs them one after another in a thread.
+    """The queue of a server's jobs, which run one after another in a separate thread.
 
     Args:
         history: stores jobs across restarts of the server; None to store nothing.
@@ -158,7 +158,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the running job and the queued jobs that run before a queued job, in order."""
+        """Return the running job and the queued jobs that run before `job`, in order."""
         if not job.is_due:
             return []
         others = [
@@ -266,7 +266,6 @@ class Jobs:
 
     @property
     def running(self) -> TrainingJob | None:
-        """Return the running job; None if no job is running."""
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:

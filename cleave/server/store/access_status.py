@@ -30,7 +30,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """The current permissions and faults of devices, and the void join codes. Thread-safe."""
+    """The permissions and wrong results of devices, and the void join codes. Thread-safe."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -38,14 +38,14 @@ class AccessStatuses:
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
-        # Decisions and faults that are not yet written to the store.
+        # Decisions and wrong results that are not yet written to the store.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
         self._own: dict[int, tuple[bool, float]] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission, which takes effect immediately. `name` is for messages."""
+        """Set a device's permission, which takes effect immediately. `name` appears in messages."""
         with self._lock:
             decision = self._decisions[device] = _Decision(standing, reason, self._now())
 
@@ -80,7 +80,7 @@ class AccessStatuses:
         write: Callable[[], None],
         text: str,
     ) -> None:
-        """Write a decision in the writer's thread, then forget it unless a newer one replaced it."""
+        """Write a decision in the writer's thread, then remove it from memory if unchanged."""
 
         def write_and_forget() -> None:
             write()

@@ -24,7 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a record's job waits for; empty if it continues, None if not stated."""
+    """Return a record's reason for waiting; empty if the job continues, None if not stated."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None

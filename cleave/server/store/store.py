@@ -30,7 +30,7 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """Permission of a device to join. Users see the values."""
+    """Permission of a device to join. Users see the enum values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -38,7 +38,7 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """How a device's last session ended. Users see the values."""
+    """The way in which a device's last session ended. Users see the enum values."""
 
     AWAY = "away"
     LOST = "lost"
@@ -57,7 +57,7 @@ class DeviceRecord:
     standing: AccessStatus
     reason: str  # why the device is quarantined or revoked; empty if not stated
     paired_s: float  # when it first joined
-    seen_s: float  # when the server last heard of it
+    seen_s: float  # when the server last heard from it
     absence: Departure
     absence_reason: str
     sessions: int
@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
+        """Change a device's permission. Admission cancels its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),

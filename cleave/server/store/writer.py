@@ -1,4 +1,4 @@
-"""Write to the store in a separate thread, so that the server's loop never waits for a write."""
+"""A thread that writes to the store, so that the server's event loop never waits for a write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Owed:
 
 
 class StoreWriter:
-    """Writes to the store in its own thread.
+    """A writer to the store, in a separate thread.
 
     A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
     retried every `retry_s` seconds until it succeeds. The contributions of devices are summed, and
