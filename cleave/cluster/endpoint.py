@@ -168,7 +168,7 @@ class Endpoint:
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Wait for the step's next outcome, and return it packed. Return None on timeout."""
+        """Wait for the step's next outcome. Return it packed for the worker; None on timeout."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 

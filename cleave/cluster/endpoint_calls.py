@@ -35,7 +35,7 @@ class EndpointLostError(Exception):
 
 
 class EndpointCalls(Protocol):
-    """Interface for calling one endpoint. Instances can be sent to any process of the cluster."""
+    """Interface of a client of one endpoint. Clients can be sent to any process of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the endpoint and return its result.
@@ -69,7 +69,7 @@ def ask_all(
 
 @dataclass(frozen=True, slots=True)
 class ActorCalls:
-    """Caller of an endpoint that is a Ray actor."""
+    """Client of an endpoint that is a Ray actor."""
 
     actor: Any
 
@@ -93,7 +93,7 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Caller of a `ServedEndpoint`, authenticated with `key`. Thread-safe."""
+    """Client of a `ServedEndpoint`, authenticated with `key`. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key

@@ -39,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The admitted and expelled devices. The first server sends them to the other servers."""
+    """Lists of admitted and expelled devices. The first server sends the lists to the others."""
 
     version: int  # grows with every change
     members: tuple[Member, ...] = ()

@@ -186,7 +186,7 @@ class Runtime(FleetRuntime):
         """Store an outcome for `next_outcome`, unless its step is no longer the current step."""
 
     def tell(self, information: Information) -> None:
-        """Notify observers of the fleet. The base class does nothing."""
+        """Notify observers of the fleet of an event. The base class does nothing."""
 
     def place(self, task: Task, payload: Any) -> None:
         """Write a result block into the output of the task's GEMM."""
@@ -211,7 +211,7 @@ class Runtime(FleetRuntime):
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report the verdict on a result block to the session manager. Return its instructions.
+        """Report the verdict on a result block to the session manager. Return new instructions.
 
         `took_s` is the CPU time of the verification in seconds.
         """

@@ -87,7 +87,7 @@ class Decision:
 
 
 class Selector:
-    """A cache of decisions whether a GEMM is faster on the fleet or on the PS.
+    """A cache of decisions on whether a GEMM is faster on the fleet or on the PS.
 
     The first decision for a dtype measures the speed of `backend` with `clock`, in seconds.
     """

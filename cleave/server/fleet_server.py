@@ -399,7 +399,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Record on a connection that its `hello` was accepted, or why it was refused or ended."""
+    """Record that a connection's `hello` was accepted, or why its session was refused or ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:

@@ -368,7 +368,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result in the event loop if the task is small, or else in the checker's thread.
+        """Check a result: small tasks in the event loop, other tasks in the checker's thread.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
         vectors. Return no instructions if the checker's thread checks the result.

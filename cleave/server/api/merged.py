@@ -50,7 +50,7 @@ def _first(values: Any) -> Any:
 
 
 def _sum(maps: Sequence[Answer]) -> Answer:
-    """Add up the maps key by key. If a key's value is None in any map, its sum is None."""
+    """Add up dictionaries key by key. The sum is None if any of the values is None."""
     return {
         name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
         for name in maps[0]

@@ -133,7 +133,7 @@ class Question:
 
 
 class Overview:
-    """The source of overviews of a running server. Use it in the server's event loop.
+    """A builder of overviews of a running server. Use it in the server's event loop.
 
     Args:
         profiles: maps the profile names that devices state to profiles.

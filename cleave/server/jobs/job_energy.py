@@ -123,14 +123,14 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """A log of each session's work since the log was created. Use it in the event loop."""
+    """A log of each session's work from the log's creation on. Use it in the event loop."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
         self._past: list[SessionWork] = []
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add the work of a session that just ended."""
+        """Add the work of a session that just ended to the log."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
     def did(self, sessions: Mapping[int, Session], now_s: float) -> list[SessionWork]:

@@ -183,7 +183,7 @@ class Jobs:
     def pause(self, id: str) -> TrainingJob:
         """Ask a job to pause until `resume` is called, and return the job.
 
-        A running job writes a checkpoint after its step. Then the next queued job starts.
+        A running job writes a checkpoint after its current step. Then the next queued job starts.
         """
         job = self.find(id)
         with self._turn:

@@ -60,11 +60,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token, or create it. Raise CleaveError if others can read it."""
+        """Return or create the operator token. Raise CleaveError if other users can read it."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token, or create it. Raise CleaveError if others can read it."""
+        """Return or create the viewer token. Raise CleaveError if other users can read it."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:

@@ -28,7 +28,7 @@ class _Owed:
 
 
 class StoreWriter:
-    """A writer to the store, in a separate thread.
+    """A background thread that writes to the store.
 
     A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
     retried every `retry_s` seconds until it succeeds. The contributions of devices are summed, and
