@@ -1,4 +1,4 @@
-"""Start of the servers' endpoints on the nodes of a Ray cluster, and assignment to workers."""
+"""Starting servers' endpoints on the nodes of a Ray cluster, and assigning them to workers."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def serving_together(
         ray: the `ray` module, connected to a cluster.
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
-        members, overview: of the first server.
+        members, overview: authenticator and overviews of the first server.
         count: total number of servers, including the first server.
         grid: electricity grid that powers the devices; None if unknown.
 

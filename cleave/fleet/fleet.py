@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """A fleet of devices that multiplies matrices.
 
-    Two wrappers extend this class. `cleave.fleet.local_fallback` handles periods without devices.
+    Two wrappers of it exist. `cleave.fleet.local_fallback` handles periods without devices.
     `cleave.fleet.selection` computes a GEMM on the PS if that is faster.
 
     Args:

@@ -606,7 +606,7 @@ class LiveRuntime(Runtime):
 
 
 def _name(record: Session) -> str:
-    """Return a device's name for messages; `device N` if it has no name."""
+    """Return a device's name for messages; `device N` if the device has no name."""
     return record.name or f"device {record.id}"
 
 

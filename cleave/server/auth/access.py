@@ -238,7 +238,7 @@ class Access:
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a stored device began a session, here or on another server."""
+        """Record that a stored device began a session on this or another server."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 

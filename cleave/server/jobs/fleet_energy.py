@@ -37,7 +37,7 @@ class EnergySums:
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return the totals over connected devices."""
+        """Return the energy totals of connected devices."""
         used = list(here)
         return cls(
             sum(each.energy_j or 0.0 for each in used),

@@ -149,7 +149,7 @@ class AccessStatuses:
     ) -> _Record | None:
         """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be missed if it is written, and removed from memory, between reading the
+        A decision could be missed if it is written and removed from memory between the read of the
         store and the lookup in memory. So this method reads the store until two consecutive reads
         return the same record.
         """
