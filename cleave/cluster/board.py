@@ -1,4 +1,4 @@
-"""A Ray actor that collects training records, and the reasons why servers were lost."""
+"""A Ray actor that collects training records and the reasons why servers were lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RAISED: Final = re.compile(
     r"^(?:ray::.*?)?(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE
 )
 _RAYS_OWN: Final = ("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError")
-_MOST_SHOWN: Final = 300  # characters
+_MOST_SHOWN: Final = 300  # maximum length of a reason, in characters
 
 _NEED_LESS: Final = (
     "use fewer servers on a machine, a machine with more memory, or --memory sharded (Ray ends "
@@ -33,7 +33,7 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a process ended, and advice for the user: sentences without the final full stop."""
+    """The reason why a process ended, and advice for the user. Neither ends with a full stop."""
 
     why: str
     advice: str = ""  # empty if unknown
@@ -43,7 +43,7 @@ class Ending:
 
 
 def ending(text: str) -> Ending:
-    """Extract why a process ended from Ray's error text, which is pages long."""
+    """Extract the reason why a process ended from a long Ray error message."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -64,7 +64,7 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return by rank why server processes were lost. Other servers report their own errors."""
+    """Return why server processes were lost, by rank. Skip errors raised by the servers' code."""
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))
         for rank, error in errors.items()
@@ -77,7 +77,7 @@ def _short(text: str) -> str:
 
 
 class Board:
-    """Collects training records and servers' starts, for the process that started the training."""
+    """A collector of training records and server starts for the process that started training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -90,12 +90,12 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count a start of a server. Return the number of its starts since the last new step."""
+        """Count a start of a server. Return its number of starts since training last progressed."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a training record. `step` is the finished step that it reports, or 0."""
+        """Add a training record. `step` is the completed step that it reports; 0 for no step."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -123,12 +123,12 @@ class Board:
         return self._ended
 
     def used(self, rank: int, energy: RunEnergy) -> None:
-        """Add the energy that a server's devices used between one start and end of the server."""
+        """Add the energy that a server's devices used during one run of the server process."""
         before = [self._used[rank]] if rank in self._used else []
         self._used[rank] = in_succession([*before, energy])
 
     def energy(self) -> list[RunEnergy]:
-        """Return the energy used by each server's devices, over all starts of the server."""
+        """Return the energy used by each server's devices, over all runs of the server process."""
         return list(self._used.values())
 
     def lost(self, rank: int, why: Ending) -> None:
@@ -138,12 +138,12 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed after `starts` starts of a server without a new step."""
+        """Mark the training as failed: it made no progress in `starts` starts of a server."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 
     def fail(self, text: str) -> None:
-        """Mark the training as failed. The first reason counts."""
+        """Mark the training as failed. Only the reason in the first call is stored."""
         self._failure = self._failure or text
 
     def failure(self) -> str:

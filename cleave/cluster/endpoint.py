@@ -1,8 +1,8 @@
-"""The endpoint of a server. Its process serves devices, while another process trains.
+"""The endpoint of a server, to which devices connect while another process trains.
 
-When the worker is lost and restarts, the devices stay connected. The worker uses the endpoint
-through `cleave.cluster.endpoint_runtime`. A new worker cancels the GEMMs and the step of the
-previous worker. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
+If the training process (the worker) is lost and restarts, the devices stay connected. A new
+worker withdraws the GEMMs and the step of the previous worker. Workers use an endpoint through
+`cleave.cluster.endpoint_runtime`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A snapshot of what `FleetRuntime` tells about the devices, which a worker caches."""
+    """A snapshot of a fleet's devices and their rates, which a worker caches."""
 
     epoch: int
     rates: list[DeviceRates]
@@ -48,7 +48,7 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A GEMM that a worker requests, under a number by which it waits for the GEMM."""
+    """A worker's request for a GEMM. Later calls refer to the GEMM by `number`."""
 
     number: int
     a: tuple[int, bool]  # operand's number, and whether to transpose it
@@ -59,7 +59,7 @@ class Product:
 
 
 class Endpoint:
-    """The endpoint of one rank, which runs the requests of the rank's worker on devices."""
+    """The endpoint of one rank. It executes the requests of the rank's worker on devices."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -79,15 +79,15 @@ class Endpoint:
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell up to `devices` idle devices to move to another endpoint. Return their number.
+        """Tell up to `devices` idle devices to move to another endpoint. Return how many were told.
 
-        `address` is the other endpoint's. Only devices admitted before `admitted_before_s` are
-        moved.
+        `address` is the other endpoint's join URL, without a credential. Only devices admitted
+        before `admitted_before_s`, on this server's clock, are moved.
         """
         return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
-        """Return the join URL without its credential, for devices that move here."""
+        """Return the join URL without its credential, for devices that move to this endpoint."""
         return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
@@ -124,11 +124,11 @@ class Endpoint:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free an operand's memory until the worker sends it again. Devices keep their copies."""
+        """Free an operand's matrix until the worker sends it again. Devices retain their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
-        """Discard an operand, which later GEMMs do not use."""
+        """Discard an operand that no later GEMM uses."""
         self._operands.pop(number, None)
 
     def start(self, product: Product) -> None:
@@ -138,7 +138,7 @@ class Endpoint:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Return a GEMM's output matrix and "", or None and its error. Return None on timeout."""
+        """Wait for a GEMM. Return (output, "") or (None, error text), or None on timeout."""
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
@@ -152,63 +152,64 @@ class Endpoint:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """Return `FleetRuntime.stuck` of a GEMM."""
+        """Return why no connected device can finish a GEMM; empty if a device can."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Start a packed step by stages. The worker has forgotten these graphs and arrays."""
+        """Delete the `forgotten` graphs and arrays. Start a stage-wise step, packed in `work`."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Continue a micro-batch with an array that the worker computed and packed."""
+        """Pass a packed array that the worker computed for a micro-batch to the running step."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Return the next outcome of the step, with references to arrays of the worker."""
+        """Wait for the step's next outcome. Return it packed for the worker; None on timeout."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 
     def count_tasks(self, counts: bool) -> None:
-        """Start a new count of a step's tasks for `FleetRuntime.progress`, or stop counting."""
+        """Start a new count of a step's tasks if `counts` is True. Otherwise, stop counting."""
         self._counting.close()
         if counts:
             self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
-        """Send a `bye` to every device and close the server."""
+        """Send a `bye` message to every device, and close the server."""
         self._server.close()
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSetup:
-    """Settings of an endpoint in its own process."""
+    """Settings of an endpoint in a separate process."""
 
     config: ServerConfig
-    first: str = ""  # id of the first server, whose list admits devices; empty to admit all
+    first: str = ""  # id of the first server, which admits devices; empty to use `config.auth`
     grid: Grid | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of one server, which the first server polls."""
+    """The state of one server, as reported when the first server polls it."""
 
     start: str  # random id of the process, new when Ray restarts the server
     answer: Answer
     energy: EnergySums
-    devices: list[dict[str, object]]  # of `Server.describe_devices`
+    devices: list[dict[str, object]]  # from `Server.describe_devices`
     progress: StepProgress | None
     reports: list[Report]  # about devices, not yet received by the first server
-    number: int  # of all reports since the process started
+    number: int  # number of all reports since the process started
 
 
 class OwnEndpoint(Endpoint):
-    """An endpoint in its own process, which a training worker and the first server call.
+    """An endpoint in a separate process. A training worker and the first server call it.
 
-    If the process replaces a lost process (`again`), it uses any free port when its own is in use.
+    `again` means that the process replaces a lost process. Then it uses any free port if the
+    configured port is in use.
     """
 
     def __init__(self, setup: EndpointSetup, *, again: bool = False) -> None:
@@ -231,14 +232,15 @@ class OwnEndpoint(Endpoint):
         super().__init__(server)
         self._overview.live = self._server.live
         self._log = ServerLog(self._server.live, self._energy)
-        if again:  # a job may be running of which this new process does not know
+        if again:  # a job may already be running
             self._log.begin()
 
     def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
         """Return the server's state and its pending reports about devices.
 
-        The first server has `start` and `taken` from the last `Seen`. A `roll` is sent if it has
-        changed.
+        Args:
+            start, taken: `start` and `number` of the last `Seen` that the first server received.
+            roll: the current list of devices; None if the list has not changed.
         """
 
         def seen() -> Seen:
@@ -280,7 +282,7 @@ class OwnEndpoint(Endpoint):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return the bandwidths of a network card, if known."""
+    """Return `ServerFacts` with the bandwidths of the network card, if known."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

@@ -31,16 +31,17 @@ _MAX_UNPROVED: Final = 64  # maximum number of callers that are not yet authenti
 
 
 class EndpointLostError(Exception):
-    """An endpoint's process does not respond. Unlike a CleaveError, this restarts the training."""
+    """Raised when an endpoint does not respond. Unlike a CleaveError, it makes training restart."""
 
 
 class EndpointCalls(Protocol):
-    """Calls methods of one endpoint. Instances can be sent to other processes of the cluster."""
+    """Interface of a client of one endpoint. Clients can be sent to any process of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the endpoint and return its result; raise its CleaveError.
+        """Call a method of the endpoint and return its result.
 
         Raises:
+            CleaveError: when the method raises this error.
             EndpointLostError: when the process has ended, or does not respond within `timeout_s`
                 seconds.
         """
@@ -52,7 +53,7 @@ class EndpointCalls(Protocol):
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method of several endpoints in parallel. Return None for a lost or silent endpoint."""
+    """Call a method of several endpoints in parallel. A lost endpoint's result is None."""
 
     def answer(endpoint: EndpointCalls) -> Any:
         try:
@@ -68,7 +69,7 @@ def ask_all(
 
 @dataclass(frozen=True, slots=True)
 class ActorCalls:
-    """Calls an endpoint that is a Ray actor."""
+    """Client of an endpoint that is a Ray actor."""
 
     actor: Any
 
@@ -87,12 +88,12 @@ class ActorCalls:
             ) from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call a method of the actor without waiting for its end."""
+        """Start a method call on the actor, without waiting for the call to end."""
         getattr(self.actor, name).remote(*arguments)
 
 
 class ConnectionCalls:
-    """Calls a `ServedEndpoint`, after proving with `key` to belong to the cluster. Thread-safe."""
+    """Client of a `ServedEndpoint`, authenticated with `key`. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -103,7 +104,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method over an idle or a new connection."""
+        """Call a method over an idle connection, or over a new one if none is idle."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -128,7 +129,7 @@ class ConnectionCalls:
 
 
 class ServedEndpoint:
-    """Lets the workers of a cluster call the endpoint of this process, until `close` is called.
+    """A listener for calls from the workers of a cluster to the endpoint in this process.
 
     Calls are pickled, as in Ray. Unpickling data from an unknown client is unsafe, so callers must
     first prove that they know the key. Other nodes must reach this machine at `host`.
@@ -145,7 +146,7 @@ class ServedEndpoint:
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
-        """Return an object with which other processes call this endpoint."""
+        """Return an object with which other processes can call this endpoint."""
         address: Any = self._listener.address
         return ConnectionCalls(address, self._key)
 
@@ -171,10 +172,10 @@ class ServedEndpoint:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _admit(self, caller: Connection) -> None:
-        """Register a caller that has not yet proved that it knows the key.
+        """Register a caller that is not yet authenticated.
 
-        Of too many such callers, the one that waited longest is disconnected: workers prove it at
-        once.
+        If there are too many such callers, disconnect the one that has waited longest, because
+        workers authenticate immediately.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -184,7 +185,7 @@ class ServedEndpoint:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Let both sides prove within `_PROVES_S` seconds that they know the key."""
+        """Authenticate both ends of a connection with the key, within `_PROVES_S` seconds."""
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()
@@ -215,6 +216,6 @@ class ServedEndpoint:
 
 
 def _hang_up(caller: Connection) -> None:
-    """Shut a caller's connection down, so that the thread that reads from it stops."""
+    """Shut down a caller's connection, so that the thread that reads from it ends."""
     with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

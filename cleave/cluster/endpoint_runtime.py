@@ -1,4 +1,4 @@
-"""Runtime of a fleet whose devices connect to a `cleave.cluster.endpoint` in another process."""
+"""A fleet runtime for devices that are connected to an endpoint in another process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 
 
 class EndpointRuntime(FleetRuntime):
-    """A fleet runtime that delegates to an endpoint. `tell` may return before a call ends."""
+    """A fleet runtime that calls an endpoint. `call` waits for a result; `tell` need not wait."""
 
     clock = "wall"
 
@@ -35,7 +35,7 @@ class EndpointRuntime(FleetRuntime):
         call("attach")
         self._before = call("of_runtime", "counters")
         self._sent: set[int] = set()
-        self._unbound: set[int] = set()  # operands without elements at the endpoint
+        self._unbound: set[int] = set()  # operands whose elements the endpoint has dropped
         self._packer = Packer()
         self._view: FleetView = call("view")
         self._seen_s = time.monotonic()
@@ -66,7 +66,7 @@ class EndpointRuntime(FleetRuntime):
             self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait for a GEMM and copy its output matrix into the future. Return False on timeout."""
+        """Wait for a GEMM and copy its result into `future.out`. Return False on timeout."""
         if future.done:
             return True
         for wait_s in _within(timeout_s):
@@ -133,7 +133,7 @@ class EndpointRuntime(FleetRuntime):
     # --- state of the fleet ---
 
     def counters(self) -> FleetCounters:
-        """Return what the fleet's counters counted since this worker attached."""
+        """Return the fleet's counters for the time since this worker attached to the endpoint."""
         now: FleetCounters = self._call("of_runtime", "counters")
         before: FleetCounters = self._before
         return now - before
@@ -148,7 +148,7 @@ class EndpointRuntime(FleetRuntime):
             self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """Return None, because operators query the progress in the endpoint's process."""
+        """Return None: operators get the progress from the endpoint, not from the worker."""
         return None
 
     def device_count(self) -> int:
@@ -176,7 +176,7 @@ class EndpointRuntime(FleetRuntime):
 
 
 def _within(timeout_s: float | None) -> Iterator[float]:
-    """Yield how long each remote call may wait, in seconds, until the timeout has passed."""
+    """Yield the maximum wait of each remote call, in seconds, until `timeout_s` has passed."""
     until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     wait_s = min(_CALL_S, until_s - time.monotonic())
     yield max(0.0, wait_s)

@@ -1,4 +1,4 @@
-"""Start the endpoints of all servers on the nodes of a Ray cluster, and assign them to workers."""
+"""Starting servers' endpoints on the nodes of a Ray cluster, and assigning them to workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
 ANSWERS_S: Final = 30.0  # timeout for calls that do not wait for devices
-FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
+FREED_S: Final = 20.0  # maximum seconds to wait until a port is free
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 _THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class PortInUseError(UsageError):
-    """The port to listen on is in use, perhaps for some seconds by a previous run."""
+    """Raised when the port to listen on is in use, perhaps by a previous run that is ending."""
 
 
 def retried(
@@ -36,7 +36,10 @@ def retried(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Result:
-    """Return the result of `action`. While it raises `error`, say so once and retry for `for_s`."""
+    """Return the result of `action`. If it raises `error`, retry for up to `for_s` seconds.
+
+    `say` is called with the message of the first error.
+    """
     until_s, said = clock() + for_s, False
     while True:
         try:
@@ -54,12 +57,12 @@ def retried(
 class Endpoints:
     """The endpoints of all servers."""
 
-    calls: list[EndpointCalls]  # call each endpoint's methods
+    calls: list[EndpointCalls]  # one object per endpoint, which calls the endpoint's methods
     nodes: list[str]  # id of the Ray node on which each endpoint runs
-    on_one_machine: bool  # this machine, which may host several nodes
+    on_one_machine: bool  # whether all nodes are on this machine
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet that uses the endpoint of server `ranks.rank`, in its worker process."""
+        """Return a fleet that uses the endpoint chosen for this worker's server, `ranks.rank`."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
@@ -67,7 +70,7 @@ class Endpoints:
         here = ray.get_runtime_context().get_node_id()
         endpoint = self.calls[chosen_endpoints(self.nodes, ranks.agree(here))[ranks.rank]]
         return Fleet(
-            retried(  # Ray may be starting the endpoint again
+            retried(  # Ray may be restarting the endpoint
                 lambda: EndpointRuntime(endpoint.call, endpoint.tell), EndpointLostError, _OPENS_S
             )
         )
@@ -78,7 +81,10 @@ class Endpoints:
 
 
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Assign one of the endpoints to each server, preferably on its node. Return indices."""
+    """Return the index of an endpoint for each server, preferably on the server's node.
+
+    Both arguments are lists of node ids. No two servers get the same endpoint.
+    """
     free = list(range(len(endpoints)))
     chosen: dict[int, int] = {}
     for near in (True, False):
@@ -102,8 +108,8 @@ def open_endpoints(
         ray: the `ray` module, connected to a cluster.
         setups: the setup of each endpoint. Endpoints on the same machine use successive ports from
             the port in the setup. Port 0 means any free port.
-        say: called with a message for the user when this function waits for a port in use.
-        taken: for each endpoint that already exists, the id of its node.
+        say: called with a message for the user when this function waits for a port to be freed.
+        taken: node ids of the endpoints that already exist.
 
     Raises:
         UsageError: when an endpoint cannot listen on its port.
@@ -113,7 +119,7 @@ def open_endpoints(
     from cleave.cluster.endpoint import OwnEndpoint
 
     class ActorEndpoint(OwnEndpoint):
-        """An endpoint in a Ray actor. Ray restarts the actor after a loss."""
+        """An endpoint in a Ray actor. Ray restarts the actor if its process is lost."""
 
         def __init__(self, setup: EndpointSetup) -> None:
             import ray
@@ -152,14 +158,14 @@ def open_endpoints(
 
 
 class _Starting:
-    """An endpoint that is starting. After a failure, `opened` starts another."""
+    """An endpoint that is starting. If the start fails, the next call of `opened` retries it."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call this again to retry."""
+        """Wait until the endpoint listens, and return its actor. Call again after an error."""
         actor = self._actor or self._start()
         self._actor = None
         try:
@@ -175,7 +181,7 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the IP addresses of the live nodes: of these nodes, or of all nodes of the cluster."""
+    """Return the IP addresses of the live nodes of the cluster, or only of those in `nodes`."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()
@@ -184,7 +190,7 @@ def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
 
 
 class EndpointLogs:
-    """Counts the sessions' work at several endpoints, except lost ones. An `Elsewhere`."""
+    """A work log (`Elsewhere`) of the sessions at several endpoints. It skips lost endpoints."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
         self._endpoints = endpoints

@@ -1,8 +1,8 @@
-"""Share the list of admitted devices among the servers of a cluster.
+"""A list of admitted devices that the servers of a cluster share.
 
-Devices join the first server, the only one with a store. It sends the other servers the list of
-admitted devices, before it moves devices there. A device shows the same credential to all servers.
-The other servers store nothing, and report all events about devices to the first server.
+Devices join the first server, which is the only server with a store. It sends the list of admitted
+devices to the other servers before it moves devices to them. A device shows the same credential to
+all servers. The other servers store nothing, and report events about devices to the first server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cleave.scheduler.sessions.admission import (
 from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0
-"""Seconds after which a device that this server does not know should retry at the first server."""
+"""Seconds after which a device unknown to this server should retry at the first server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """The admitted and the expelled devices, which the first server sends to the others."""
+    """Lists of admitted and expelled devices. The first server sends the lists to the others."""
 
     version: int  # grows with every change
     members: tuple[Member, ...] = ()
@@ -47,7 +47,7 @@ class Roll:
 
 
 class Keeper(Authenticator, Protocol):
-    """What `Members` needs from an authenticator. `Access` implements it."""
+    """The authenticator interface that `Members` requires. `Access` implements it."""
 
     def arrived(self, identity: int) -> None: ...
 
@@ -57,9 +57,9 @@ Report = Callable[[Keeper], object]
 
 
 class Membership:
-    """The authenticator of every server except the first, whose id is `server`.
+    """The authenticator of every server except the first. `server` is the first server's id.
 
-    Devices that show the `fleet_credential`, unless it is empty, are not stored.
+    `fleet_credential` admits devices that are not in the list; empty to disable.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
@@ -81,7 +81,7 @@ class Membership:
     def reports(self, taken: int) -> tuple[list[Report], int]:
         """Return the pending reports, and the number of all reports since this process started.
 
-        The first `taken` reports are discarded, because the latest `replace` reflects them.
+        The first `taken` reports are discarded, because the current list reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -115,7 +115,7 @@ class Membership:
         return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
 
     def failed(self, address: str) -> bool:
-        """Return True: failed attempts are not counted, as credentials are too long to guess."""
+        """Return True. Failed attempts are not counted, because credentials cannot be guessed."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -137,7 +137,7 @@ class Membership:
 
 
 class Members:
-    """The first server's authenticator. It delegates to `keeper`, and lists the known devices."""
+    """The first server's authenticator. It delegates to `keeper` and lists admitted devices."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server
@@ -154,7 +154,7 @@ class Members:
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Remove a device from the list. Other servers then end its sessions and refuse it."""
+        """Remove a device from the list. The other servers then end its sessions and refuse it."""
         self._members.pop(identity, None)
         self._expelled[identity] = code, reason
         self._version += 1
@@ -171,7 +171,7 @@ class Members:
         self._changed(identity, lambda known: replace(known, own=own))
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Ask the keeper whether to admit a device. Add an admitted device to the list."""
+        """Admit a device if `keeper` admits it, and add it to the list of admitted devices."""
         result = self._keeper.admit(hello, address)
         if isinstance(result, Admission) and result.identity is not None:
             shown = hash_secret(result.credential or hello.credential)

@@ -1,7 +1,7 @@
-"""Serialize the messages about steps by stages between a worker and its endpoint.
+"""Packing of the messages about stage-wise steps between a worker and its endpoint.
 
-Each graph or array is sent only once, and later by its number. The endpoint then uses the same
-Python object again: devices keep a graph or a frozen weight as long as the object is the same.
+Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
+Python object: devices retain a graph or a frozen weight only while the object stays the same.
 Bytes are sent as numpy arrays, which Ray does not copy between processes on one node.
 """
 
@@ -38,7 +38,7 @@ class PlainBytes:
 
 
 class Packer:
-    """Replaces graphs and arrays with references. The worker has one `Packer`."""
+    """The worker's packer of messages, which replaces graphs and arrays with references."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
@@ -63,7 +63,6 @@ class Packer:
 
     @property
     def sent(self) -> dict[int, StageGraph | StageArray]:
-        """Return the sent graphs and arrays by number."""
         return dict(self._sent.values())
 
     def _packed(self, value: Any) -> Any:
@@ -81,7 +80,7 @@ class Packer:
 
 
 class Unpacker:
-    """Replaces the references from a `Packer` with graphs and arrays. The endpoint has one."""
+    """The endpoint's unpacker of messages, which replaces references with graphs and arrays."""
 
     def __init__(self) -> None:
         self._held: dict[int, StageGraph | StageArray] = {}
@@ -96,7 +95,7 @@ class Unpacker:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that prepares values for sending, with references to known arrays."""
+        """Return a function that packs one value. Arrays from the worker become references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -124,12 +123,12 @@ class Unpacker:
 
 
 def sent_back(value: Any, unpacker: Unpacker) -> Any:
-    """Prepare an outcome for sending to the worker, whose arrays become references."""
+    """Pack an outcome for the worker. Arrays that the worker sent become references."""
     return _replaced(value, unpacker.names())
 
 
 def received_back(value: Any, packer: Packer) -> Any:
-    """Return a received outcome in which the worker's own arrays replace all references."""
+    """Unpack an outcome in the worker. References become the arrays that the worker sent."""
     held = packer.sent
 
     def found(each: Any) -> Any:
@@ -151,7 +150,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return consecutive parts of an array, with these numbers of rows, as views."""
+    """Return consecutive parts of an array, with the given numbers of rows, as views."""
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -167,9 +166,9 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a copy of `value` after `swap`, which is applied to nested values as well.
+    """Return a copy of `value` in which `swap` was applied to the value and all nested values.
 
-    The function does not descend into graphs, arrays and values that `swap` has replaced.
+    Values inside graphs, arrays and values that `swap` has replaced stay unchanged.
     """
     if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
         return other

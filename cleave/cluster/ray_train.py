@@ -1,4 +1,4 @@
-"""Train one model on several servers. Each server is a Ray Train worker.
+"""Training of one model on several servers. Each server is a Ray Train worker.
 
 When a worker is lost, Ray restarts all workers, and training resumes from the newest checkpoint in
 the run folder. The workers exchange training records and stop requests with the starting process
@@ -206,7 +206,7 @@ class _Training:
 
 
 def _board_of(ray: Any) -> Any:
-    """Start a `Board` actor on this node, or raise CleaveError."""
+    """Start a `Board` actor on this node. Raise CleaveError if the actor does not start."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -226,12 +226,10 @@ def _telling_losses(board: Any) -> Any:
     from ray.train import UserCallback
 
     class TellingLosses(UserCallback):  # type: ignore[misc,unused-ignore]
-        """A Ray Train callback that reports lost servers to the board; see `lost_servers`."""
-
         def after_exception(
             self, run_context: Any, worker_exceptions: dict[int, Exception]
         ) -> None:
-            """Tell the board why servers were lost. Ray Train calls this after worker failures."""
+            """Report to the board why servers were lost. Ray Train calls this when workers fail."""
             for rank, why in lost_servers(worker_exceptions).items():
                 board.lost.remote(rank, why)
 
@@ -304,7 +302,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Report an unexpected error in the `with` block to the board. Ray restarts all servers."""
+    """Report an unexpected error in the `with` block to the board, and raise it again."""
     import ray
 
     try:
@@ -342,7 +340,7 @@ class _Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRunner(JobRunner):
-    """A job runner that trains on several servers. Inference runs on the first one's devices."""
+    """A job runner that trains on several servers. Inference uses the first server's devices."""
 
     ray: Any
     fleet_of: FleetOf

@@ -1,4 +1,4 @@
-"""Wait until the Ray cluster has enough free cores for the servers. The user can stop the wait.
+"""The wait for enough free cores in the Ray cluster for the servers. The user can stop it.
 
 Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
@@ -21,7 +21,7 @@ _NOT_STARTED: Final = "WorkerGroupStartupFailedError"
 
 
 def bound_tries() -> None:
-    """Limit the time for which one Ray Train run tries to place its workers, for `fitted`."""
+    """Limit how long a Ray Train run waits for free cores, so that `fitted` can retry it."""
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRY_S)
 
 
@@ -31,11 +31,11 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Run the training with `fit`. Retry as long as the cluster has too few free cores.
+    """Run the training with `fit`, and retry it while the cluster has too few free cores.
 
     Also retry a few times if a worker ends before it trains, for example because its node is lost.
-    `waits` and `failed` are called before a retry. Return False if `stops` returned True before the
-    workers started.
+    Call `waits` before a retry for lack of cores, and `failed` before any other retry. Return False
+    if `stops` returned True before the workers started.
 
     Raises:
         Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if it is
@@ -66,7 +66,7 @@ def cores_of_nodes(ray: Any) -> list[int]:
 
 
 def check_cores(nodes: Sequence[int], servers: int) -> None:
-    """Raise UsageError when the nodes have fewer cores than there are servers."""
+    """Raise UsageError when the nodes together have fewer cores than servers."""
     if sum(nodes) < servers:
         raise UsageError(
             f"--servers is {servers} and the cluster has {sum(nodes)} cores; give fewer servers, "
@@ -75,7 +75,7 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return a message that the cluster has too few free cores: `cores` for each server."""
+    """Return the message for users when too few cores are free for the servers."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
@@ -85,7 +85,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the most cores per server with which all servers fit on the nodes; at least 1."""
+    """Return the maximum cores per server with which all servers fit on the nodes; at least 1."""
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:
             return cores

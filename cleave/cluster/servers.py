@@ -1,9 +1,9 @@
-"""Start the servers of a cluster, and present them to operators as one server.
+"""All servers of a cluster, which operators see as one server.
 
-The first server has the store and admits devices. For each other server, one of its threads polls
-that server every second, so a silent server delays no other. A poll sends the list of admitted
-devices, and receives the server's state, reports and events. One more thread balances the number of
-devices per server.
+The first server has the store and admits devices. It polls each other server every second, in a
+separate thread, so that a silent server does not delay the others. A poll sends the list of
+admitted devices, and receives the server's state, reports and events. Another thread balances the
+number of devices per server.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ _log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0  # seconds between polls of the other servers
 
 FRESH_S: Final = 5.0
-"""Maximum age of a server's last poll, in seconds, for which devices are moved to the server."""
+"""Devices are moved to a server only if its last poll is at most this many seconds old."""
 
 ASKED_S: Final = 5.0
 """Seconds for which the servers report a timeline or stream after an operator's last request.
 
-Requests for neither, for example from another operator, do not end the reports before that.
+Requests without either, for example from another operator, do not end the reports earlier.
 """
 
 
 @dataclass(slots=True)
 class _Other:
-    """What the first server knows about one other server."""
+    """The first server's data about one other server."""
 
     calls: EndpointCalls
     start: str = ""  # the `Seen.start` of the current process; empty before the first poll
     seen: Seen | None = None  # at the last poll; None while the server is lost
-    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # of lost processes
-    knows: int = -1  # version of its device list; -1 for none
+    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # by lost `start`
+    knows: int = -1  # version of the list last sent; -1 for none
     taken: int = 0  # number of reports taken from its current process
     after_event: int = 0  # id of its last event that was received
-    told_s: float = -math.inf  # it knows all devices admitted before
-    is_new: bool = False  # process was replaced since the last balancing
+    told_s: float = -math.inf  # devices admitted before this time are in its list
+    is_new: bool = False  # whether its process was replaced since the last balancing
     wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
@@ -80,8 +80,8 @@ class _Other:
 class Servers:
     """All servers of a cluster, with the operator interface of a single `Server`.
 
-    Call the public methods in the first server's loop, unless stated otherwise. `members` and
-    `overview` are the first server's, and so is the first of `endpoints`.
+    Call the public methods in the first server's event loop, unless stated otherwise. `members`,
+    `overview` and the first of `endpoints` belong to the first server.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Merge the overviews of the other servers into the first server's answer to a question."""
+        """Merge the other servers' overviews into `answer`, the first server's overview."""
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -163,9 +163,9 @@ class Servers:
     # --- a thread per other server ---
 
     def close(self) -> None:
-        """End the sessions of the other servers, and take the last reports of these servers.
+        """Close the other servers' endpoints, and process the last reports of these servers.
 
-        Do not call this in the first server's loop, because the polls need the loop.
+        Do not call this in the first server's event loop, because the polls need the loop.
         """
         self._spreading.close()
         self._closed.set()
@@ -179,7 +179,7 @@ class Servers:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Poll another server every second, and end the server's sessions on close."""
+        """Poll another server every second until `close`. Then close its endpoint."""
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
@@ -224,7 +224,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return the question, the device list (None if known) and the time of the next poll."""
+        """Return a poll's question, the device list (None if unchanged) and the current time."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -237,7 +237,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process the result of a poll at `told_s`; `seen` is None for a lost server."""
+        """Process the result of a poll that began at `told_s`; `seen` is None for a lost server."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -290,7 +290,7 @@ def serving_together(
         ray: the `ray` module, connected to a cluster.
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
-        members, overview: of the first server.
+        members, overview: authenticator and overviews of the first server.
         count: total number of servers, including the first server.
         grid: electricity grid that powers the devices; None if unknown.
 

@@ -1,4 +1,4 @@
-"""Regularly move devices from endpoints with many devices to endpoints with few devices."""
+"""Regular moves of devices from endpoints with many devices to endpoints with few devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHUNNED_S: Final = 600.0  # seconds for which no devices are moved to an unreach
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of devices between two endpoints, given by their numbers."""
+    """A move of devices between two endpoints, which are given by their indices."""
 
     source: int
     target: int
@@ -32,31 +32,31 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """Plans moves that balance the number of devices per endpoint, including joining devices.
+    """A planner of moves that balance the number of devices (including joining ones) per endpoint.
 
-    `sent` has, for each target of a pending move, the time of the move and the number of devices
-    after the move.
+    `sent` maps the target of each pending move to the time of the move and the number of devices
+    expected at the target after the move.
     """
 
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
     shunned_until_s: dict[int, float] = field(default_factory=dict)  # of unreachable endpoints
 
     def sent_fewer(self, move: Move, missing: int) -> None:
-        """Record that `missing` devices of a move stayed: they are busy or do not support moves."""
+        """Record that `missing` devices of a move stay, because they are busy or cannot move."""
         if not missing:
             return
         sent_s, wanted = self.sent[move.target]
         self.sent[move.target] = sent_s, wanted - missing
 
     def forget(self, endpoint: int) -> None:
-        """Discard the state of an endpoint that was lost or restarted."""
+        """Discard all data about an endpoint that was lost or restarted."""
         self.sent.pop(endpoint, None)
         self.shunned_until_s.pop(endpoint, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
         """Return the moves to start now; none while a previous move is pending.
 
-        The load of an endpoint that does not respond is None.
+        `loads` has each endpoint's number of devices, or None if the endpoint does not respond.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -101,7 +101,7 @@ endpoint, and pending moves to it are forgotten.
 
 
 class Spreading:
-    """Balances the number of devices per endpoint in a thread. The first server's is first."""
+    """A thread that regularly balances the number of devices per endpoint."""
 
     def __init__(self, endpoints: Sequence[EndpointCalls], knowing: Knowing) -> None:
         self._endpoints, self._knowing = endpoints, knowing
@@ -124,7 +124,7 @@ class Spreading:
 
 
 def everybody(endpoints: int) -> Knowing:
-    """Return a `Knowing` for endpoints that admit all devices by a shared credential."""
+    """Return a `Knowing` callback for endpoints that admit all devices by a shared credential."""
     return lambda: [math.inf] * endpoints
 
 

@@ -1,1 +1,1 @@
-"""The training process's interface to a fleet: `Fleet.submit` runs a GEMM on devices."""
+"""Interface through which training code runs GEMMs on a fleet of devices."""

@@ -9,27 +9,27 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(slots=True)
 class FleetCounters:
-    """Counters of a fleet since its creation, or between two snapshots if they are subtracted.
+    """Cumulative counters of a fleet. Subtract two snapshots to get the counts between them.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or steps by
-            stages.
-        waited_s: the same in wall seconds.
+        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or stage-wise
+            steps.
+        waited_s: the same waiting time in wall-clock seconds.
         verify_s: CPU seconds spent on verifying results.
         traffic: bytes of messages on the wire, by direction and category.
         saved: bytes saved by compression, by direction and category.
-        floor_down_bytes, floor_up_bytes: minimum bytes from and to the PS. The minimum counts every
-            operand and result of each GEMM once, and `StepWork.floor_bytes` of each step by stages.
+        floor_down_bytes, floor_up_bytes: minimum bytes sent and received by the PS: the size of
+            each GEMM's operands and result, and `StepWork.floor_bytes` of each stage-wise step.
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of result blocks received.
-        reissued: number of tasks and stage passes that were repeated or duplicated.
-        late: number of results that arrived when they were no longer needed.
-        local_gemms: number of GEMMs that the PS computed because no device was available.
-        predicted_s: predicted duration of the finished steps by stages, in seconds on the fleet's
-            clock.
-        planning_s: wall seconds in which training waited for plans of stages.
-        audit_s: wall seconds in which training waited for audits of finished steps by stages.
+        reissued: number of tasks and stage passes that were reassigned or duplicated.
+        late: number of results that arrived too late to be used.
+        local_gemms: number of GEMMs that the PS computed because devices could not.
+        predicted_s: total predicted duration of the completed stage-wise steps, in seconds on the
+            fleet's clock.
+        planning_s: wall-clock seconds for which training waited for stage plans.
+        audit_s: wall-clock seconds for which training waited for audits of stage-wise steps.
     """
 
     fleet_s: float = 0.0
@@ -72,11 +72,10 @@ class FleetCounters:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """Progress of a training step.
+    """Number of completed tasks in a training step, and the total; `of` is 0 if unknown.
 
-    By tiles, `done` counts started GEMMs. By stages, `done` counts completed tasks: a task is a
-    pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS. `of` is
-    0 if unknown.
+    Without stages, a started GEMM counts as a completed task. In a stage-wise step, a task is
+    a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
     """
 
     done: int

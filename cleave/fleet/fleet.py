@@ -1,4 +1,4 @@
-"""The training process's interface to a fleet: registers matrices and submits GEMMs."""
+"""The class with which training code registers operands and runs GEMMs on a fleet."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Fleet:
-    """Multiplies matrices on a fleet of devices.
+    """A fleet of devices that multiplies matrices.
 
-    Two wrappers of this class exist. `cleave.fleet.local_fallback` handles the absence of devices.
+    Two wrappers of it exist. `cleave.fleet.local_fallback` handles periods without devices.
     `cleave.fleet.selection` computes a GEMM on the PS if that is faster.
 
     Args:
-        runtime: runs the GEMMs: provides the clock and the connections to devices.
+        runtime: executes the GEMMs; provides the clock and the connections to devices.
         planner: divides each GEMM into tiles, and assigns the tiles to devices.
     """
 
@@ -39,22 +39,22 @@ class Fleet:
     def __post_init__(self) -> None:
         self._operands = count(1)
         self._jobs = count(1)
-        # The runtime has strong references to running GEMMs.
+        # The runtime holds strong references to running GEMMs.
         self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
-        """Return the kind of clock with which the fleet measures time: `virtual` or `wall`."""
+        """Return the kind of the fleet's clock: `virtual` or `wall`."""
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix, whose values must not change, as an operand for GEMMs."""
+        """Register a matrix as an operand for GEMMs. Its values must not change afterwards."""
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
-        """Start the GEMM ``out = a @ b``. Several GEMMs run concurrently until `result` is called.
+        """Start the GEMM ``out = a @ b`` without waiting for it. GEMMs can run concurrently.
 
         Args:
             a: left operand, shape (m, k).
@@ -85,7 +85,7 @@ class Fleet:
         return future
 
     def abandon(self) -> None:
-        """Withdraw all GEMMs that are still running."""
+        """Withdraw all running GEMMs."""
         for future in list(self._under_way.values()):
             if not future.done:
                 self.runtime.withdraw(future)
@@ -120,7 +120,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """End the sessions of all devices. Further calls have no effect."""
+        """Close the fleet, which cannot be used afterwards. Further calls have no effect."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""The interface between a fleet and the runtime, which provides the clock and the connections.
+"""The interface of a fleet's runtime, which provides the clock and the connections to devices.
 
-`cleave.fleet.runtime.Runtime` runs in this process.
-`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to the process to which the devices are
-connected. So the devices stay connected when this process ends.
+`cleave.fleet.runtime.Runtime` serves the devices in this process.
+`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
+are connected. So the devices stay connected when this process ends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 
 
 class FleetRuntime(ABC):
-    """Runs the GEMMs and the steps by stages of one fleet.
+    """Interface for running the GEMMs and the stage-wise steps of one fleet.
 
-    Timeouts are seconds on the runtime's clock; None for no limit.
+    Timeouts are in seconds on the runtime's clock; None for no limit.
     """
 
-    clock: ClassVar[str]  # kind of clock with which the runtime measures time: `virtual` or `wall`
+    clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
@@ -38,10 +38,10 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait until a GEMM is done. Return False after a timeout."""
+        """Wait until a GEMM is done. Return False on timeout."""
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it is true. Return False after a timeout.
+        """Poll a condition until it is true. Return False on timeout.
 
         In virtual time, the wait also ends when no future event can make the condition true.
         """
@@ -54,59 +54,59 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM, and set its future to done, unless it has already finished or failed."""
+        """Withdraw a GEMM that is still running, and mark its future as done."""
 
     def advance_for_local_work(self, flops: float) -> None:  # noqa: B027 - wall clocks advance
-        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs."""
+        """Advance a virtual clock by the time in which the PS computes `flops` FLOPs."""
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages without waiting for outcomes."""
+        """Start a stage-wise training step. `next_outcome` returns the outcomes of the step."""
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Pass an array that the caller computed for a micro-batch to the current step by stages.
+        """Pass an array that the caller computed for a micro-batch to the current stage-wise step.
 
         `StageStep.give` describes the arguments.
         """
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Report whether the device's result in the last `Suspect` outcome is right.
+        """Report whether the result in the last `Suspect` outcome is correct.
 
-        If not, another device recomputes it, and `reason` describes the error.
+        If it is wrong, `reason` describes the error, and another device recomputes the result.
         """
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step by stages. Return None after a timeout."""
+        """Wait for the next outcome of the current stage-wise step. Return None on timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End all sessions of a device that returned a wrong result, and reject new sessions."""
+        """End the session of a device that returned a wrong result, and quarantine the device."""
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any. Devices retain arrays for the next step."""
+        """End the current stage-wise step, if any. Devices retain arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the current step by stages, if any. Devices drop the arrays of the model."""
+        """End the current stage-wise step, if any. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """Let devices drop the arrays of a deleted operand. Any thread may call this."""
+        """Allow devices to delete their copies of an operand. Any thread may call this method."""
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
-        """Drop the references to an operand's memory. No running GEMM may use the operand.
+        """Drop all references to an operand's buffer. No running GEMM may use the operand.
 
-        Devices keep the parts of the operand that they hold.
+        Devices retain the parts of the operand that they have received.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the sessions of all devices."""
+        """Release the runtime's resources. The runtime cannot be used afterwards."""
 
     @abstractmethod
     def counters(self) -> FleetCounters:
@@ -116,15 +116,12 @@ class FleetRuntime(ABC):
     def counting_tasks(self) -> AbstractContextManager[None]:
         """Return a context manager that counts the tasks of one training step for `progress`.
 
-        In the next step, `progress` expects the same number of tasks.
+        In the next step, `progress` returns this count as the expected total.
         """
 
     @abstractmethod
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None if unknown or between steps.
-
-        Any thread may call this method.
-        """
+        """Return the current step's progress; None if unknown or between steps. Thread-safe."""
 
     @abstractmethod
     def device_count(self) -> int:
@@ -132,10 +129,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM.
-
-        The text is empty if a connected device can finish the GEMM, or no device is connected.
-        """
+        """Return why no connected device can finish a GEMM; empty if one can or there are none."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:
@@ -143,7 +137,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def why_no_stages(self) -> str:
-        """Return why no device can train whole layers now; empty if some device can."""
+        """Return why no device can train whole layers now; empty if a device can."""
 
     @abstractmethod
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:

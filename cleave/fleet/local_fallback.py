@@ -1,6 +1,6 @@
-"""Behavior when no device is available: training waits, or the PS computes the GEMMs.
+"""Fleet wrapper for periods without available devices: training waits, or the PS computes GEMMs.
 
-When a run must stop, this module also decides how long training waits for the current step. All
+After a stop request, the wrapper also limits how long training waits for the current step. All
 functions run in the training thread.
 """
 
@@ -19,20 +19,20 @@ from cleave.fleet.product import Finished, GemmFuture, Pending, Side, product_of
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
-LOOK_S: Final = 0.5  # seconds between two checks for available devices during the wait for a GEMM
+LOOK_S: Final = 0.5  # seconds between checks for available devices while training waits for a GEMM
 _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
 
 STEP_END_S: Final = 30.0
-"""Maximum seconds that a step continues after a stop request, if devices are available."""
+"""Maximum duration of a step after a stop request, in seconds, if devices are available."""
 
 
 class AbandonedError(CleaveError):
-    """Training must stop, and the current step was abandoned without changing the model."""
+    """Raised when training must stop and the current step has not yet changed the model."""
 
 
 class FleetPresence(Enum):
-    """Where GEMMs run now. The values are shown to users."""
+    """The place where GEMMs currently run. Users see the enum values."""
 
     PRESENT = "present"  # GEMMs run on devices
 
@@ -44,16 +44,16 @@ class FleetPresence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Settings for the PS as a substitute for the fleet."""
+    """Settings for computing GEMMs on the PS while no device is available."""
 
     backend: MatmulBackend
-    after_s: float  # seconds without available devices, on the fleet's clock
+    after_s: float  # delay before the PS computes GEMMs, in seconds on the fleet's clock
 
 
 class Leaving:
-    """Decides how long training waits for the current step after a stop request.
+    """Limit on how long training waits for the current step after a stop request.
 
-    Without available devices, the wait ends at once. With available devices, the step gets
+    Without available devices, the wait ends at once. With available devices, it ends after
     `patience_s` seconds.
 
     Args:
@@ -95,11 +95,11 @@ class Leaving:
 
 
 class FallbackFleet:
-    """A wrapper of a fleet that can compute GEMMs on the PS when no device is available.
+    """A fleet wrapper that can compute GEMMs on the PS while no device is available.
 
     Args:
         fleet: runs the GEMMs while devices are available.
-        tell: called in the training thread with each change of `presence`.
+        tell: called in the training thread with each new value of `presence`.
         fallback: computes GEMMs while no device is available; None to wait for devices.
         leaving: decides how long training waits after a stop request; None to wait without limit.
         say: called in the training thread with each new reason why no device can run a GEMM.
@@ -126,7 +126,7 @@ class FallbackFleet:
         self._local_gemms = 0
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS; see `wait`."""
+        """Start a GEMM on the fleet, or compute it on the PS while the fallback is in use."""
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
             self._multiply(a, b, out, fallback)
@@ -136,11 +136,11 @@ class FallbackFleet:
         return future
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters, with the number of GEMMs that the PS computed."""
+        """Return the fleet's counters, including the number of GEMMs that the PS computed."""
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait for a GEMM, or compute it on the PS. Raise AbandonedError if training stops."""
+        """Wait for a GEMM, or compute it on the PS. Raise AbandonedError if training must stop."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S

@@ -15,11 +15,11 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 
 
 class Operand:
-    """A matrix with fixed values that GEMMs on the fleet can use.
+    """A matrix with fixed values that can be an operand of GEMMs on the fleet.
 
-    Devices may retain parts of the matrix until this object is deleted. To free the memory of the
-    matrix between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that
-    has the same values.
+    Devices may retain parts of the matrix until this object is deleted. To free the matrix's memory
+    between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that has the
+    same values.
 
     Args:
         id: unique ID of the operand, which is never reused.
@@ -38,7 +38,7 @@ class Operand:
         self._unbound = unbound
 
     def unbind(self) -> None:
-        """Drop the buffer. No running GEMM may use the operand. Devices retain their parts."""
+        """Drop the buffer. No running GEMM may use the operand. Devices retain their copies."""
         del self.buffer
         if self._unbound is not None:
             self._unbound(self.id)
@@ -70,8 +70,8 @@ class Side:
 class Output:
     """The output matrix C of one GEMM, which is assembled from result blocks.
 
-    Blocks that sum over all of k are copied to C. Blocks that sum over a part of k are accumulated
-    in fp32.
+    Blocks that cover all of the depth k are copied to C. Partial sums, which cover a part of k, are
+    accumulated in fp32.
     """
 
     def __init__(self, out: Buffer) -> None:
@@ -80,9 +80,9 @@ class Output:
         self._summed: list[tuple[Span, Span]] = []  # regions of C with accumulated blocks
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Write one result block, a `Buffer` or bytes from the wire, into C.
+        """Write one result block, given as a `Buffer` or as received bytes, into C.
 
-        Blocks of the same region of C that sum over parts of k must arrive in the order of k.
+        Partial sums of the same region of C must arrive in ascending order of k.
         """
         block = task.block
         dtype = DType.FP32 if task.partial else self.out.dtype
@@ -98,7 +98,7 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region of C, noting its `first` block."""
+        """Return the fp32 accumulator of a region of C. Set `first` for its first partial sum."""
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
@@ -107,7 +107,7 @@ class Output:
         return self._sums.region(rows, columns)
 
     def finish(self) -> None:
-        """Round the accumulated regions to the dtype of C. All blocks must have been written."""
+        """Round the accumulated regions to the dtype of C, after all blocks have been written."""
         if self._sums is not None and self._sums is not self.out:
             for rows, columns in self._summed:
                 exact = self._sums.region(rows, columns).array
@@ -129,7 +129,7 @@ class GemmFuture:
     error: str = ""  # why the GEMM failed; empty without a failure
 
     def result(self) -> Buffer:
-        """Wait until all blocks are in `out`, and return it. Raise FleetError on failure."""
+        """Wait until the GEMM is done, and return `out`. Raise FleetError if the GEMM failed."""
         if not self.done:
             self.wait(self)
         if self.error:
@@ -138,7 +138,7 @@ class GemmFuture:
 
 
 class Pending(Protocol):
-    """A GEMM whose result may not be available yet, such as a `GemmFuture`."""
+    """Interface of a submitted GEMM, whose result may not be available yet."""
 
     @property
     def done(self) -> bool: ...
@@ -154,7 +154,7 @@ class Multiplier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A GEMM whose result was available when it was submitted, because the PS computed it."""
+    """A submitted GEMM that the PS has already computed."""
 
     out: Buffer
 
@@ -167,7 +167,7 @@ class Finished:
 
 
 def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
-    """Return the dimensions, bytes per element, and operands' dtype of ``out = a @ b``.
+    """Return the dimensions, the bytes per element and the operands' dtype of ``out = a @ b``.
 
     Raises:
         ValueError: the shapes or dtypes do not match.

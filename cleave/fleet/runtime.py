@@ -1,8 +1,8 @@
-"""The base class of the runtimes that execute the instructions of the server's core.
+"""The base class of the runtimes that execute the instructions of a `SessionManager`.
 
-The core is a `SessionManager`, which makes all decisions but does no input or output. There are two
-subclasses: `cleave.server.runtime` (wall time, network connections) and `emulator.virtual` (virtual
-time, emulated devices).
+The session manager makes all decisions but performs no I/O. The base class has two subclasses:
+`cleave.server.runtime` (wall time, network connections) and `emulator.virtual` (virtual time,
+emulated devices).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """Verifies the result blocks of all running GEMMs. Only one thread may use it at a time.
+    """Verification of the result blocks of all running GEMMs. Not thread-safe.
 
-    The seed of `rng`, which generates the secret vectors, must come from the operating system.
+    `rng` generates the secret vectors. Its seed must come from the operating system.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -58,7 +58,7 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Verify one result block, given as a `Buffer` or as bytes from the wire."""
+        """Verify one result block, given as a `Buffer` or as received bytes."""
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -80,20 +80,21 @@ class BlockChecks:
 
 
 class Placing(Protocol):
-    """The output matrix of one GEMM: `cleave.fleet.product.Output` or a substitute."""
+    """Interface for writing result blocks into the output matrix of one GEMM."""
 
     def place(self, task: GemmTask, payload: object) -> None: ...
     def finish(self) -> None: ...
 
 
 Information = Joined | Overdue | Aside | Note
-"""Instructions that only inform observers of the fleet."""
+"""Instructions that only notify observers of the fleet."""
 
 
 class Runtime(FleetRuntime):
-    """Executes the core's instructions. Subclasses provide the clock and the connections.
+    """Base class that executes a session manager's instructions.
 
-    `rng` generates the secret vectors for the verification of results.
+    Subclasses provide the clock and the connections. `rng` generates the secret vectors for the
+    verification of results.
     """
 
     def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:
@@ -134,7 +135,7 @@ class Runtime(FleetRuntime):
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step has more tasks than the previous step if, for example, that step was interrupted.
+        # A step has more tasks than the previous one if, for example, that one was interrupted.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 
@@ -147,7 +148,7 @@ class Runtime(FleetRuntime):
     def stage_devices(self) -> dict[int, DeviceRates]:
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
-        # The scheduler's rates do not include the memory that stages use. Restore it here.
+        # The scheduler's rates exclude the memory that stages use. Add it back.
         return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
@@ -164,9 +165,9 @@ class Runtime(FleetRuntime):
 
     @abstractmethod
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Send a message to a device. If the device has left, the message is dropped.
+        """Send a message to a device, or drop the message if the device has left.
 
-        The bytes of the message count as traffic of this kind.
+        The bytes of the message count as traffic of kind `kind`.
         """
 
     @abstractmethod
@@ -177,7 +178,7 @@ class Runtime(FleetRuntime):
     def conclude(self, job: int, error: str) -> None:
         """Record the end of a GEMM, and wake up the thread that waits for it.
 
-        `error` says why the GEMM failed; empty if it is complete.
+        `error` is the reason why the GEMM failed; empty on success.
         """
 
     @abstractmethod
@@ -185,7 +186,7 @@ class Runtime(FleetRuntime):
         """Store an outcome for `next_outcome`, unless its step is no longer the current step."""
 
     def tell(self, information: Information) -> None:
-        """Pass an informative instruction to observers of the fleet. This method drops it."""
+        """Notify observers of the fleet of an event. The base class does nothing."""
 
     def place(self, task: Task, payload: Any) -> None:
         """Write a result block into the output of the task's GEMM."""
@@ -210,7 +211,7 @@ class Runtime(FleetRuntime):
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report the verdict on a result block to the core, and return its next instructions.
+        """Report the verdict on a result block to the session manager. Return new instructions.
 
         `took_s` is the CPU time of the verification in seconds.
         """
@@ -244,7 +245,7 @@ class Runtime(FleetRuntime):
                     self.tell(information)
 
     def submit(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the core. Only the thread that calls `execute` may call this method."""
+        """Submit a GEMM to the session manager. Call this in the thread that calls `execute`."""
         job = future.job
         self._futures[job.id] = future
         self._outputs[job.id] = self.output(future.out)
@@ -256,14 +257,14 @@ class Runtime(FleetRuntime):
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:
-        """Count a new GEMM and its minimum traffic: each operand and the result travel once."""
+        """Add a new GEMM and the size of its operands and result to the fleet's counters."""
         self._counters.gemms += 1
         operands = future.a.operand, future.b.operand
         self._counters.floor_down_bytes += sum(operand.buffer.nbytes for operand in operands)
         self._counters.floor_up_bytes += future.out.nbytes
 
     def count_step(self, work: StepWork) -> None:
-        """Count the minimum traffic of a new step by stages in the fleet's counters."""
+        """Add the minimum traffic of a new stage-wise step to the fleet's counters."""
         down_bytes, up_bytes = work.floor_bytes(DType(work.gradients).itemsize)
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

@@ -41,9 +41,9 @@ class PsSpeed:
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Measure the speed of GEMMs on this machine, which takes about 0.2 s, with a clock in seconds.
+    """Measure the speed of GEMMs on this machine, in about 0.2 s. `clock` returns seconds.
 
-    The fastest of several GEMMs counts, because other processes affect it least.
+    The fastest of several equal GEMMs counts, because other processes affect it least.
     """
 
     def best_s(side: int) -> float:
@@ -87,10 +87,9 @@ class Decision:
 
 
 class Selector:
-    """Decides whether a GEMM is faster on the fleet or on the PS, and caches each decision.
+    """A cache of decisions on whether a GEMM is faster on the fleet or on the PS.
 
-    Before the first decision with a dtype, the backend's speed is measured with `clock`, in
-    seconds.
+    The first decision for a dtype measures the speed of `backend` with `clock`, in seconds.
     """
 
     def __init__(
@@ -138,16 +137,16 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Summary of the submitted GEMMs for which the PS is faster than the fleet."""
+    """Summary of the submitted GEMMs that the PS computes faster than the fleet."""
 
-    gemms: int  # for which the PS is faster
-    total: int  # of all submitted GEMMs
+    gemms: int  # number of GEMMs that are faster on the PS
+    total: int  # number of all submitted GEMMs
     saves_s: float  # predicted seconds saved if these GEMMs run on the PS instead of the fleet
     reasons: tuple[str, ...]  # a sentence per GEMM shape with the largest savings
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
-    """Summarize decisions, given how often each one's GEMM was submitted."""
+    """Summarize decisions. `decisions` counts the submitted GEMMs for each decision."""
     kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
     kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
     return Kept(
@@ -159,10 +158,10 @@ def summarise(decisions: Counter[Decision]) -> Kept:
 
 
 class SelectiveFleet:
-    """A wrapper of a fleet that computes a GEMM on the PS if that is faster.
+    """A fleet wrapper that computes a GEMM on the PS if that is faster.
 
     Args:
-        inner: runs GEMMs on the fleet; the fleet itself or another wrapper.
+        inner: runs GEMMs on the fleet: `fleet` itself or another wrapper of it.
         fleet: the fleet whose devices are compared with the PS.
         selector: decides which GEMMs are faster on the PS.
         keep: whether these GEMMs run on the PS. If False, `kept` only reports them.
@@ -179,7 +178,7 @@ class SelectiveFleet:
         self._decisions: Counter[Decision] = Counter()
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet, or compute it on the PS before returning."""
+        """Start a GEMM on the fleet or, if the PS is faster, compute it on the PS immediately."""
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)
@@ -194,7 +193,7 @@ class SelectiveFleet:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Run all GEMMs on the PS in the `with` block: a step by stages occupies all devices."""
+        """Run all GEMMs on the PS in the `with` block, while a stage-wise step uses the devices."""
         self._left_alone = True
         try:
             yield
@@ -202,9 +201,9 @@ class SelectiveFleet:
             self._left_alone = False
 
     def kept(self) -> Kept:
-        """Summarize the submitted GEMMs for which the PS is faster than the fleet.
+        """Summarize the submitted GEMMs that the PS computes faster than the fleet.
 
-        If all GEMMs ran on the fleet, the summary compares the PS with the current devices.
+        If `keep` is False, the summary compares the PS with the current devices.
         """
         if self._keep:
             return summarise(self._decisions)

@@ -1,4 +1,4 @@
-"""Everything in a server except its fleet: data folder, store, access control and web pages."""
+"""The parts of a server other than its fleet: data folder, store, access control, web pages."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class HttpRoutes:
-    """Routes a request to the web pages or the metrics, depending on its path."""
+    """Routes from request paths to the web pages and the metrics."""
 
     pages: Pages
     metrics: Metrics
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the response of the metrics or the web pages; None for an unknown path."""
+        """Return the metrics or a web page; None for an unknown path."""
         if request.path == metrics.PATH:
             return self.metrics.answer(request)
         return self.pages.answer(request)
 
 
 KEEP_NOTHING: Final = "none"
-"""Value of `data` with which the server stores nothing on disk. Its data is lost when it exits."""
+"""Value of `data` to store nothing on disk. The server then loses its data when it exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """Everything in a server except its fleet. Create an `App` with `open_app`."""
+    """The parts of a server other than its fleet. Create an `App` with `open_app`."""
 
     access: Access
     history: JobHistory
@@ -71,14 +71,14 @@ class App:
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now, at `server` and perhaps elsewhere."""
+        """Start an energy meter for a job. `elsewhere` is the work log of other servers, if any."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a server, or the `sessions` of a cluster. Write the operator URL."""
+        """Connect the app to a server, or to a cluster's `sessions`. Write the operator URL."""
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:
@@ -99,14 +99,14 @@ def open_app(
     Args:
         data: path of the data folder; empty for the default folder, `none` to store nothing on
             disk.
-        operator_token: token that operators must show; empty for the data folder's, or a random
-            one.
+        operator_token: token that operators must show; empty for the token in the data folder, or
+            a random token without a folder.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             for none.
-        facts: facts about the server that overviews show; None for default facts.
+        facts: facts about the server that overviews show; None for empty facts.
         grid: electricity grid that powers the devices; None if unknown.
-        ps_watts: power that this machine draws from the wall socket; None to use its sensors, if
-            any.
+        ps_watts: power in watts that this machine draws from the wall socket; None to use its
+            sensors, if any.
 
     Raises:
         CleaveError: when the data folder cannot be used.

@@ -1,4 +1,4 @@
-"""Device timelines: when devices received, computed and sent blocks, as the PS reconstructs it."""
+"""Timelines of devices: estimated times at which they received, computed and sent blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT: Final = 64  # number of recent blocks whose time spans are retained for ea
 
 
 class Lane(Enum):
-    """What a device does during a time span. Users see the values."""
+    """The activity of a device during a time span. Users see the enum values."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"
@@ -28,9 +28,9 @@ class TimeSpan(NamedTuple):
 class BlockTimes:
     """The timeline of one session: its latest blocks, graph runs and fetched arrays.
 
-    It is reconstructed from the PS's send and receive times and the device's compute times. Devices
-    process messages in order and send each result immediately. Time in system buffers counts as
-    compute time or send time.
+    The times are estimated from the PS's send and receive times and the device's compute times.
+    Devices process messages in order and send each result immediately. Time in system buffers
+    counts as compute time or send time.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class BlockTimes:
         self._computed_s = self._sent_s = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Record that the PS starts to write a run's inputs to the connection."""
+        """Record that the PS starts to send a run's inputs."""
         if self._began_s is None:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """Record that the PS finished writing a run request, whose inputs it wrote earlier."""
+        """Record that the PS has sent the request of a run, after the run's inputs."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
@@ -56,7 +56,7 @@ class BlockTimes:
         self._fetched[run] = now_s
 
     def computed(self, run: int, compute_s: float, now_s: float) -> None:
-        """Record that a run finished and that the device keeps the run's outputs."""
+        """Record that a run finished. Its outputs stay on the device."""
         asked = self._asked.pop(run, None)
         if asked is None:
             return
@@ -85,5 +85,5 @@ class BlockTimes:
             self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return the latest time spans, in the order in which the PS recorded them."""
+        """Return the latest time spans, in the order of their recording."""
         return list(self._spans)

@@ -1,7 +1,7 @@
-"""Compress and decompress payloads in threads, to keep the server's event loop free.
+"""Compression and decompression of payloads in threads, to keep the event loop free.
 
-An array that goes to several devices is compressed once. The compressed bytes stay in memory while
-a message waits.
+An array that is sent to several devices is compressed once. The compressed bytes stay in memory
+while a message with the array waits to be sent.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class SharedArray:
 
 
 class Coder:
-    """Compresses and decompresses payloads for all sessions, in the server's event loop."""
+    """Compression and decompression of payloads for all sessions, in background threads."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "cleave-coding")
         self._shared: WeakValueDictionary[int, SharedArray] = WeakValueDictionary()
 
     def shared(self, put: Put) -> SharedArray | None:
-        """Return the `SharedArray` of a message's payload object; None if the payload is small."""
+        """Return the `SharedArray` of a message's payload; None if it is too small to compress."""
         if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
@@ -51,12 +51,12 @@ class Coder:
         return array
 
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
-        """Return `put` with its array compressed, or `put` itself if compression does not help."""
+        """Return a message with the array compressed, or `put` itself if that saves no bytes."""
         found = await array.coded()
         return put if found is None else coding.with_coded(put, found)
 
     async def result(self, message: ResultCoded) -> Result:
-        """Decompress a device's `result_coded` message, or raise ProtocolError."""
+        """Decompress a device's `result_coded` message. Raise ProtocolError if it is invalid."""
         if payload_bytes(message.payload) < CODED_LEAST_BYTES:
             return coding.result_of(message)
         return await asyncio.to_thread(coding.result_of, message, self._pool.map)

@@ -1,4 +1,4 @@
-"""A server that devices join over WebSockets. It serves plain HTTP on the same port."""
+"""A parameter server that devices join over WebSockets. It serves HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of a server: where it listens, and which devices and operators it admits.
+    """Settings of a server: its address, and which devices and operators it admits.
 
     Attributes:
         host: address to listen on; `0.0.0.0` for every network of this machine.
@@ -103,7 +103,7 @@ class ServerConfig:
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
         card: bandwidth of the server's network card, which all devices share; None for no limit.
-        numbering: determines the session numbers that this server assigns to devices.
+        numbering: the session numbers that this server assigns to devices.
     """
 
     host: str = "127.0.0.1"
@@ -132,7 +132,7 @@ class Server:
 
     Attributes:
         fleet: the fleet of connected devices, which training code uses.
-        live: the fleet's runtime, for code that reads the runtime's state in the server's loop.
+        live: the fleet's runtime, for code that reads its state in the server's event loop.
         address: WebSocket URL of the server, without a credential.
         url: join URL for devices, including the device credential.
         page_url: URL of the join page for browsers, including the device credential.
@@ -240,7 +240,7 @@ class Server:
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
-        """Read the client's hello within a time limit, then serve its session."""
+        """Read the client's `hello` within a time limit, then serve its session."""
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
@@ -322,7 +322,7 @@ class Server:
         return _response(found, head=method == "HEAD")
 
     def join_url(self, credential: str) -> str:
-        """Return the join URL that contains this credential or join code."""
+        """Return the join URL that contains the given credential or join code."""
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
@@ -330,29 +330,28 @@ class Server:
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
-        """Return the join URL that contains a credential or join code."""
         server = self.live.manager.auth.server
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send it the reason. Call this in the server's loop."""
+        """End a device's sessions and send it the reason. Call this in the server's event loop."""
         live = self.live
         live.execute(live.manager.refuse_identity(identity, code, reason, live.now()))
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set whether the operator owns a device. Call this in the server's loop."""
+        """Set whether the operator owns a device. Call this in the server's event loop."""
         self.live.execute(self.live.manager.mark_own(identity, own, self.live.now()))
 
     def credit(self) -> None:
-        """Report each device's contribution since the last call. Call this in the server's loop."""
+        """Report the devices' work to the authenticator. Call this in the server's event loop."""
         self.live.manager.credit(self.live.now())
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step. Call this in the server's loop."""
+        """Return the current step's progress, if known. Call this in the server's event loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
-        """Describe each connected device as a JSON object. Call this in the server's loop."""
+        """Describe each connected device as a JSON object. Call this in the server's event loop."""
         manager = self.live.manager
         return [
             {
@@ -386,13 +385,13 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the IP address of a connection's client; empty if it is not known."""
+    """Return the IP address of a connection's client; empty if unknown."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer to a response that closes the connection, without a body for `head`."""
+    """Convert an answer to a response that closes the connection. `head` omits the body."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -400,7 +399,7 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Tell a connection whether its hello was accepted, or why its session ended."""
+    """Record that a connection's `hello` was accepted, or why its session was refused or ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
@@ -415,7 +414,7 @@ def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: s
 async def _refuse(
     socket: GuardedConnection, connection: Connection, message: messages.Error
 ) -> None:
-    """Respond to a hello with an error message, and close the connection."""
+    """Respond to a `hello` with an error message, and close the connection."""
     _answered(socket, message)
     try:
         await connection.send(encode(message))
@@ -425,7 +424,7 @@ async def _refuse(
 
 
 def _unexpected(record: logging.LogRecord) -> bool:
-    """Filter the WebSocket library's log: keep and reword errors of the server's own code."""
+    """Return True for unexpected errors in the WebSocket library's log, and reword the records."""
     error = record.exc_info[1] if record.exc_info else None
     while isinstance(error, BaseExceptionGroup):  # from a task group
         error = error.exceptions[0]

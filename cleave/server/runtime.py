@@ -1,8 +1,7 @@
 """The live runtime: real time, real connections, and one asyncio loop that owns all sessions.
 
 Only the loop's thread changes the session manager. The training thread submits GEMMs and steps to
-the loop, and waits for results. Without a lock, it reads counters, the devices and why a GEMM is
-stuck.
+the loop, and waits for results. It reads counters and the state of devices without a lock.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 CHECK_INLINE_FLOPS = 4e6
-"""Results of tasks up to this many FLOPs are checked in the loop: waking a thread takes longer."""
+"""Maximum FLOPs of a task whose result is checked in the loop, where no thread must wake up."""
 
 TICK_S = 0.25
 """Seconds between ticks of the session manager. A tick detects silent devices and overdue tasks."""
@@ -67,7 +66,7 @@ PACK_IN_THREAD_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The session numbers of one server: `first`, `first + step` and so on."""
+    """The sequence of session numbers of one server: `first`, `first + step` and so on."""
 
     first: int = 1
     step: int = 1
@@ -105,7 +104,7 @@ class _Peer:
 class LiveRuntime(Runtime):
     """A runtime that serves device sessions in an asyncio loop, in real time.
 
-    `events` is called in the loop's thread with every event of the fleet.
+    `events` is called in the event loop's thread with every event of the fleet.
     """
 
     clock = "wall"
@@ -143,9 +142,9 @@ class LiveRuntime(Runtime):
         """Serve one device until its session ends.
 
         Args:
-            first: the device's hello; None if the hello was not read yet.
+            first: the device's `hello`; None if the `hello` was not read yet.
             answered: called after the PS has processed `first`, with an error (None if the PS
-                accepted the hello) and the device's name. If the PS later ends the session before
+                accepted the `hello`) and the device's name. If the PS later ends the session before
                 the device has joined, `answered` is called again.
         """
         session = next(self._ids)
@@ -210,7 +209,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message; ProtocolError if the device may not send one."""
+        """Decompress a `result_coded` message. Raise ProtocolError if it may not be sent."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -218,7 +217,7 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session and return why it ended, which a message of the PS may say."""
+        """Close a session and return why it ended: the PS's own reason, if any, or `reason`."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
@@ -300,19 +299,19 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        """Return the number of devices that can get tasks, as a text."""
+        """Return a text with the number of devices that may receive tasks."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """Report reissued tasks to the event listener, then execute the core's instructions."""
+        """Report reissued tasks to the event listener, then execute the instructions."""
         self._tell_of_reissues()
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device, unless it left or lacks the feature of the message."""
+        """Queue a message for a device, unless the device has left or does not support it."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -347,7 +346,7 @@ class LiveRuntime(Runtime):
                 _logger.warning("%s", text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
-        """Report that a device is set aside, or gets tasks again if `reason` is empty."""
+        """Report that a device is set aside or, if `reason` is empty, that it gets tasks again."""
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
@@ -356,7 +355,7 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
-        """Report to the event listener how many tasks and stage passes were reissued since then."""
+        """Report the number of tasks and stage passes that were reissued since the last call."""
         done = self.manager.scheduler.counters
         given_again = done.reissued + done.speculative + self.manager.stages.repeated
         more = given_again - self._given_again
@@ -369,10 +368,10 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: in the loop if the task is small, otherwise in the checker's thread.
+        """Check a result: small tasks in the event loop, other tasks in the checker's thread.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
-        vectors. The instructions are empty if the checker's thread does the check.
+        vectors. Return no instructions if the checker's thread checks the result.
         """
         future = self._futures.get(check.task.job)
         if future is None or self.loop is None:
@@ -380,7 +379,7 @@ class LiveRuntime(Runtime):
         loop = self.loop
 
         def judged() -> Callable[[], list[ForRuntime]]:
-            """Check the result. Return a function that acts on the check in the loop."""
+            """Check the result. Return a function that processes the verdict in the event loop."""
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -404,7 +403,7 @@ class LiveRuntime(Runtime):
         return self.manager.withdraw(job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report a wrong result to the event listener, then pass the judgement to the core."""
+        """Report a wrong result to the event listener, and pass the verdict to the base class."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
@@ -445,7 +444,7 @@ class LiveRuntime(Runtime):
         """Tell up to `count` idle devices to move to another server. Return how many were told.
 
         `address` is a join URL without a credential. Only devices admitted before
-        `admitted_before_s` are moved.
+        `admitted_before_s`, on the clock of `now`, are moved.
         """
 
         def moved() -> int:
@@ -456,7 +455,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, on the clock of `now`. Call this in the loop."""
+        """Return a device's latest time spans, on the clock of `now`. Call in the event loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
@@ -464,7 +463,7 @@ class LiveRuntime(Runtime):
         return time.monotonic()
 
     def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Run `ask` in the loop and return its result. Call this from any other thread."""
+        """Run `ask` in the event loop and return its result. Call this from any other thread."""
 
         async def asked() -> _Answer:
             return ask()
@@ -477,7 +476,7 @@ class LiveRuntime(Runtime):
     # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the loop. Raise FleetError when the fleet is closed."""
+        """Submit a GEMM to the event loop. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self.count(future)
@@ -485,7 +484,7 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        """Submit a GEMM. An unexpected error ends the GEMM and is raised by `wait`."""
+        """Submit a GEMM to the session manager. An unexpected error makes the GEMM fail."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
@@ -532,12 +531,12 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop, unless the fleet is closed."""
+        """Call a function in the event loop, unless the fleet is closed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(call, *arguments)
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages. Raise FleetError when the fleet is closed."""
+        """Start a stage-wise step. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self._step_token = work.token
@@ -551,7 +550,7 @@ class LiveRuntime(Runtime):
         self._post(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
-        """Call the session manager in the loop. An unexpected error fails the step."""
+        """Call a method of the session manager. An unexpected error makes the step fail."""
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -574,14 +573,14 @@ class LiveRuntime(Runtime):
             self._counters.waited_s += took_s
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome for `next_outcome`, which skips those of abandoned steps."""
+        """Queue an outcome for `next_outcome`, which skips outcomes of abandoned steps."""
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
         self._post(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
-        """Report a wrong result, and quarantine the device that sent it. Runs in the loop."""
+        """Report a wrong result, and quarantine the device that sent it. Runs in the event loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
@@ -607,7 +606,7 @@ class LiveRuntime(Runtime):
 
 
 def _name(record: Session) -> str:
-    """Return a device's name for messages; `device N` if it has no name."""
+    """Return a device's name for messages; `device N` if the device has no name."""
     return record.name or f"device {record.id}"
 
 

@@ -1,1 +1,1 @@
-"""Handle requests from operators, viewers and the dashboard."""
+"""Handlers of requests from operators, viewers and the dashboard."""

@@ -1,4 +1,4 @@
-"""Handle operators' requests about devices, device permissions, join codes and past jobs."""
+"""Operators' requests about devices, device permissions, join codes and past jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACTIONS: Final = (
 
 
 class Sessions(Protocol):
-    """The sessions of one server or of all servers, as `Server` and `Servers` implement it."""
+    """Interface to the device sessions of one server (`Server`) or of a cluster (`Servers`)."""
 
     dashboard_url: str
 
@@ -38,9 +38,9 @@ class Sessions(Protocol):
 
 
 class DeviceAdmin:
-    """Handles operators' requests about devices, join codes and past jobs, in the server's loop.
+    """Handler of operators' requests about devices, join codes and past jobs. Not thread-safe.
 
-    Commands use this class without a running server. Then `sessions` is None.
+    Use it in the server's event loop. Without a running server, `sessions` is None.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions. Return why that failed; raise if nobody retries it."""
+        """Write pending decisions. Return the error if a server will retry; otherwise, raise it."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
@@ -146,7 +146,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return the session of each connected device by identity."""
+        """Return the session of each connected device, by device identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()

@@ -25,7 +25,7 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """Retains the latest events of a server. Thread-safe. `clock` returns Unix time, in seconds."""
+    """A thread-safe log of a server's latest events. `clock` returns Unix time, in seconds."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
@@ -34,14 +34,14 @@ class EventLog:
         self._last = 0
 
     def add(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event with the current time. `device` is a session number, or 0."""
+        """Add an event with the current time. `device` is a session number; 0 for no device."""
         with self._lock:
             self._last += 1
             event = Event(self._last, self._clock(), kind, device, clean_text(text, MAX_TEXT))
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return up to `most` events after this id, oldest first, and the latest id, or 0."""
+        """Return the latest `most` events after event `id`, oldest first, and the last event id."""
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

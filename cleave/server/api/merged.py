@@ -1,4 +1,4 @@
-"""Merge the overviews of several servers, which `cleave.server.api.overview` creates."""
+"""Merging of the overviews of several servers, which `cleave.server.api.overview` creates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Merge the overviews of several servers into one overview.
 
     The job, events, server facts and latest GEMMs are those of `own`, whose energy must already
-    cover all servers. No two servers use the same session number.
+    cover all servers. Session numbers must be unique across the servers.
     """
     every = [own, *others]
     return {
@@ -32,9 +32,9 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 
 
 def ended(answer: Answer) -> Answer:
-    """Return a lost server's last overview, without the data about its current state.
+    """Return a lost server's last overview, reduced to the totals of its past work.
 
-    The totals of past work remain. Rates become 0, and devices and plans are removed.
+    Rates become 0, and devices and plans are removed.
     """
     return {
         **answer,
@@ -50,7 +50,7 @@ def _first(values: Any) -> Any:
 
 
 def _sum(maps: Sequence[Answer]) -> Answer:
-    """Add up the maps key by key. If a key's value is None in any map, its sum is None."""
+    """Add up dictionaries key by key. The sum is None if any of the values is None."""
     return {
         name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
         for name in maps[0]

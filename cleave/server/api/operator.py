@@ -1,4 +1,4 @@
-"""Serve operators, who submit, follow and stop jobs, and who query the server's state."""
+"""Service for operators, who submit, follow and stop jobs, and query the server's state."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ALL_MAY: Final = ("overview", "status")
 
 
 class OperatorSessions:
-    """Serves the connections of operators and viewers in the server's loop.
+    """Service for the connections of operators and viewers, in the server's event loop.
 
-    Without `device_admin` or `overview`, requests for these are refused. `jobs` and `server` are
-    None until the server listens.
+    Without `device_admin` or `overview`, requests that need them are refused. `jobs` and `server`
+    are None until the server listens.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """Serve an operator or viewer, whose hello was accepted, until the client disconnects."""
+        """Serve an operator or viewer, whose `hello` was accepted, until the client disconnects."""
         await connection.send(encode(messages.Welcome(device=0)))
         try:
             async with asyncio.TaskGroup() as streams:

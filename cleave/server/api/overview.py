@@ -1,4 +1,4 @@
-"""Create overviews of the server's activity for the dashboard, `cleave status` and `/metrics`.
+"""Overviews of the server's activity, for the dashboard, `cleave status` and `/metrics`.
 
 Unknown values are None and never estimated. The size of an overview stays below the protocol's
 limit for headers, regardless of the number of devices and records.
@@ -30,9 +30,9 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from profiles.device_profile import DeviceProfile
 
 WINDOW_S: Final = 10.0
-"""Length of the window over which rates are computed, in seconds.
+"""Length in seconds of the window over which rates are computed.
 
-The window is longer if the counters are read less often.
+The window is longer if overviews are created less often.
 """
 
 _APART_S: Final = 0.5  # minimum seconds between two retained snapshots
@@ -40,22 +40,22 @@ _APART_S: Final = 0.5  # minimum seconds between two retained snapshots
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of all counters. The time is on a monotonic clock."""
+    """A snapshot of all counters at time `at_s` on a monotonic clock."""
 
     at_s: float
-    fleet: DeviceCounters = field(default_factory=DeviceCounters)  # all sessions, also ended ones
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)  # all sessions, even ended ones
     devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
 
 
 class Rates:
-    """Retains the snapshots of the last `window_s` seconds. All counters were 0 at `began_s`."""
+    """The snapshots of the last `window_s` seconds. All counters were 0 at time `began_s`."""
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Retain `now`. Return the oldest snapshot in the window or else the latest before it."""
+        """Return the earlier snapshot for the rates up to `now`. Retain `now` for later calls."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -83,14 +83,14 @@ MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
 STEP_BYTES: Final = 1000  # maximum size of a training step's record, in bytes
-_ROW_BYTES: Final = 173  # maximum size of a device's row without its texts
+_ROW_BYTES: Final = 173  # maximum size of a device's row without its name and reason
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """What an overview needs from a fleet. `LiveRuntime` implements it."""
+    """The runtime interface that an overview requires. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
@@ -112,9 +112,9 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Selects which parts of an overview a client requests."""
+    """A client's request for an overview. The fields select optional parts."""
 
-    after_event: int = 0  # last event that the client already has
+    after_event: int = 0  # id of the last event that the client already has
     job: str = ""  # whose records to include; empty for the running or else the latest job
     after_record: int = 0  # number of the job's records that the client already has
     device: int = 0  # session number of the device whose timeline to include; 0 for none
@@ -122,7 +122,7 @@ class Question:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Create a question from a request's arguments. Raise UsageError if one is wrong."""
+        """Create a question from a request's arguments. Raise UsageError if one is invalid."""
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
@@ -133,11 +133,11 @@ class Question:
 
 
 class Overview:
-    """Creates overviews of a running server, in its loop.
+    """A builder of overviews of a running server. Use it in the server's event loop.
 
     Args:
         profiles: maps the profile names that devices state to profiles.
-        clocks: the fleet must use the same steady clock.
+        clocks: wall clock and steady clock; the fleet must use the same steady clock.
         power: returns the energy that the server's machine has used; None if unknown.
         trouble: returns the store's current error; empty if the store works.
 
@@ -176,7 +176,7 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Count an event of the fleet, and add it to the event log. This is an `EventListener`."""
+        """Count a fleet event, and add it to the event log. This method is an `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1
@@ -336,7 +336,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return the kind of a device from its profile or, without a profile, from its hello."""
+        """Return the kind of a device from its profile or, without a profile, from its `hello`."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -412,12 +412,12 @@ class Overview:
 
 
 def row_bytes(row: Sequence[object]) -> int:
-    """Return the maximum size of a device's row in bytes, which counts to `MAX_DEVICES_BYTES`."""
+    """Return an upper bound on the encoded size of a device's row, in bytes."""
     return _ROW_BYTES + len(f"{row[_NAME]}{row[_REASON]}".encode())
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return what devices did in the last `STREAM_S` seconds, in milliseconds to be short."""
+    """Return the devices' activities in the last `STREAM_S` seconds, in whole milliseconds."""
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -433,7 +433,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _joined(live: Live) -> list[Session]:
-    """Return the sessions of the devices whose hello the server has accepted."""
+    """Return the sessions of the devices whose `hello` the server has accepted."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
 
@@ -489,7 +489,7 @@ MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview li
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the state of a step by stages in the protocol's format; None without a step."""
+    """Return the state of a stage-wise step in the protocol's format; None without a step."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS

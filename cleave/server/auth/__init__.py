@@ -1,1 +1,1 @@
-"""Admit devices and operators by join codes, credentials and operator tokens."""
+"""Admission of devices and operators by join codes, credentials and operator tokens."""

@@ -1,4 +1,4 @@
-"""Admit devices by join codes and credentials, and operators by tokens."""
+"""Admission of devices by join codes and credentials, and of operators by tokens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
 
-STORE_RETRY_S: Final = 10.0  # after which a device should retry to join if the store is unusable
+STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Maximum number of uses, and maximum lifetime in seconds, of a join code."""
@@ -60,7 +60,7 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a character of a string."""
+    """Create a join code such as `7KQ4-MWX2-PDH9`. `choose` picks a random character."""
     code = "".join(choose(ALPHABET) for _ in range(CODE_LENGTH))
     return "-".join(code[i : i + _GROUP] for i in range(0, CODE_LENGTH, _GROUP))
 
@@ -111,14 +111,14 @@ class Access:
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        random_bytes: returns a text that encodes this number of random bytes, for credentials.
+        random_bytes: returns a text that encodes the given number of random bytes.
         choose: picks a random character of a string, for join codes.
         retry_s: seconds after which a failed write to the store is retried.
 
     Attributes:
         server: id of the server.
         statuses: permissions of devices, and void join codes, even if not yet written to the store.
-        on_redeemed: called in the server's loop after a device has joined with a join code.
+        on_redeemed: called in the server's event loop after a device has joined with a join code.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential. `device` has a revoked credential, if any."""
+        """Exchange a join code for a credential. `device` is set if its credential was revoked."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -201,7 +201,7 @@ class Access:
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
-        """Return why neither the credential nor the join code in a hello admits the device."""
+        """Return why neither the credential nor the join code in a `hello` admits the device."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:
@@ -218,7 +218,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
-        """Return the admission of a stored device, with its faults and its last behavior."""
+        """Return the admission of a stored device, with its wrong results and last behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
@@ -226,7 +226,7 @@ class Access:
         )
 
     def _limited(self, address: str) -> Refusal | None:
-        """Return the refusal of an address with too many failed attempts."""
+        """Return a refusal if the address has too many failed attempts, and None otherwise."""
         if (wait_s := self._attempts.wait_s(address)) <= 0:
             return None
         reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
@@ -238,7 +238,7 @@ class Access:
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a stored device began a session, here or on another server."""
+        """Record that a stored device began a session on this or another server."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
@@ -256,7 +256,7 @@ class Access:
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device, which takes effect before it is written to the store."""
+        """Quarantine a device immediately, before the decision is written to the store."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
@@ -265,7 +265,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void and return the open codes by which a revoked device could rejoin."""
+        """Void and return the open join codes with which a revoked device could rejoin."""
         now_s = self._clocks.wall()
         # For a device that joined with an older version of Cleave, the join code is unknown. It may
         # be any used code of that time.

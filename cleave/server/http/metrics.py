@@ -1,4 +1,4 @@
-"""Serve `/metrics` for Prometheus. A request creates an overview and exports its values."""
+"""The path `/metrics` for Prometheus. Each request exports the values of a new overview."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """Handles requests for `/metrics`.
+    """Handler of requests for `/metrics`.
 
     Programs on this machine need no token. Other clients must show a viewer or operator token,
     which `admit` checks.

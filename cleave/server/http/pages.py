@@ -1,7 +1,7 @@
 """The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
 The build compiles `web_client/` into `cleave/server/web/`. At startup, the server reads all built
-files into a table from URL path to file, so no request can reach a file outside it.
+files into memory. Requests can only reach these files.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _File:
 
 
 class Pages:
-    """Serves the web pages and their assets from memory.
+    """The web pages and their assets, served from memory.
 
     `built` maps the path of each built file under `web/` to its content. If a page is missing,
     `complete` is False, and `/` and `/join` explain how to build the pages.

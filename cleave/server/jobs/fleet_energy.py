@@ -1,4 +1,4 @@
-"""Add up the energy that a server's devices use, and count the assumptions behind the sum."""
+"""The total energy used by a server's devices, and the assumptions behind the total."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class EnergySums:
     """Energy totals over sessions. Add the totals of several servers with `+`."""
 
     energy_j: float = 0.0
-    here: Counter[Basis] = field(default_factory=Counter)  # connected devices
+    here: Counter[Basis] = field(default_factory=Counter)  # number of connected devices
     here_gaps: Counter[Gap] = field(default_factory=Counter)  # connected devices
-    ended: Counter[Basis] = field(default_factory=Counter)  # ended sessions
+    ended: Counter[Basis] = field(default_factory=Counter)  # number of ended sessions
     ended_gaps: Counter[Gap] = field(default_factory=Counter)  # ended sessions
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return the totals over connected devices."""
+        """Return the energy totals of connected devices."""
         used = list(here)
         return cls(
             sum(each.energy_j or 0.0 for each in used),
@@ -61,7 +61,7 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """Adds up the energy of all sessions, both ended and connected.
+    """A meter of the energy of all sessions, both ended and connected.
 
     The energy of a session comes from the first available source:
 
@@ -123,7 +123,7 @@ class EnergyMeter:
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview. `ps` is what the server's machine used."""
+        """Return the energy part of an overview. `ps` is the energy that the PS used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
         known, unknown = everyone.total() > everyone[Basis.UNKNOWN], sums.here[Basis.UNKNOWN]

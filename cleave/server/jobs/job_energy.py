@@ -1,7 +1,7 @@
-"""Create a run's energy record from the sessions' work for a job and the server's own energy.
+"""The energy record of a run, from the sessions' work and the server's own energy.
 
-The sessions' counters are read in the server's loop at the start and at the end of the job. The
-difference belongs to the job, because a server runs one job at a time.
+The sessions' counters are read in the server's event loop at the start and at the end of a job. The
+difference is the job's work, because a server runs one job at a time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Meters the energy that this machine has used since this object was created. Thread-safe.
+    """A meter of the energy that this machine has used since the meter's creation. Thread-safe.
 
-    The owner may state the power `stated_w` that the machine draws from the wall socket, in watts.
-    Otherwise `meter` measures only the processor and the memory.
+    `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
+    Without it, `meter` measures only the processor and the memory.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OwnPower:
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy that the machine has used since this object was created."""
+        """Return the energy that the machine has used since the meter's creation."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:
@@ -66,9 +66,9 @@ class OwnPower:
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """The work that a device did in one session, up to some time."""
+    """The work that a device did in one session, or in a part of the session."""
 
-    who: str  # the same in all sessions of a device with an identity
+    who: str  # identifies the device, in all its sessions if it has an identity
     profile: str
     kind: DeviceKind | None
     flops_per_s: float  # 0 if unknown
@@ -76,11 +76,11 @@ class SessionWork:
     counters: DeviceCounters
     present_s: float
     radio_s: float  # estimated seconds of sending and receiving
-    measured_j: float | None  # by the device; None if it measured none
-    goes_on: bool = False  # moved without an identity: counted as a new device at another server
+    measured_j: float | None  # energy that the device measured; None if not measured
+    goes_on: bool = False  # moved to another server, which counts it as a new device
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work since an earlier reading of the same session; all work without one."""
+        """Return the work since an earlier reading of the session; all work if `before` is None."""
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement
@@ -123,14 +123,14 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """Counts each session's work since its creation, on the fleet's clock, in the server's loop."""
+    """A log of each session's work from the log's creation on. Use it in the event loop."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
         self._past: list[SessionWork] = []
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add the work of a session that just ended."""
+        """Add the work of a session that just ended to the log."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
     def did(self, sessions: Mapping[int, Session], now_s: float) -> list[SessionWork]:
@@ -142,7 +142,7 @@ class JobLog:
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Add up the work for each group of devices with the same profile, kind and energy source.
+    """Sum the work of each group of devices with the same profile, kind and energy source.
 
     Return the usage of each group, and the number of devices that run on their server's machine.
     """
@@ -179,10 +179,10 @@ def _works(session: Session) -> bool:
 
 
 class WorkLog(Protocol):
-    """Counts each session's work for a job, at one or several servers."""
+    """Interface for counting each session's work for a job, at one or several servers."""
 
     def begin(self) -> None:
-        """Start to count each session's work."""
+        """Start counting each session's work."""
 
     def did(self) -> list[SessionWork]:
         """Return the work of each session since `begin`."""
@@ -230,10 +230,10 @@ class ServerLog:
 
 
 class JobMeter:
-    """Measures the energy used for a job, from the meter's creation until `close`.
+    """A meter of the energy used for a job, from the meter's creation until `close`.
 
-    Do not use it in a server's loop. If not all servers run on this machine (`alone`), the record
-    has no energy of the servers, because the power of the other machines is unknown.
+    Do not use it in a server's event loop. If some servers run on other machines (`alone` is
+    False), the record omits the servers' energy, because the other machines' power is unknown.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run training jobs one at a time in a separate thread. Clients can follow a job's records."""
+"""A queue of training jobs, which run one at a time. Clients can follow a job's records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
-    """State of a job. Users see the values of this enum."""
+    """State of a job. Users see the enum values."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -47,11 +47,11 @@ class TrainingJob:
     id: str  # `job-` and the number
     number: int
     arguments: Mapping[str, Any]  # the submitted request, which the runner interprets
-    steps: int  # number of optimizer steps at the end of the job
+    steps: int  # total number of optimizer steps
     model: str
-    started_s: float | None = None  # Unix time of the last start; None before
+    started_s: float | None = None  # Unix time of the last start; None before the first
     state: JobState = JobState.QUEUED
-    waits: str = ""  # a sentence about what the job waits for; empty if it does not wait
+    waits: str = ""  # what the job waits for, as a sentence; empty if it does not wait
     run_folder: str = ""  # empty until known
     pauses: bool = False  # whether an operator asked the job to pause
     finished: bool = False  # whether the job has completed its last step
@@ -72,7 +72,7 @@ class TrainingJob:
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether the job's last record was added, which is after `state` becomes final."""
+        """Return whether the job's last record was added. `state` becomes final before that."""
         return (
             self.state in FINAL_STATES
             and bool(self.records)
@@ -81,16 +81,16 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """Runs training jobs. The server gets a runner from its caller, so it imports no training code.
+    """Interface for running training jobs, so that the server need not import training code.
 
-    All methods raise CleaveError with a sentence when the user can act on the reason.
+    All methods raise CleaveError when the user can correct the error.
     """
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Validate a job's arguments. Return the job's model and its total number of steps."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a job with these arguments could continue after a pause."""
+        """Raise CleaveError if a job with these arguments cannot continue after a pause."""
 
     def run(
         self,
@@ -99,11 +99,11 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Run a job until it is done or, after a step, `stop` returns True. Report each record."""
+        """Run a job until it is done, or until `stop` returns True after a step."""
 
 
 class Jobs:
-    """Queues a server's jobs, and runs them one after another in a thread.
+    """The queue of a server's jobs, which run one after another in a separate thread.
 
     Args:
         history: stores jobs across restarts of the server; None to store nothing.
@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a new job and return it. Raise if it cannot run, or a queued job has its name."""
+        """Queue and return a new job. Raise CleaveError if it cannot run or its name is taken."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -158,7 +158,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the running job and the queued jobs that run before a queued job, in order."""
+        """Return the running job and the queued jobs that run before `job`, in order."""
         if not job.is_due:
             return []
         others = [
@@ -183,7 +183,7 @@ class Jobs:
     def pause(self, id: str) -> TrainingJob:
         """Ask a job to pause until `resume` is called, and return the job.
 
-        A running job writes a checkpoint after its step. Then the next queued job starts.
+        A running job writes a checkpoint after its current step. Then the next queued job starts.
         """
         job = self.find(id)
         with self._turn:
@@ -200,7 +200,7 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, also one of a previous server process."""
+        """Queue a paused, stopped or failed job again, even one of a previous server process."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -266,7 +266,6 @@ class Jobs:
 
     @property
     def running(self) -> TrainingJob | None:
-        """Return the running job; None if no job is running."""
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:
@@ -362,5 +361,5 @@ class Jobs:
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return arguments that resume the job in a run folder, or begin it if no step is complete."""
+    """Return arguments that resume the job in a run folder, or restart it if no step is done."""
     return {"job": {}, "resume": run_folder, "begin": True}

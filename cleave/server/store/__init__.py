@@ -1,1 +1,1 @@
-"""Store a server's data in its data folder, which contains an SQLite database."""
+"""Storage of a server's data in its data folder, which contains an SQLite database."""

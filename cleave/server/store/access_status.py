@@ -1,7 +1,8 @@
 """Decisions about devices and join codes, which take effect before they are stored.
 
-A revoked or quarantined device must not be admitted even while the store is unwritable, as with a
-full disk. So a decision takes effect in memory first. The writer retries until it is written.
+A revoked or quarantined device must not be admitted even while the store is unwritable, for example
+because the disk is full. So a decision takes effect in memory first. The writer retries the write
+until it succeeds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """The current permissions and faults of devices, and the void join codes. Thread-safe."""
+    """The permissions and wrong results of devices, and the void join codes. Thread-safe."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -37,14 +38,14 @@ class AccessStatuses:
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
-        # Decisions and faults that are not yet written to the store.
+        # Decisions and wrong results that are not yet written to the store.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
         self._own: dict[int, tuple[bool, float]] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission, which takes effect immediately. `name` is for messages."""
+        """Set a device's permission, which takes effect immediately. `name` appears in messages."""
         with self._lock:
             decision = self._decisions[device] = _Decision(standing, reason, self._now())
 
@@ -64,7 +65,7 @@ class AccessStatuses:
         self._owe("own", self._own, device, mark, write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code. From now on, no device can join with it."""
+        """Void a join code immediately, so that no further device can join with it."""
         with self._lock:
             self._void[code] = reason
         text = f"join code {code} is void ({reason})"
@@ -79,7 +80,7 @@ class AccessStatuses:
         write: Callable[[], None],
         text: str,
     ) -> None:
-        """Write a decision, and then remove it from memory unless another one has replaced it."""
+        """Write a decision in the writer's thread, then remove it from memory if unchanged."""
 
         def write_and_forget() -> None:
             write()
@@ -90,7 +91,7 @@ class AccessStatuses:
         self._writer.owe((kind, id), write_and_forget, text)
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
+        """Record a device's wrong result, and the penalty points for the result."""
         with self._lock:
             at_s = self._now()
             self._faults[device].append((at_s, penalty))
@@ -148,7 +149,7 @@ class AccessStatuses:
     ) -> _Record | None:
         """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be missed if it is written, and removed from memory, between reading the
+        A decision could be missed if it is written and removed from memory between the read of the
         store and the lookup in memory. So this method reads the store until two consecutive reads
         return the same record.
         """

@@ -19,7 +19,7 @@ _URL: Final = "operator.url"
 
 
 class FolderInUseError(CleaveError):
-    """Another process, most likely a server, uses the data folder."""
+    """Raised when another process, most likely a server, uses the data folder."""
 
 
 class DataFolder:
@@ -52,7 +52,6 @@ class DataFolder:
 
     @property
     def store_path(self) -> Path:
-        """Return the path of the SQLite database."""
         return self.path / _STORE
 
     @property
@@ -61,11 +60,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token, which is created if missing and must be private."""
+        """Return or create the operator token. Raise CleaveError if other users can read it."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token, like `operator_token`."""
+        """Return or create the viewer token. Raise CleaveError if other users can read it."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:

@@ -1,4 +1,4 @@
-"""The past and present jobs of a server. Every change of a job is written to the store."""
+"""The past and present jobs of a server, which are saved in the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for; empty if it continues, None if the record says neither."""
+    """Return a record's reason for waiting; empty if the job continues, None if not stated."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job when no server runs: an unfinished job becomes `interrupted`."""
+    """Return a stored job, with the state `interrupted` if the server ended before the job."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -44,7 +44,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """The history of a server's jobs, with those that a previous process left `interrupted`."""
+    """A server's job history. Unfinished jobs of a previous process become `interrupted`."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class JobHistory:
         )
 
     def changed(self, number: int, state: str, reason: str = "") -> None:
-        """Record a job's new state, and the reason for it."""
+        """Record a job's new state, and the reason for the state."""
         job, now_s = self._jobs[number], self._clock()
         started_s = now_s if state == "running" else job.started_s
         ended_s = None if state in _UNFINISHED else now_s

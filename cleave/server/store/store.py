@@ -1,4 +1,4 @@
-"""The server's SQLite database of devices, credentials, join codes, faults and jobs.
+"""The server's SQLite database of devices, credentials, join codes, wrong results and jobs.
 
 Writes are short transactions, which are not lost if the process is killed (WAL mode). A power
 failure may lose the latest transactions, but the database stays consistent.
@@ -24,13 +24,13 @@ from cleave.server.store.schema import MIGRATIONS, Migration
 BUSY_S: Final = 5.0  # seconds for which a write waits while another process writes to the database
 
 CODES_KEPT_S: Final = 30 * 86400.0
-"""Seconds for which the store keeps an expired join code, to tell a late device that it expired."""
+"""Seconds for which expired join codes are stored, so that late devices get the right error."""
 
 _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """Permission of a device to join. Users see the values."""
+    """Permission of a device to join. Users see the enum values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -38,26 +38,26 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """How a device's last session ended. Users see the values."""
+    """The way in which a device's last session ended. Users see the enum values."""
 
     AWAY = "away"
     LOST = "lost"
 
 
 class StoreError(CleaveError):
-    """The store's database cannot be read or written."""
+    """Raised when the store's database cannot be read or written."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """What the store contains about a device, over all its sessions. Times are Unix times."""
+    """The stored data of a device, over all its sessions. Times are Unix times."""
 
     id: int
     name: str  # unique
     standing: AccessStatus
     reason: str  # why the device is quarantined or revoked; empty if not stated
     paired_s: float  # when it first joined
-    seen_s: float  # when the server last heard of it
+    seen_s: float  # when the server last heard from it
     absence: Departure
     absence_reason: str
     sessions: int
@@ -66,12 +66,12 @@ class DeviceRecord:
     code: int | None  # id of its join code; None if unknown
     done: DeviceCounters
     behavior: Behavior = field(default_factory=Behavior)  # in its last session
-    own: bool = False  # by the operator; may train whole layers
+    own: bool = False  # whether the operator owns it; if so, it may train whole layers
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRecord:
-    """What the store contains about a join code, except the code itself. Times are Unix times."""
+    """The stored data of a join code, without the code itself. Times are Unix times."""
 
     id: int
     expires_s: float
@@ -88,12 +88,12 @@ class CodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What the store contains about a training job. Times are Unix times."""
+    """The stored data of a training job. Times are Unix times."""
 
     number: int
     model: str
     state: str  # a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`
-    reason: str  # why it failed or was interrupted, or what it waits for; empty otherwise
+    reason: str  # why the job failed or was interrupted, or what it waits for; may be empty
     submitted_s: float
     started_s: float | None  # last start
     ended_s: float | None  # end or pause
@@ -105,7 +105,7 @@ class StoredJob:
 
 
 class Store:
-    """The server's database. Any thread may call the methods. Only one thread writes at a time.
+    """The server's database. Thread-safe: only one thread writes at a time.
 
     Every method raises StoreError when the database cannot be read or written.
 
@@ -244,7 +244,7 @@ class Store:
         )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record that a device's session ended, and how and why."""
+        """Record the end of a device's session, how the session ended, and why."""
         self._write(
             "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
             "losses = losses + ? WHERE id = ?",
@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. Admitting a device cancels its faults up to `now_s`."""
+        """Change a device's permission. Admission cancels its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
@@ -275,14 +275,14 @@ class Store:
             )
 
     def record_behavior(self, device: int, behavior: Behavior) -> None:
-        """Record a device's behavior in its session."""
+        """Record a device's behavior in its last session."""
         self._write(
             "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? WHERE id = ?",
             (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
         )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
-        """Record a device's wrong result and the penalty points for it."""
+        """Record a device's wrong result, and the penalty points for the result."""
         self._write(
             "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
             (device, now_s, fault, penalty),
@@ -324,13 +324,13 @@ class Store:
         return [_code(row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
 
     def void(self, code: int, reason: str) -> None:
-        """Void a join code, with which no device can then join."""
+        """Void a join code, so that no further device can join with it."""
         self._write("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Add a device with a unique name by a join code. Return None if the code is unusable."""
+        """Add a device that joins with a code. Return None if the code cannot be used."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "
@@ -356,7 +356,7 @@ class Store:
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Store a job, or replace the data of the job with the same number."""
+        """Store a job, or replace the stored job with the same number."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
         self._write(f"INSERT OR REPLACE INTO jobs ({_JOB}) VALUES ({marks})", values)

@@ -1,4 +1,4 @@
-"""Write to the store in a separate thread, so that the server's loop never waits for a write."""
+"""A thread that writes to the store, so that the server's event loop never waits for a write."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class _Owed:
 
 
 class StoreWriter:
-    """Writes to the store in its own thread.
+    """A background thread that writes to the store.
 
     A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
-    retried every `retry_s` seconds until it succeeds. The contributions of devices are added up,
-    and written every `WRITE_S` seconds.
+    retried every `retry_s` seconds until it succeeds. The contributions of devices are summed, and
+    the sums are written every `WRITE_S` seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], retry_s: float = RETRY_S) -> None:
@@ -70,8 +70,8 @@ class StoreWriter:
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
         """Run `write` in the writer's thread, and retry it while it raises StoreError.
 
-        It replaces a pending write with the same key. `what` describes it in messages; empty for
-        none.
+        The write replaces a pending write with the same key. `what` describes the write in log
+        messages; empty to log nothing.
         """
         with self._lock:
             self._owed.pop(key, None)
@@ -79,7 +79,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until each write requested so far was tried once. Return False on timeout."""
+        """Wait until every requested write has been attempted once. Return False on timeout."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
@@ -89,7 +89,7 @@ class StoreWriter:
         return True
 
     def close(self) -> None:
-        """Try all pending writes once more, and end the writer's thread."""
+        """Attempt all pending writes once more, and end the writer's thread."""
         self._orders.put(self._write_batch)
         self._orders.put(self._write_owed)
         self._orders.put(None)
@@ -115,7 +115,7 @@ class StoreWriter:
             except StoreError as error:  # a failed write from `soon`, which is dropped
                 if not self._error:
                     _logger.error("%s", error)
-            if order == self._write_all:  # time of the end, so that requests get a turn
+            if order == self._write_all:  # taken after the writes, so that requests are handled too
                 written_s = time.monotonic()
 
     def _write_all(self) -> None:
@@ -123,7 +123,7 @@ class StoreWriter:
         self._write_batch()
 
     def _write_owed(self) -> None:
-        with self._lock:  # writes with a description go first
+        with self._lock:  # writes with a description come first
             waiting = sorted(self._owed.items(), key=lambda item: not item[1].what)
         failure: StoreError | None = None
         for key, owed in waiting:
