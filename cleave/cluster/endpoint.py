@@ -159,7 +159,7 @@ class Endpoint:
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Delete the `forgotten` graphs and arrays. Start a stage-wise step, packed in `work`."""
+        """Delete the `forgotten` graphs and arrays. Start a step by stages, packed in `work`."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 

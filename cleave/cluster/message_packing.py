@@ -1,4 +1,4 @@
-"""Packing of the messages about stage-wise steps between a worker and its endpoint.
+"""Packing of the messages about steps by stages between a worker and its endpoint.
 
 Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
 Python object: devices retain a graph or a frozen weight only while the object stays the same.

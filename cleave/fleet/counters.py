@@ -19,17 +19,17 @@ class FleetCounters:
         traffic: bytes of messages on the wire, by direction and category.
         saved: bytes saved by compression, by direction and category.
         floor_down_bytes, floor_up_bytes: minimum bytes sent and received by the PS: the size of
-            each GEMM's operands and result, and `StepWork.floor_bytes` of each stage-wise step.
+            each GEMM's operands and result, and `StepWork.floor_bytes` of each step by stages.
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of result blocks received.
         reissued: number of tasks and stage passes that were reassigned or duplicated.
         late: number of results that arrived too late to be used.
         local_gemms: number of GEMMs that the PS computed because devices could not.
-        predicted_s: total predicted duration of the completed stage-wise steps, in seconds on the
+        predicted_s: total predicted duration of the completed steps by stages, in seconds on the
             fleet's clock.
         planning_s: wall-clock seconds for which training waited for stage plans.
-        audit_s: wall-clock seconds for which training waited for audits of stage-wise steps.
+        audit_s: wall-clock seconds for which training waited for audits of steps by stages.
     """
 
     fleet_s: float = 0.0
@@ -74,7 +74,7 @@ class FleetCounters:
 class StepProgress:
     """Number of completed tasks in a training step, and the total; `of` is 0 if unknown.
 
-    Without stages, a started GEMM counts as a completed task. In a stage-wise step, a task is
+    Without stages, a started GEMM counts as a completed task. In a step by stages, a task is
     a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
     """
 

@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 
 
 class FleetRuntime(ABC):
-    """Interface for running the GEMMs and the stage-wise steps of one fleet.
+    """Interface for running the GEMMs and the steps by stages of one fleet.
 
     Timeouts are in seconds on the runtime's clock; None for no limit.
     """
@@ -61,11 +61,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
-        """Start a stage-wise training step. `next_outcome` returns the outcomes of the step."""
+        """Start a step by stages. `next_outcome` returns the outcomes of the step."""
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Pass an array that the caller computed for a micro-batch to the current stage-wise step.
+        """Pass an array that the caller computed for a micro-batch to the current step by stages.
 
         `StageStep.give` describes the arguments.
         """
@@ -79,7 +79,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current stage-wise step. Return None on timeout."""
+        """Wait for the next outcome of the current step by stages. Return None on timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
@@ -87,11 +87,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current stage-wise step, if any. Devices retain arrays for the next step."""
+        """End the current step by stages, if any. Devices retain arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the current stage-wise step, if any. Devices delete the model's arrays."""
+        """End the current step by stages, if any. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:

@@ -264,7 +264,7 @@ class Runtime(FleetRuntime):
         self._counters.floor_up_bytes += future.out.nbytes
 
     def count_step(self, work: StepWork) -> None:
-        """Add the minimum traffic of a new stage-wise step to the fleet's counters."""
+        """Add the minimum traffic of a new step by stages to the fleet's counters."""
         down_bytes, up_bytes = work.floor_bytes(DType(work.gradients).itemsize)
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

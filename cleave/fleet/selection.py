@@ -193,7 +193,7 @@ class SelectiveFleet:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Run all GEMMs on the PS in the `with` block, while a stage-wise step uses the devices."""
+        """Run all GEMMs on the PS in the `with` block, while a step by stages uses the devices."""
         self._left_alone = True
         try:
             yield

@@ -68,12 +68,12 @@ class Stuck:
     reason: str
 
 
-# --- from a stage-wise step to the session manager ---
+# --- from a step by stages to the session manager ---
 
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a stage-wise step. If `task` is set, the device must answer."""
+    """Send this message of a step by stages. If `task` is set, the device must answer."""
 
     device: int
     message: Message
@@ -155,7 +155,7 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Pass an outcome of a stage-wise step to the waiting training thread."""
+    """Pass an outcome of a step by stages to the waiting training thread."""
 
     outcome: StageOutcome
     work: StepWork | None = None
@@ -196,7 +196,7 @@ ForRuntime: TypeAlias = (
     Send | Close | Check | Place | Done | Failed | TellStep | Joined | Overdue | Aside | Note
 )
 Instruction: TypeAlias = SendArray | SendRun | SendDrop | SendCancel | Drained | Stuck | ForRuntime
-ForSteps: TypeAlias = SendStage | TellStep | Note  # what a stage-wise step can return
+ForSteps: TypeAlias = SendStage | TellStep | Note  # what a step by stages can return
 
 # what the session manager's helpers return
 Decision: TypeAlias = Refuse | Dismiss | Event | SendStage | ForRuntime

@@ -1,6 +1,6 @@
 """A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log contains neither payloads nor messages of stage-wise steps. Developers read the log in a
+The log contains neither payloads nor messages of steps by stages. Developers read the log in a
 debugger or in a failing test.
 """
 

@@ -536,7 +536,7 @@ class LiveRuntime(Runtime):
             self.loop.call_soon_threadsafe(call, *arguments)
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a stage-wise step. Raise FleetError when the fleet is closed."""
+        """Start a step by stages. Raise FleetError when the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self._step_token = work.token

@@ -1,4 +1,4 @@
-"""The core of the PS: connects device sessions with GEMM jobs, stage-wise steps and the scheduler.
+"""The core of the PS: connects device sessions with GEMM jobs, steps by stages and the scheduler.
 
 The module has no I/O and no clock. It receives messages with their times, and returns instructions,
 so live and simulated runtimes run the same code. Helpers decide about joining, trials, results and
@@ -441,7 +441,7 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a stage-wise step, and reserve all memory of its devices until the step ends."""
+        """Start a step by stages, and reserve all memory of its devices until the step ends."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
@@ -476,12 +476,12 @@ class SessionManager:
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the stage-wise step, if any. Devices retain their arrays for the next step."""
+        """End the step by stages, if any. Devices retain their arrays for the next step."""
         self.stages.withdraw()
         return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the stage-wise step, if any, and tell devices to drop all arrays for stages."""
+        """End the step by stages, if any, and tell devices to drop all arrays for stages."""
         return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---

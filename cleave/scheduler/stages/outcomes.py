@@ -1,4 +1,4 @@
-"""Messages from a stage-wise step to the training thread: requests and results."""
+"""Messages from a step by stages to the training thread: requests and results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a completed stage-wise step.
+    """The result of a completed step by stages.
 
     Attributes:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
@@ -128,7 +128,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The reason why a stage-wise step failed. If `final`, a retry would fail as well."""
+    """The reason why a step by stages failed. If `final`, a retry would fail as well."""
 
     reason: str
     final: bool = False

@@ -1,4 +1,4 @@
-"""The current stage-wise step, and the arrays that devices store for stages."""
+"""The current step by stages, and the arrays that devices store for stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StagesOn(Enum):
 
 
 class StageRuns:
-    """Manages the current stage-wise step and the arrays that devices store for stages.
+    """Manages the current step by stages and the arrays that devices store for stages.
 
     Args:
         any_device: whether all capable devices may take part, not only the operator's own devices.

@@ -53,7 +53,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """The progress of a stage-wise step."""
+    """The progress of a step by stages."""
 
     batches: int  # number of micro-batches
     ended: bool

@@ -1,4 +1,4 @@
-"""Assignment of micro-batch passes to devices in one stage-wise training step, without I/O.
+"""Assignment of micro-batch passes to devices in one step by stages, without I/O.
 
 Until the step ends, the PS retains every stage's input and output gradient of each micro-batch, and
 repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of them.
@@ -45,7 +45,7 @@ MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
 
 
 class StageStep:
-    """The state machine of one stage-wise step. Event handlers return instructions.
+    """The state machine of one step by stages. Event handlers return instructions.
 
     Args:
         stores: maps a device to its `StageDevice`; the step adds missing devices.

@@ -1,4 +1,4 @@
-"""Usual magnitudes of the arrays that devices return in stage-wise steps, to detect outliers."""
+"""Usual magnitudes of the arrays that devices return in steps by stages, to detect outliers."""
 
 from __future__ import annotations
 

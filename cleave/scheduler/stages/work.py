@@ -1,4 +1,4 @@
-"""Data structures of a stage-wise training step: arrays, graphs, layers, and device assignment.
+"""Data structures of a step by stages: arrays, graphs, layers, and device assignment.
 
 A *micro-batch* is a part of the step's batch that passes through the layers by itself. A *stage* is
 a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
@@ -51,7 +51,7 @@ class SumPiece:
 
 
 class StageFailedError(CleaveError):
-    """Raised when a stage-wise step cannot be completed."""
+    """Raised when a step by stages cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +148,7 @@ class SliceWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The inputs of a stage-wise step: arrays, graphs, and the assignment of devices to stages.
+    """The inputs of a step by stages: arrays, graphs, and the assignment of devices to stages.
 
     Attributes:
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,

@@ -27,7 +27,7 @@ class ArrayRef:
 class Task:
     """One computation on one device, which produces one output block.
 
-    In a stage-wise step, a task is one order (`StageOrder`) with `job` 0 and no inputs.
+    In a step by stages, a task is one order (`StageOrder`) with `job` 0 and no inputs.
 
     Attributes:
         input_ratio, output_ratio: compressed size divided by uncompressed size.

@@ -489,7 +489,7 @@ MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview li
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the state of a stage-wise step in the protocol's format; None without a step."""
+    """Return the state of a step by stages in the protocol's format; None without a step."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS
