@@ -11,9 +11,9 @@ Each loop reads a matrix as lines in memory, which are the matrix's rows (`along
     out: accumulates the matrix-vector products, shape (groups, vectors, rows)
     squares: accumulates the weighted sums of squared elements, shape (groups, rows); empty if none
 
-A loop reads four lines and two vectors at a time, because their sums fill the registers. It
-prefetches the same part of the next four lines, since processors do not predict this access
-pattern: waiting for memory would double the time.
+A loop reads four lines and two vectors at a time, because their sums fill the registers. The loop
+also prefetches the same part of the next four lines. Processors do not predict this access pattern,
+and waiting for memory would double the time.
 
 Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
 BLAS. Infinities and NaNs propagate.
@@ -80,7 +80,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Upcast an element to double precision; uint16 holds the bits of a bf16 number.
+    """Upcast an element to double precision; a uint16 element has the bits of a bf16 number.
 
     Only compiled code can call this function.
     """
@@ -222,7 +222,7 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Process a matrix whose lines are its rows; see the module's description."""
+    """Multiply a matrix whose lines are its rows; see the module docstring for arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
@@ -350,7 +350,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Process a matrix whose lines are its columns; see the module's description."""
+    """Multiply a matrix whose lines are its columns; see the module docstring for arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):
@@ -381,7 +381,7 @@ def across(
                     w = min(v + 1, count - 1)
                     x, y = vectors[v], vectors[w]
                     x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
-                    k0 = np.float64(w > v)  # 0 if the last vector has no second vector beside it
+                    k0 = np.float64(w > v)  # 0 if only one vector is left
                     y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
                     read = v > 0 or squares.size > 0
                     _add_products(
