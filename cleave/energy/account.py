@@ -55,7 +55,7 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind in the profile if known, otherwise the kind that the devices report."""
+        """Return the kind in the profile, or the kind reported by devices without known profile."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 

@@ -119,7 +119,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the sum of the energy records of consecutive parts of a run, at least one."""
+    """Return the sum of one or more energy records for consecutive parts of a run."""
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),

@@ -59,7 +59,7 @@ class ClassPower:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Power figures for devices whose profile does not state these figures.
+    """Typical power figures, which replace figures missing from device profiles.
 
     Attributes:
         radio_w: maps a kind of device to the power of an active radio.

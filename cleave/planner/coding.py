@@ -69,7 +69,7 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return the compressed size of a payload divided by its size; 1 for integer dtypes."""
+    """Return compressed size divided by uncompressed size of a payload; 1 for integer dtypes."""
     return RATIOS.get(dtype, 1.0)
 
 

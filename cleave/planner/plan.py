@@ -12,7 +12,7 @@ from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
 class Method(Enum):
-    """How a training step uses the devices."""
+    """The way in which a training step uses devices."""
 
     AUTO = "auto"
     """The method with the shortest predicted step time, chosen again when the fleet changes."""

@@ -172,7 +172,7 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence that says whether more servers are faster, and how long they exchange.
+    """Return a sentence on whether more servers are faster, and how long their exchange takes.
 
     `plans` are for different numbers of servers, in ascending order of this number.
     """

@@ -130,7 +130,7 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 def _sum_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
 ) -> Any:
-    """Return the sums of b x, b y and b^2 z over a part of each of four lines.
+    """Return sums over the elements b in a part of each of four lines: of b x, b y and b^2 z.
 
     Args:
         four: indices of the four lines.
@@ -167,7 +167,7 @@ def _sum_all(
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
-    """Return the sums of b x and b y over a part of each of four lines, as in `_sum_all`."""
+    """Return only the sums of b x and b y that `_sum_all` returns."""
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -193,7 +193,7 @@ def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: A
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
-    """Return the sums of b^2 z over a part of each of four lines, as in `_sum_all`."""
+    """Return only the sums of b^2 z that `_sum_all` returns."""
     i0, i1, i2, i3 = four
     q0 = q1 = q2 = q3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -275,10 +275,10 @@ def _add_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
     xs: Any, ys: Any, squares: Any,
 ) -> None:  # fmt: skip
-    """Add b x to `xs`, b y to `ys` and b^2 z to `squares` for a part of each of four lines.
+    """For the elements b in a part of four lines, add b x to `xs`, b y to `ys`, b^2 z to `squares`.
 
-    The arguments are those of `_sum_all`, but x, y and z have a factor for each line, and the sums
-    have an element for each element of a line.
+    The arguments are those of `_sum_all`, but x, y and z have one factor per line, and the sums
+    have one element per element of a line.
     """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
@@ -303,7 +303,7 @@ def _add_all(
 def _add_products(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
 ) -> None:
-    """Add b x to `xs` and b y to `ys` for a part of each of four lines, as in `_add_all`."""
+    """Add only to `xs` and `ys`, as `_add_all` does."""
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
     y0, y1, y2, y3 = y
@@ -325,7 +325,7 @@ def _add_products(
 def _add_squares(
     flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
 ) -> None:
-    """Add b^2 z to `squares` for a part of each of four lines, as in `_add_all`."""
+    """Add only to `squares`, as `_add_all` does."""
     i0, i1, i2, i3 = four
     z0, z1, z2, z3 = z
     for at in range(span[0], span[1], _PART):

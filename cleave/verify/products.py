@@ -172,7 +172,7 @@ class SecretProducts:
         return 1 / least[:, None]
 
     def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
-        """Return the entries r_j w_j and the squared weights w_j^2 for a range of columns."""
+        """Return the weighted secret entries r_j w_j and the squares w_j^2 for columns `n`."""
         weights = self._weights[n.start : n.stop]
         if not weights.all():
             # With fp32, estimate all columns at once from a part of the depth. With 16 bits, read
@@ -219,7 +219,7 @@ class SecretProducts:
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
-        """Return A (B r) for the rows `m`, depth range `k` and columns `n`, from the cache.
+        """Return the cached A (B r), with secret vectors r, for rows `m`, depths `k`, columns `n`.
 
         The first call also reads the adjacent rows of other blocks with the same columns.
         """
@@ -266,7 +266,7 @@ class SecretProducts:
         return [part for group in groups for part in _split(group, self._cuts.n)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
-        """Return B r for the columns `n` of a block and the depth range `k`."""
+        """Return B r, with secret vectors r, for the columns `n` of a block and depth range `k`."""
         if self._cuts.n is None:
             return self._b_part(k, n)
         products, squares = [], []
@@ -277,7 +277,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """Return B r for the depth range `k` and a column range `n` that is read at once."""
+        """Return B r, with secret vectors r, for depth range `k` and columns `n` read at once."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)

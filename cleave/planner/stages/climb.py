@@ -64,7 +64,7 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Apply to each arrangement, in place, the change with the given number; return `them`."""
+        """Apply change `number[i]` to each arrangement i of `them` in place; return `them`."""
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -268,7 +268,7 @@ class StageClimb:
                 yield tuple(tuple(members) for members in dealt)
 
     def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the stages with a last stage that has enough memory for the loss, if possible."""
+        """Reorder or replace groups so that the last stage has memory for the loss, if possible."""
         needed, memory = self.tables.memory_of_loss, self.columns.memory
         for n in reversed(range(len(dealt))):
             if memory[list(dealt[n])].min() >= needed:

@@ -193,7 +193,7 @@ class StageTables:
         return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
-        """Return the cell of each run of layers from `first` to before `stop`."""
+        """Return the array index (cell) of each stage with layers `first` to `stop` - 1."""
         side = self.layers + 1
         found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
         return found
@@ -292,7 +292,7 @@ class Estimator:
         return found
 
     def _looked_up(self, cells: Integers, place: Integers) -> StageTimes:
-        """Return the times of stages that have one column each, from the precomputed table."""
+        """Return the times of stages with one device or group each, from the precomputed table."""
         column = np.empty_like(place)
         column[np.arange(len(place))[:, None], place] = np.arange(place.shape[1])
         number, times = self._table
@@ -301,9 +301,9 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """The times of each column for each cell that fits in the column's memory.
+        """The times of each device or group in each stage that fits in its memory.
 
-        The first array maps column and cell to an index in the arrays of times.
+        The first array maps device or group, and cell, to an index in the arrays of times.
         """
         stages = len(self.columns.memory)
         layers = np.arange(self.tables.layers + 1)
@@ -457,7 +457,7 @@ def _end_s(
     """Return the seconds until all weight gradients have arrived, for each arrangement.
 
     Arrays have one row per stage. `loaded_s` includes the PS's card. `card_s` has the seconds of
-    each stage's gradients on the card, and `loss_s` those of one micro-batch's loss on the PS.
+    each stage's gradients on the card. `loss_s` is the time of one micro-batch's loss on the PS.
     """
     ahead = np.empty_like(loaded_s)
     first = np.zeros_like(loss_s)
@@ -495,23 +495,23 @@ class Spread:
         self._place_shape = place.shape
 
     def total(self, values: Floats) -> Floats:
-        """Return, for each stage, the sum of the values of its columns."""
+        """Return the sum of `values` over the devices or groups (columns) of each stage."""
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return sums for each stage of column values that are equal in all arrangements."""
+        """Return `total` for column values that are equal in all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
-        """Return, for each stage, the largest value of its columns."""
+        """Return the maximum of `values` over the devices or groups (columns) of each stage."""
         found = np.zeros(self._shape[0] * self._shape[1])
         np.maximum.at(found, self._at, values.ravel())
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return, for each column, the value of the column's stage; 1 for an idle column."""
+        """Return, for each device or group (column), the value of its stage; 1 if it is idle."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)

@@ -151,7 +151,7 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 
 def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
-    """Return the seconds of layers for a whole batch on one device, if nothing overlaps.
+    """Return the seconds of layers for a whole batch on one device, without any overlap.
 
     `costs` are bytes of weights, bytes of gradients and FLOPs per token.
     """

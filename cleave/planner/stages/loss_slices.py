@@ -83,7 +83,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the memory requirement of each of `count` slices, in bytes."""
+    """Return the bytes of memory that a device needs for one of `count` slices of the loss."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(REQUESTS_AT_ONCE))

@@ -88,7 +88,7 @@ class KeptBatches:
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch, given the currently retained numbers."""
+        """Return what to retain of the next micro-batch, given the retained numbers so far."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -203,20 +203,20 @@ class PsCompute:
 class HeadSlice:
     """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    All `of` slices have about the same number of rows. See `cleave.graphs.loss_graph`.
+    The LM head is cut into `of` slices with about the same number of rows. See `cleave.graphs.loss_graph`.
     """
 
     number: int
     of: int
 
     def rows(self, vocabulary: int) -> tuple[int, int]:
-        """Return the slice's first row and its stop (last row plus one)."""
+        """Return the slice's first row of the LM head, and its stop (last row plus one)."""
         return self.number * vocabulary // self.of, (self.number + 1) * vocabulary // self.of
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage or a slice of the loss, with its devices. A stage has consecutive layers.
+    """A stage (consecutive layers) or a slice of the loss, with the devices that compute it.
 
     Attributes:
         stop: index of the last layer plus one.

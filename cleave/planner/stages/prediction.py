@@ -166,7 +166,7 @@ def predict(
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
-    """Predict a step by the given stages.
+    """Predict the time, memory and traffic of a step with the given stages.
 
     Two memory policies are simulated, and the faster policy is used. With the first policy, each
     device retains the layer inputs of as many micro-batches as possible. With the second policy,

@@ -52,8 +52,8 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
     """Return what a device retains of its next micro-batch until the backward pass.
 
     Args:
-        inputs, activations: number of micro-batches of which the device currently retains only the
-            layer inputs, or all activations.
+        inputs: number of micro-batches of which the device retains only the layer inputs.
+        activations: number of micro-batches of which the device also retains activations.
         planned: False if the device has taken over the stage from another device. The plan then
             has not reserved memory on the device for activations of the stage.
     """

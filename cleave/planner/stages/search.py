@@ -50,7 +50,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
-        PlanError: when the model has no layers, or the batch has no micro-batches.
+        PlanError: when the model has no layers, the batch has no micro-batches, or PS layers divide
+            the model into more runs of layers than there are devices.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -175,7 +176,7 @@ def _climbs(
 
 
 def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
-    """Return False if the devices have too little memory for all layers in any case."""
+    """Return False if the devices' memory is too small for all layers in any arrangement."""
     memory = np.array([device.memory_bytes for device in devices])
     return bool(tables.most_layers(memory).sum() >= tables.layers)
 
@@ -268,7 +269,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
     def _changes(self, candidate: _Candidate) -> Iterator[_Candidate]:
-        """Yield copies of an arrangement with one change each, shortest estimate first."""
+        """Yield copies of an arrangement with one change each, the fastest by estimate first."""
         self.requests_left -= _REQUESTS_OF_CHANGES
         climb, one = candidate.climb, candidate.one
         seconds = climb.seconds_of_changes(one)[0]

@@ -266,7 +266,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Return start and stop row of each device, for the shortest time that fills the height."""
+        """Return integer start and stop rows of the devices, so that each slab finishes earliest."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]

@@ -132,7 +132,7 @@ def _fit_memory(
 ) -> Iterable[Tile]:
     """Return the given tile, or smaller tiles if the device has too little memory for it.
 
-    Tiles are halved along their longest side until all strips and blocks of a tile fit.
+    Tiles are halved along the longest side until their strips and blocks fit in memory.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)

@@ -63,7 +63,7 @@ _FAR_SLOWER: Final = 50.0  # ratio of the median device's volume to a far slower
 
 
 class PlanMethod(Enum):
-    """How a GEMM may be cut into tiles.
+    """The allowed ways to cut a GEMM into tiles.
 
     `THREE_D` also cuts the depth. `TWO_D`, the published method, cuts only rows and columns.
     """
@@ -238,7 +238,7 @@ class _Search:
         return roomy[np.lexsort((roomy, -self._volume[roomy]))]
 
     def useful(self) -> Sequence[DeviceRates]:
-        """Return all devices except far slower ones that together contribute almost nothing."""
+        """Return the devices, without far slower devices that contribute almost nothing."""
         volume = self._volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if (
@@ -346,7 +346,7 @@ class _Search:
         )
 
     def _can_hold_tile(self) -> npt.NDArray[np.bool_]:
-        """Return whether each device has enough memory for a tile of a single multiplication."""
+        """Return, for each device, whether its memory suffices for a single multiplication."""
         least = 2 * self.element.sent + max(self.element.finished, self.element.partial)
         return least <= self.rates.memory * USABLE_MEMORY
 
@@ -511,7 +511,7 @@ def _order(best: BestTile) -> Indices:
 
 
 def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:
-    """Return the regions: runs of consecutive columns with equal numbers of slabs."""
+    """Return the regions of a plan: runs of columns with equal numbers of slabs."""
     columns: list[tuple[int, int, int, int]] = []  # start, stop, slabs, devices
     keyed = zip(boxes.columns.tolist(), boxes.slab.tolist(), strict=True)
     for (start, stop), group in groupby(keyed, key=lambda pair: pair[0]):

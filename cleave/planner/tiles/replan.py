@@ -118,7 +118,7 @@ def updated(
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
-    """Return the tiles of the slab that contains `tile`: all tiles with its columns and depth."""
+    """Return the tiles of the slab that contains `tile`, which share its columns and depth."""
     if plan.columns_cut_n:
         return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
     return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]

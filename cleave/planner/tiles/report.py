@@ -69,7 +69,7 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time, for the same devices and server."""
+    """Compare a plan with the lower bounds on its time on these devices and this server."""
     return _report(plan, element, _Fleet(devices), ps)
 
 
@@ -269,7 +269,7 @@ class StepReport:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """Return the most frequent bottleneck, weighted by the time of the GEMMs."""
+        """Return the bottleneck with the largest total time of the GEMMs that it limits."""
         shares = dict.fromkeys(Bottleneck, 0.0)
         for r, count in zip(self.reports, self.counts, strict=True):
             shares[r.bottleneck] += r.plan.makespan_s * count

@@ -136,8 +136,8 @@ def snapped(
 ) -> BestTile:
     """Return each device's largest tile among tiles of depth k, k/2, k/3, ... or k / `SNAPPED`.
 
-    `best` has the largest tiles of any depth. Tiles in `best` that are shallower than that are
-    returned unchanged, because a divisor of k is close to any small depth. See `best_tile` for the
+    `best` has the largest tiles of any depth. Tiles of `best` with less than these depths are
+    returned unchanged, because any small depth is close to a divisor of k. See `best_tile` for the
     other arguments.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
@@ -223,8 +223,8 @@ def _area(
 ) -> Floats:
     """Return the maximum number of elements of C in a tile of a given depth.
 
-    Each device must download, compute and return its tile within `available` seconds. Rows and
-    columns of the tile are equal unless C is too narrow.
+    Each device must download, compute and return its tile within `available` seconds. The
+    tile is square unless C is too narrow.
     """
     per_side_s = depth * sent / rates.downlink  # download of one row of A or one column of B
     per_element_s = np.maximum(2 * depth / rates.flops, returned / rates.uplink)

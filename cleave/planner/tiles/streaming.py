@@ -246,7 +246,7 @@ class _Progress:
 def even_sizes(
     sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
 ) -> Floats | None:
-    """Return the sizes of the pieces in which `gemm.even_cuts` cuts sides, shape (pieces, sides).
+    """Return the sizes of pieces cut as by `gemm.even_cuts`, shape (pieces, sides).
 
     Return None if a side is too short for this number of pieces.
     """
