@@ -55,7 +55,7 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind in the profile, or the kind reported by devices without known profile."""
+        """Return the kind in the profile, or the reported kind if the profile is unknown."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
@@ -135,7 +135,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server; None if unknown."""
+    """The energy of the parameter server; `energy_j` is None if unknown."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN

@@ -115,7 +115,7 @@ def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[D
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return the usage of one GPU that trains at the given share of its GEMM throughput."""
+    """Return the usage of one GPU that trains at a given share of its peak GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 

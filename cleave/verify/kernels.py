@@ -244,7 +244,7 @@ def along(
             for group in range(first, last + 1):
                 span = max(begin, bounds[group]), min(end, bounds[group + 1])
                 v = 0
-                if squares.size and count > 1:  # the usual case
+                if squares.size and count > 1:
                     v = 2
                     x, y = vectors[0], vectors[1]
                     s, t, q = _sum_all(flat, stride, four, after, span, x, y, weights)
@@ -368,7 +368,7 @@ def across(
                 if squares.size:
                     z = weights[j0], k1 * weights[j1], k2 * weights[j2], k3 * weights[j3]
                     q = squares[group]
-                    if count > 1:  # the usual case
+                    if count > 1:
                         v = 2
                         x, y = vectors[0], vectors[1]
                         x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]

@@ -157,7 +157,7 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
     """Yield row and column slices that cover a matrix, in memory order.
 
-    A chunk has about `elements` elements, and at least 16 rows or columns in memory order.
+    A chunk has about `elements` elements, and at least 16 lines (rows or columns as stored).
     """
     lies_across = _lies_across(matrix.array)
     slow, fast = matrix.shape[::-1] if lies_across else matrix.shape

@@ -79,7 +79,7 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the parameter's size in messages; `element_bytes` applies unless quantized."""
+        """Return the bytes in messages, with `element_bytes` for each unquantized element."""
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -241,7 +241,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the planner's input for micro-batches with these numbers of tokens."""
+        """Return the model's costs as planner input, given the tokens of each micro-batch."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops

@@ -67,7 +67,7 @@ class StepGemm:
     def submission(self) -> tuple[str, bool, int]:
         """Return a key that is equal for GEMMs that training submits to the fleet together.
 
-        The two gradients of a Linear are submitted together, because both are independent.
+        The two gradients of a Linear are submitted together, because neither depends on the other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 

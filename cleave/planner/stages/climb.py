@@ -95,11 +95,11 @@ class Changes:
 
 
 _BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
-_BEGUN_FIXED: Final = 4  # the same if each stage has one group
+_BEGUN_FIXED: Final = 4  # like `_BEGUN`, if each stage has one group
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
 _ROUNDS: Final = 40
-_GAIN: Final = 1e-6  # smaller relative gains do not count
+_GAIN: Final = 1e-6  # minimum relative gain of a change
 _FEW_ORDERS: Final = 24  # up to this number of orders of devices in stages, all orders are tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # bisection steps for the time of the slowest stage
@@ -227,7 +227,7 @@ class StageClimb:
         chosen = np.array([number for *_, number in sorted(ranked)[:most]], np.intp)
         self.found, self.seconds = self.found.take(chosen), self.seconds[chosen]
 
-    # --- starts ---
+    # --- initial arrangements ---
 
     def _starts(self) -> Arrangements:
         stages = self._stages

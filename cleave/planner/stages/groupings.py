@@ -126,7 +126,7 @@ def _by_room(
         if memory[:many].max() < max(needs):
             continue  # one stage would have no device
         groups: list[list[int]] = [[] for _ in range(stages)]
-        fitting: list[tuple[float, int]] = []  # speed and number of stages
+        fitting: list[tuple[float, int]] = []  # speed and index of each stage
         larger = largest_last[::-1]
         for number in np.argsort(memory[:many], kind="stable").tolist():
             while larger and needs[larger[-1]] <= memory[number]:

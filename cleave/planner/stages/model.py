@@ -203,7 +203,8 @@ class PsCompute:
 class HeadSlice:
     """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    The LM head is cut into `of` slices with about the same number of rows. See `cleave.graphs.loss_graph`.
+    The LM head is cut into `of` slices with about the same number of rows. See
+    `cleave.graphs.loss_graph`.
     """
 
     number: int

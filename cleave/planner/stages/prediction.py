@@ -85,8 +85,8 @@ def most_kept(
     """Return how many micro-batches a device has enough memory to retain.
 
     The layer inputs of `batches` micro-batches take precedence over activations. On a stage with
-    the loss, the backward pass follows the forward pass immediately. So such a device retains at
-    most one micro-batch.
+    the loss, a device retains at most one micro-batch, because the backward pass follows the
+    forward pass immediately.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (

@@ -39,7 +39,7 @@ _AT_ONCE: Final = 8  # changes to an arrangement that are simulated before other
 _PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
-_GAIN: Final = 1e-6  # smaller relative gains do not count
+_GAIN: Final = 1e-6  # minimum relative gain of a new best plan
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -118,7 +118,6 @@ def _candidates(
 
 
 def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
-    """Return the error for devices with too little memory for all layers."""
     needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
     offered = sum(device.memory_bytes for device in able)
     largest = float(tables.memory_of_layers.diagonal(1).max())

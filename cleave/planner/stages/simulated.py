@@ -81,9 +81,9 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue `nbytes` at `begin_s`; return when both the card and the link have transferred them.
+        """Queue `nbytes` at `begin_s`; return the time when both card and link have sent them.
 
-        `own_s` is the time at which the device's link alone has transferred the bytes.
+        `own_s` is the time when the device's link has sent them.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s

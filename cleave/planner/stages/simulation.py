@@ -99,8 +99,7 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # For each stage, seconds per token of the PS layers before the stage: forward pass, and
-        # both passes.
+        # For each stage: seconds per token of the preceding PS layers, forward pass and both passes.
         self._between_s = {
             layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
             for layers in model.ps_layers

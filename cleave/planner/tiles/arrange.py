@@ -2,7 +2,7 @@
 
 Devices are sorted by the depth of their best tile and divided into columns of equal volume, so
 devices in the same column have similar depths. The devices of a column are divided into slabs. The
-heights of the tiles in a slab add up to the height of C.
+heights of the tiles in a slab add up to the height of the column.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _stack(
 ) -> Draft:
     """Divide each column into slabs, so that the tiles of a slab fill the column's height.
 
-    A number of slabs is rounded up if its fractional part is at least `round_up_at`.
+    The number of slabs is rounded up if its fractional part is at least `round_up_at`.
     """
     volume, depth = best.volume[order], best.depth[order]
     of_column = np.bincount(column_of, volume)

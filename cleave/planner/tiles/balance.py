@@ -70,12 +70,10 @@ class Arrangement(NamedTuple):
 
     @property
     def column_of_slab(self) -> Places:
-        """Return, for each slab, the index of its column."""
         return _labels(self.column_starts, len(self.slab_starts))
 
     @property
     def slabs_in_column(self) -> Places:
-        """Return, for each column, its number of slabs."""
         return np.diff(self.column_starts, append=len(self.slab_starts))
 
 
@@ -153,7 +151,7 @@ class Balancer:
         return best
 
     def _fill_depth(self, depths: Floats, starts: Places, column_of: Places) -> Floats:
-        """Scale the depths of each column's slabs to the sum of the GEMM's depth."""
+        """Scale the slab depths so that their sum in each column is the GEMM's depth."""
         total = np.add.reduceat(depths, starts)
         return depths * (self.frame.depth / total)[column_of]
 
@@ -266,7 +264,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Return integer start and stop rows of the devices, so that each slab finishes earliest."""
+        """Return integer start and stop rows of the devices that minimise each slab's time."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]

@@ -55,9 +55,9 @@ _SAMPLE: Final = 512  # maximum number of devices that represent a subset in com
 _MEMORY_MARGIN: Final = 0.9  # because integer tiles are slightly larger than fluid tiles
 _WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan that alignment may cost
 _MOST_PIECES: Final = 8  # maximum number of tiles of a device with little memory
-_FEW_CHANGES: Final = 4  # devices that may leave or join before a new plan is made
-_WORTH_REPLANNING: Final = 1.1  # a changed plan slower than this factor is used once
-_BARELY_USABLE: Final = 3.0  # a changed plan slower than this factor is not used
+_FEW_CHANGES: Final = 4  # maximum number of devices that leave or join before a new plan
+_WORTH_REPLANNING: Final = 1.1  # an updated plan that is slower by this factor is used once
+_BARELY_USABLE: Final = 3.0  # an updated plan that is slower by this factor is not used
 _NEXT_TO_NOTHING: Final = 0.005  # share of all volume below which far slower devices are unused
 _FAR_SLOWER: Final = 50.0  # ratio of the median device's volume to a far slower device's
 
@@ -411,8 +411,7 @@ class _Task:
             slower = took_s > alone_s * (1 + 1e-9)
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
-            # Devices with little memory take longer, because they get several tiles. Give them
-            # smaller shares.
+            # Devices with several tiles, because of little memory, take longer. Shrink their shares.
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
