@@ -22,7 +22,7 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 class Ratios:
     """Ratios of a data centre's energy and carbon to those of a fleet for the same training.
 
-    Above 1, the fleet uses less energy or emits less carbon. An unknown ratio is None.
+    A ratio above 1 means that the fleet uses less energy or emits less carbon. None means unknown.
 
     Attributes:
         attributed: ratio of carbon, including a share of manufacturing for both.

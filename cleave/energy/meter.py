@@ -65,7 +65,7 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The energy that a device used, and the figures that were missing for the computation."""
+    """The energy that a device used, and the figures that were missing (`gaps`)."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()

@@ -253,9 +253,9 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the tile that a lost device has not finished, given as a separate GEMM.
+        """Plan the part of a GEMM that a lost device has not finished, as a separate GEMM.
 
-        Implementations must be fast, because the whole GEMM waits for this tile.
+        Implementations must be fast, because the whole GEMM waits for this part.
 
         Raises:
             PlanError: when no device has enough memory for a tile.

@@ -66,7 +66,7 @@ class Expected(NamedTuple):
 
 
 class _BPart(NamedTuple):
-    """B r, shape (groups, vectors, depth), and the sums of w_j^2 |b_j|^2, shape (groups,)."""
+    """Products B r, shape (groups, vectors, depth), and sums of w_j^2 |b_j|^2, shape (groups,)."""
 
     products: Doubles
     squares: Doubles

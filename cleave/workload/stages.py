@@ -353,7 +353,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield each parameter, followed by the parameters of its adapter."""
+    """Yield the parameters. With adapters, they are frozen, and adapter parameters follow."""
     if adapters is None:
         yield from parameters
         return

@@ -208,7 +208,7 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Reduce `found` to its `most` best arrangements, without impossible ones and duplicates.
+        """Reduce `found` to its `most` best arrangements that are possible and distinct.
 
         Unless `alike`, the best arrangements of each number of stages, with and without the loss,
         take precedence.

@@ -501,7 +501,7 @@ class Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return `total` for column values that are equal in all arrangements."""
+        """Return the same as `total`, for `columns` that are equal in all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:

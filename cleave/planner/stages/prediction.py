@@ -67,7 +67,7 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the memory for the data that a device retains of one micro-batch, in bytes."""
+    """Return the bytes of memory for the retained data of one micro-batch."""
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0

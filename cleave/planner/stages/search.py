@@ -268,7 +268,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
     def _changes(self, candidate: _Candidate) -> Iterator[_Candidate]:
-        """Yield copies of an arrangement with one change each, the fastest by estimate first."""
+        """Yield copies of an arrangement with one change each, by estimated step time."""
         self.requests_left -= _REQUESTS_OF_CHANGES
         climb, one = candidate.climb, candidate.one
         seconds = climb.seconds_of_changes(one)[0]

@@ -83,7 +83,7 @@ class SimulatedCard:
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
         """Queue `nbytes` at `begin_s`; return the time when both card and link have sent them.
 
-        `own_s` is the time when the device's link has sent them.
+        `own_s` is the time when the device's link has sent the bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s

@@ -99,7 +99,7 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # For each stage: seconds per token of the preceding PS layers, forward pass and both passes.
+        # For each stage: seconds per token of the preceding PS layers, in one and in both passes.
         self._between_s = {
             layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
             for layers in model.ps_layers
@@ -346,7 +346,7 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record a finished pass of a slice of the loss; continue after the last slice."""
+        """Record a finished pass of a loss slice; after the last slice, start the next pass."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
             # The training thread is notified first. Meanwhile, devices get requests that are ready.

@@ -260,9 +260,9 @@ class _Search:
         return plan
 
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
-        """Return, for each subset size, the approximate seconds that the fastest devices need.
+        """Return the approximate seconds of the GEMM on the fastest devices, by number of devices.
 
-        The times are in the fluid limit, and take the PS's card into account.
+        The times are in the fluid limit, and include the limits of the PS's card.
         """
         times_s = {}
         for size in sizes:
@@ -411,7 +411,7 @@ class _Task:
             slower = took_s > alone_s * (1 + 1e-9)
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
-            # Devices with several tiles, because of little memory, take longer. Shrink their shares.
+            # Devices that need several tiles, because of little memory, get smaller shares.
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 

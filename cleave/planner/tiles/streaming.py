@@ -175,7 +175,7 @@ class _Progress:
     def _follow_tiles(
         self, gemm: Gemm, held: HeldSide, place: int, tiles: Sequence[PlannedTile]
     ) -> None:
-        """Add one device's tiles one after another; a strip shared by two tiles is sent once."""
+        """Add one device's tiles in order; a strip that two tiles share is sent only once."""
         rates, element = self._rates, self._element
         uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
         here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
@@ -246,7 +246,7 @@ class _Progress:
 def even_sizes(
     sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
 ) -> Floats | None:
-    """Return the sizes of pieces cut as by `gemm.even_cuts`, shape (pieces, sides).
+    """Return the piece sizes that `gemm.even_cuts` yields for each side, shape (pieces, sides).
 
     Return None if a side is too short for this number of pieces.
     """
