@@ -94,10 +94,10 @@ class Changes:
         return at, known[number[at] - begin].T
 
 
-_BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
+_BEGUN: Final = 24  # initial arrangements that are improved for up to `_BEGUN_ROUNDS` rounds
 _BEGUN_FIXED: Final = 4  # like `_BEGUN`, if each stage has one group
 _BEGUN_ROUNDS: Final = 3
-_CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
+_CLIMBS: Final = 10  # arrangements that are improved for up to `_ROUNDS` rounds
 _ROUNDS: Final = 40
 _GAIN: Final = 1e-6  # minimum relative gain of a change
 _FEW_ORDERS: Final = 24  # up to this number of orders of devices in stages, all orders are tried
@@ -153,7 +153,7 @@ class StageClimb:
         return Changes(self._stages, 0 if self._fixed else len(self.groups))
 
     def climb(self) -> None:
-        """Improve the arrangements in `found` until no change shortens the estimated step time."""
+        """Improve `found` while changes help, in a limited number of rounds."""
         for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
             active = np.arange(len(self.found))
             for _ in range(rounds):

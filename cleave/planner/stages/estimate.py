@@ -456,8 +456,9 @@ def _end_s(
 ) -> Floats:
     """Return the seconds until all weight gradients have arrived, for each arrangement.
 
-    Arrays have one row per stage. `loaded_s` includes the PS's card. `card_s` has the seconds of
-    each stage's gradients on the card. `loss_s` is the time of one micro-batch's loss on the PS.
+    Arrays have one row per stage. `loaded_s` includes time on the PS's card. `card_s` has the
+    seconds of each stage's gradients on this card. `loss_s` has the seconds of one micro-batch's
+    loss on the PS.
     """
     ahead = np.empty_like(loaded_s)
     first = np.zeros_like(loss_s)

@@ -252,7 +252,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a pass; `forward` is True for only a forward pass."""
+        """Return the messages of a pass; `forward` is False if it includes a backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known
