@@ -4,10 +4,10 @@
     data centre:  E = PUE (1 + host_share) g P t         g GPUs of power P for t seconds
 
 `meter` computes E_device. `supply` is energy drawn from the socket divided by energy used by the
-device; it is 1 if the power was measured at the socket. b is the number of bytes between devices
-and PS. *Attributed* carbon includes the run's share of the carbon of manufacturing the devices.
-*Sunk cost* carbon does not, because the devices existed before the run. The formulae follow arXiv
-2507.01803.
+device; it is 1 if the power was measured at the socket. `network` is joules per byte, and b is the
+number of bytes between devices and PS. *Attributed* carbon includes the run's share of the carbon
+of manufacturing the devices. *Sunk cost* carbon excludes this share, because the devices existed
+before the run. The formulae follow arXiv 2507.01803.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class DeviceUsage:
         profile: profile name that the devices report; may be empty or unknown.
         present_s: seconds for which the devices were connected.
         radio_s: seconds of receiving plus seconds of sending.
-        active_power_w: power above idle while computing, from the fleet file; used if the profile
-            has none.
-        measured_j: joules that the devices measured themselves; None if they do not measure.
+        active_power_w: power above idle while computing, from the fleet file; used if neither
+            profile nor kind determines a power.
+        measured_j: joules that the devices measured themselves; None without measurement.
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
         kind: the kind that the devices report; used if the profile is unknown.
-        flops_per_s: throughput of the fastest device. A kind's typical power has a maximum
-            throughput.
+        flops_per_s: throughput of the fastest device, which must be low enough for the typical
+            power of the kind to apply.
     """
 
     profile: str
@@ -55,20 +55,20 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind by the profile if known, otherwise the kind that the devices report."""
+        """Return the kind in the profile, or the reported kind if the profile is unknown."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
     @property
     def crossing_bytes(self) -> float:
-        """Return the number of bytes that crossed the network. Each byte is counted once."""
+        """Return the number of bytes that crossed the network, counting each byte once."""
         both = self.down_bytes + self.up_bytes
         return both if self.network_bytes is None else self.network_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CloudSpell:
-    """The usage of GPUs in a data centre. `time_s` is the seconds for which each GPU computes."""
+    """The usage of GPUs in a data centre. Each GPU computes for `time_s` seconds."""
 
     profile: DeviceProfile
     time_s: float
@@ -81,7 +81,7 @@ class EnergyPart:
 
     Attributes:
         name: text for the user.
-        energy_j: joules; None if unknown. Sums of parts leave out unknown energy.
+        energy_j: joules; None if unknown. Totals exclude unknown energy.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Footprint:
 
     Attributes:
         gco2e_per_kwh: carbon intensity of the run's electricity; None if unknown.
-        embodied_gco2e: the run's share of manufacturing carbon, without `embodied_unknown` devices.
+        embodied_gco2e: the run's share of manufacturing carbon, as far as known.
         devices_unknown: number of devices whose energy is unknown.
         embodied_unknown: number of devices whose manufacturing carbon is unknown.
         assumed: the assumptions, as texts for the user.
@@ -111,12 +111,12 @@ class Footprint:
 
     @property
     def energy_j(self) -> float:
-        """Return the energy of all parts whose energy is known, in joules."""
+        """Return the total energy in joules, without the parts whose energy is unknown."""
         return sum(part.energy_j for part in self.parts if part.energy_j is not None)
 
     @property
     def operational_gco2e(self) -> float | None:
-        """Return the carbon of the run's electricity; None if unknown."""
+        """Return the carbon of the run's electricity in gCO2e; None if unknown."""
         if self.gco2e_per_kwh is None:
             return None
         return operational_gco2e(self.energy_j, self.gco2e_per_kwh)
@@ -128,14 +128,14 @@ class Footprint:
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Return the carbon of electricity plus the share of manufacturing; None if unknown."""
+        """Return the carbon of electricity and of the manufacturing share; None if unknown."""
         operational = self.operational_gco2e
         return None if operational is None else operational + self.embodied_gco2e
 
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server; None if unknown."""
+    """The energy of the parameter server; `energy_j` is None if unknown."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -181,7 +181,7 @@ def fleet_footprint(
             idle_j += parts.idle_j
             radio_j += parts.radio_j
             # Power measured at the socket includes the loss of the power supply. The radio's power
-            # is added to it and does not.
+            # does not include this loss.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
             gaps.update(dict.fromkeys(gaps_of(known.power, known.assumed), usage.devices))
@@ -274,7 +274,7 @@ def cloud_footprint(
 
 
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """Return the power by the profile or the kind, else by the fleet file."""
+    """Return the power from the profile or the kind, otherwise from the fleet file."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -290,7 +290,7 @@ def _making(
 ) -> float | None:
     """Return a run's share of manufacturing carbon in gCO2e; None if unknown.
 
-    `own` is the profile's manufacturing carbon; None uses the typical carbon of the kind.
+    `own` is the manufacturing carbon in the profile; None means the typical carbon of the kind.
     """
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)

@@ -19,7 +19,7 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An assumed number with its plausible range. `source` is a text for the user."""
+    """An assumed value with a plausible range. `source` is a text for the user."""
 
     value: float
     low: float
@@ -43,8 +43,7 @@ class Assumptions:
         utilisation: share of a device's lifetime for which the device is in use.
         lifetime_years: years from purchase to disposal.
         embodied_gco2e: carbon of manufacturing one device.
-        one_lifetime_years: lifetime that replaces all others; None uses profiles and
-            `lifetime_years`.
+        one_lifetime_years: lifetime of all devices; None uses profiles and `lifetime_years`.
     """
 
     supply_ratio: ByKind
@@ -57,17 +56,17 @@ class Assumptions:
     one_lifetime_years: float | None = None
 
     def without_network(self) -> Assumptions:
-        """Return a copy for devices in the PS's building, in which the network uses no energy."""
+        """Return a copy without network energy, for devices in the same building as the PS."""
         return replace(self, network_j_per_byte=replace(self.network_j_per_byte, value=0.0))
 
 
 def load_assumptions() -> Assumptions:
-    """Load the assumptions from Cleave's own data files."""
+    """Load the assumptions from `assumptions.toml` and `embodied.toml`."""
     table = read_figures("assumptions.toml")
     table["embodied_gco2e"] |= read_figures("embodied.toml")["embodied_gco2e"]
     return msgspec.convert(table, Assumptions)
 
 
 def read_figures(name: str) -> dict[str, Any]:
-    """Read one of Cleave's own TOML files in this folder."""
+    """Read a TOML file in `cleave/energy`, given its name."""
     return tomllib.loads(files("cleave.energy").joinpath(name).read_text(encoding="utf-8"))

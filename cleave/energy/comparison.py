@@ -20,9 +20,9 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Energy and carbon of a data centre, each divided by that of a fleet for the same training.
+    """Ratios of a data centre's energy and carbon to those of a fleet for the same training.
 
-    Above 1, the fleet uses less energy or emits less carbon. An unknown ratio is None.
+    A ratio above 1 means that the fleet uses less energy or emits less carbon. None means unknown.
 
     Attributes:
         attributed: ratio of carbon, including a share of manufacturing for both.
@@ -37,7 +37,7 @@ class Ratios:
 
 
 def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
-    """Return the ratios of data centre to fleet for the same training."""
+    """Return the ratios of the data centre's to the fleet's energy and carbon."""
     here, there = fleet.operational_gco2e, cloud.operational_gco2e
     if not fleet.complete:
         return Ratios(None, None, None, None)
@@ -57,7 +57,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuestion:
-    """The known facts of a comparison. The assumptions are in a `Case`.
+    """The known inputs of a comparison. Assumptions are given separately as a `Case`.
 
     Attributes:
         usages: usage of the fleet's devices, grouped by profile.
@@ -91,7 +91,7 @@ class ComparisonQuestion:
         )
 
     def ratios(self, case: Case) -> Ratios:
-        """Return the ratios of data centre to fleet under the assumptions of a case.
+        """Return the ratios of data centre to fleet with the assumptions of a case.
 
         Raises:
             ValueError: when `cloud` is None.
@@ -104,8 +104,8 @@ class ComparisonQuestion:
     def figure(self, case: Case) -> float | None:
         """Return the figure that a tornado plot shows; None if unknown.
 
-        With a data centre, it is the ratio of attributed carbon; otherwise, the fleet's attributed
-        grams.
+        The figure is the ratio of attributed carbon, or without a data centre the fleet's
+        attributed carbon in gCO2e.
         """
         if self.cloud is None:
             return self.fleet(case).attributed_gco2e

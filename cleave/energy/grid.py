@@ -26,7 +26,7 @@ _HOUR_S = 3600.0
 def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
     """Return the carbon of an amount of electricity, in grams of CO2 equivalent.
 
-    A laptop that draws 36 W for 10 hours takes 0.36 kWh; at 400 g/kWh that is 144 g:
+    Example: a laptop that draws 36 W for 10 hours uses 0.36 kWh, which is 144 g at 400 g/kWh:
 
         >>> operational_gco2e(36 * 36000, 400)
         144.0
@@ -39,8 +39,8 @@ def embodied_gco2e(
 ) -> float:
     """Return the share of a device's manufacturing carbon that belongs to a run, in gCO2e.
 
-    Manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its 2.5 years. A run of
-    0.0125 years is 1 % of this use:
+    Example: manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its 2.5 years. A
+    run of 0.0125 years is 1 % of this use:
 
         >>> round(embodied_gco2e(53000, 0.0125 * S_PER_YEAR, 2.5, 0.5))
         530
@@ -49,11 +49,10 @@ def embodied_gco2e(
 
 
 def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
-    """Return the mean carbon intensity of a run with constant power, from a table by hour of the
-    day.
+    """Return the mean carbon intensity of a run with constant power, from an hourly table.
 
-    The intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A run of two hours
-    from 23:30 has half an hour at 100, one hour at 200 and half an hour at 400:
+    Example: the intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A run of 2
+    hours from 23:30 has half an hour at 100, one hour at 200 and half an hour at 400:
 
         >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
         225.0
@@ -61,7 +60,7 @@ def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float
     Args:
         hourly: 24 carbon intensities in gCO2e/kWh, one for each hour from midnight.
         start_hour: hour of the day at which the run begins, 0 to 24.
-        duration_s: seconds of the run. With 0, the result is the intensity at `start_hour`.
+        duration_s: seconds of the run. For 0, the result is the intensity at `start_hour`.
     """
     at = start_hour % 24
     if duration_s < 1e-3:  # below the resolution of the sum over hours
@@ -94,7 +93,7 @@ class Grid:
 
 
 def load_grids() -> list[Grid]:
-    """Load the carbon intensities of all countries."""
+    """Load the mean carbon intensity of electricity in each country of `grid_carbon.csv`."""
     text = files("cleave.energy").joinpath("grid_carbon.csv").read_text(encoding="utf-8")
     return [
         Grid(row["iso_country"], row["country"], float(row["gco2e_per_kwh"]), int(row["year"]))
@@ -109,7 +108,7 @@ def load_grid(country: str) -> Grid:
         country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when no figures are known for the country.
+        UsageError: when the carbon intensity of the country is unknown.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -125,11 +124,10 @@ def load_grid(country: str) -> Grid:
 
 
 def load_hours(path: Path) -> tuple[float, ...]:
-    """Load a user's table of the carbon intensity in each hour of the day.
+    """Load a table of the carbon intensity in each hour of the day from a CSV file.
 
     Args:
-        path: CSV file with the columns `hour` and `gco2e_per_kwh`, and one line per hour from 0 to
-            23.
+        path: file with the columns `hour` and `gco2e_per_kwh`, and one line per hour from 0 to 23.
 
     Returns:
         24 carbon intensities in gCO2e/kWh, starting at midnight.
@@ -170,7 +168,7 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
         duration_s: seconds of the run; used only with a CSV file.
 
     Raises:
-        UsageError: when no carbon intensity is known for the country, or the CSV file is invalid.
+        UsageError: when the country's carbon intensity is unknown, or the CSV file is invalid.
     """
     if place.endswith(".csv"):
         mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)

@@ -3,8 +3,8 @@
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
 The device was connected for T seconds and computed for t seconds. b are bytes, and r are rates of
-its link. P_idle and P_compute are the power of the whole device; P_radio is added while the radio
-is active.
+the device's link. P_idle and P_compute are the power of the whole device. P_radio is the additional
+power while the radio is active.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return seconds of receiving plus sending. Simultaneous traffic counts twice."""
+        """Return the seconds of receiving plus the seconds of sending."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
 class Basis(Enum):
-    """How an energy figure was obtained."""
+    """The source of an energy figure."""
 
     MEASURED = "measured"
     MODELLED = "modelled"
@@ -49,7 +49,7 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """A missing figure for a device. The enum values tell the user what is assumed instead."""
+    """A missing figure for a device. Enum values tell the user what is assumed or omitted."""
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -65,7 +65,7 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The energy that a device used, and the missing figures that were assumed."""
+    """The energy that a device used, and the figures that were missing (`gaps`)."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
@@ -74,9 +74,9 @@ class Used:
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
     """Return the energy of a device's session by the module's formula; None if power is unknown.
 
-    A phone draws 0.5 W when idle and 4 W when computing, and its radio draws 0.8 W more. The phone
-    was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent 20 MB at 2
-    MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
+    Example: a phone draws 0.5 W when idle and 4 W when computing, plus 0.8 W for the radio. The
+    phone was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent
+    20 MB at 2 MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
 
         >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
         >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
@@ -95,7 +95,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 
 def gaps_of(power: Power, assumed: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Return the figures that were assumed, and those that `power` leaves out."""
+    """Return `assumed`, plus a gap for the idle power and the radio power if unknown."""
     idle = (Gap.IDLE,) if power.idle_w is None else ()
     radio = (Gap.RADIO,) if power.radio_w is None else ()
     return (*assumed, *idle, *radio)
@@ -115,7 +115,7 @@ class Parts:
 
 
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
-    """Return the energy for computing, idling and radio. An unknown power counts as 0.
+    """Return the energy of computing, idling and the radio. An unknown power counts as 0.
 
     Times may also be totals of several devices with equal power.
     """

@@ -1,4 +1,4 @@
-"""Predict the time and usage of a fleet, or of a GPU, for a number of training steps.
+"""Prediction of the time and usage of a fleet, or of a GPU, for a number of training steps.
 
 Fleet and GPU compute the GEMMs of the Linear modules. Attention scores and elementwise operations
 are not counted; with a fleet, the PS computes them.
@@ -24,7 +24,7 @@ from profiles.device_profile import DeviceProfile
 from profiles.fleet_device import FleetDevice
 from profiles.performance import Layout
 
-# Mixed-precision Adam: 2 for weight and gradient each, 4 for fp32 weight and both moments each.
+# Mixed-precision Adam: 2 each for weight and gradient; 4 each for fp32 weight and two moments.
 TRAINING_BYTES_PER_PARAMETER = 16
 
 
@@ -95,9 +95,9 @@ def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
 
 
 def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
-    """Return the rates that devices state, for the planner. Devices are numbered from 0.
+    """Return the stated rates of devices as planner input, with IDs from 0 in the given order.
 
-    With `hot`, the throughput is the one that a device sustains when it is hot.
+    If `hot`, throughputs are those that hot devices sustain.
     """
     speeds = [d.thermal.sustained_speed if hot and d.thermal else 1.0 for d in devices]
     return [
@@ -115,7 +115,7 @@ def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[D
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return the usage of one GPU that trains at a share of its GEMM throughput."""
+    """Return the usage of one GPU that trains at a given share of its peak GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 

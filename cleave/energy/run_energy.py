@@ -1,7 +1,7 @@
 """The energy records of a run: the usage of its devices and the energy of its machine.
 
-A record is appended to `metrics.jsonl` each time the run ends or stops. Reports compute the
-devices' energy and the carbon from the records, because assumptions may change.
+A record is appended to `metrics.jsonl` each time the run finishes or stops. Reports compute the
+energy of the devices and the carbon from the records, because assumptions may change.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
-_USAGES = "spells"  # earlier name of `usages`, which records still use for compatibility
+_USAGES = "spells"  # name of `usages` in records, for compatibility with earlier versions
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnergy:
-    """The energy record of a run.
+    """The energy record of a run, or of a part of a run.
 
     Attributes:
         duration_s: seconds on the fleet's clock, which is virtual for emulated devices.
         wall_s: seconds in real time.
         usages: usage of the run's devices, on the fleet's clock.
         machine_j: joules that the run's machine drew; None if the machine cannot measure energy.
-        machine_source: what `machine_j` includes, as text for the user.
+        machine_source: source of `machine_j`, as text for the user.
         virtual: whether the run's machine emulated the devices, on a virtual clock.
         devices_here: number of real devices that ran on the same machine as the server.
     """
@@ -53,10 +53,10 @@ class RunEnergy:
 
     @property
     def ps(self) -> Ps:
-        """Return the energy of the PS, which is that of the run's machine.
+        """Return the energy of the PS, which is the energy of the run's machine.
 
-        It is unknown if the machine also ran or emulated devices, whose computation it then
-        includes.
+        The PS's energy is unknown if the machine also ran or emulated devices, because the
+        machine's energy then includes their computation.
         """
         if self.machine_j is None or self._shared:
             return Ps()
@@ -67,7 +67,7 @@ class RunEnergy:
         return bool(self.usages) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
-        """Return notes for the user about how the energy was obtained."""
+        """Return notes for the user on the sources of the energy figures."""
         notes = []
         if self.usages and self.virtual:
             notes.append(
@@ -89,7 +89,7 @@ class RunEnergy:
 
 
 def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
-    """Return the total energy record of a run. A resumed run has several energy records.
+    """Return the sum of a run's energy records. A resumed run has several energy records.
 
     Args:
         records: all records in the run's `metrics.jsonl`.
@@ -119,7 +119,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the total of at least one energy record of consecutive parts of a run."""
+    """Return the sum of one or more energy records for consecutive parts of a run."""
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),
@@ -155,9 +155,9 @@ def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
 def _merged(
     usages: Iterable[DeviceUsage], devices: Callable[[int, int], int]
 ) -> tuple[DeviceUsage, ...]:
-    """Merge the usages with the same profile, kind and stated power.
+    """Merge usages with equal profile, kind, stated power, and availability of measured energy.
 
-    `devices` combines two numbers of devices: `max` for the same devices, `add` for others.
+    `devices` combines two device counts: `max` for the same devices, `add` for different ones.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

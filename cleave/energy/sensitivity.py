@@ -20,7 +20,7 @@ LIFETIME_YEARS = (2.0, 4.0)
 class Case:
     """The assumptions from which a figure is computed. A carbon intensity is None if unknown.
 
-    `class_power` selects among the power values measured on similar devices.
+    `class_power` selects among the power values measured on devices of a class.
     """
 
     assumptions: Assumptions
@@ -35,7 +35,7 @@ class Bar:
 
     Attributes:
         low_setting, high_setting: lowest and highest value of the assumption, as texts.
-        low, high: the figure at the lowest and at the highest value of the assumption.
+        low, high: the figure for the lowest and for the highest value of the assumption.
     """
 
     name: str
@@ -65,7 +65,7 @@ def tornado(
     Args:
         figure: computes the figure, such as carbon or a ratio. An assumption for which the figure
             is None gets no bar.
-        case: the base case.
+        case: the base case. Each bar changes one assumption of this case.
         intensities: carbon intensities of the world's grids in gCO2e/kWh. Their 10th and 90th
             percentiles are the low and high values for electricity.
         cloud: whether the figure is a ratio of data centre to fleet, which is above 0.
@@ -172,7 +172,7 @@ def draw_tornado(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for row, bar in enumerate(reversed(bars)):
-        # If both ends are on the same side of `middle`, shift the labels apart vertically.
+        # If both ends are on the same side of `middle`, separate the labels vertically.
         apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0
         for end, setting, colour, up in (
             (bar.low, bar.low_setting, "tab:blue", apart),

@@ -1,7 +1,7 @@
 """Typical power for devices whose profile states no power.
 
-It is the median of power values measured on devices of the same class. `typical.toml` lists the
-measured devices with sources. Reports name each typical figure (see `Gap`).
+Typical power is the median of power values measured on devices of the same class. `typical.toml`
+lists the measured devices with sources. Reports name each typical figure (see `Gap`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 @dataclass(frozen=True, slots=True)
 class KnownPower:
-    """The power of a device; None if the power while computing is unknown.
+    """The power of a device. `power` is None if the power while computing is unknown.
 
-    `assumed` names the missing figures that `power` replaces, in the order of `Gap`.
+    `assumed` names the figures in `power` that are assumptions, in the order of `Gap`.
     """
 
     power: Power | None
@@ -29,7 +29,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """Which of the power values measured for a class to use. Enum values are texts for the user."""
+    """The choice among power values measured for a class. Enum values are texts for the user."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -43,7 +43,7 @@ class ClassPower:
     Attributes:
         power: medians. `idle_w` is None if idle power was not measured on any device.
         devices: names of the measured devices.
-        below_flops_per_s: a device belongs to the class only if its throughput is lower.
+        below_flops_per_s: throughput below which the computing power of the class applies.
     """
 
     power: Power
@@ -59,11 +59,11 @@ class ClassPower:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Power figures for devices whose profile does not state these figures.
+    """Typical power figures, which replace figures missing from device profiles.
 
     Attributes:
         radio_w: maps a kind of device to the power of an active radio.
-        cards_w: maps the name of a laptop's profile to the maximum power of its graphics card.
+        cards_w: maps the profile name of a laptop to the maximum power of its graphics card.
     """
 
     classes: Mapping[DeviceKind, ClassPower]
@@ -77,10 +77,10 @@ class Typical:
         return replace(self, classes={k: found.at(spread) for k, found in self.classes.items()})
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
-        """Return a profile's power. Figures missing from the profile are those of its class.
+        """Return a profile's power, with missing figures replaced by those of the profile's class.
 
-        A class's idle power applies to all devices of the kind. Its computing power applies only to
-        devices with less throughput than `below_flops_per_s`.
+        A class's idle power applies to all devices of the kind. A class's computing power applies
+        only to throughputs below `below_flops_per_s`. Otherwise, the graphics card's power is used.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
@@ -117,7 +117,7 @@ class Typical:
 
 
 def load_typical() -> Typical:
-    """Load the typical power figures from Cleave's `typical.toml`."""
+    """Load the typical power figures from `cleave/energy/typical.toml`."""
     table = read_figures("typical.toml")
     radio = table["radio"]
     return Typical(

@@ -1,7 +1,8 @@
-"""The rule that selects links for payload compression (`cleave.coding`), and compression ratios.
+"""Policy that selects links for payload compression (`cleave.coding`), and compression ratios.
 
-The server compresses by this rule, and planner, emulator and simulator count bytes by it. Plans
-ignore that payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed.
+The server, planner, emulator and simulator all use this policy. Plans count every payload on a
+selected link as compressed, although payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are
+sent uncompressed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PARTIAL: Final = "fp32"  # dtype of the partial sums that devices return for til
 
 
 class CodingPolicy(Enum):
-    """Which links carry compressed payloads. The enum values are the values of `--coding`."""
+    """Policy that selects the links with compressed payloads. Values are those of `--coding`."""
 
     AUTO = "auto"
     """Compress payloads on links of at most `LINK_BYTES_PER_S`."""
@@ -38,7 +39,7 @@ class CodingPolicy(Enum):
         """Convert a value of `--coding` to a policy.
 
         Raises:
-            UsageError: when the value names no policy.
+            UsageError: when the value is not the name of a policy.
         """
         return choice_of(cls, "--coding", value)
 
@@ -68,22 +69,21 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return the compressed size divided by the uncompressed size; 1 for integer dtypes."""
+    """Return compressed size divided by uncompressed size of a payload; 1 for integer dtypes."""
     return RATIOS.get(dtype, 1.0)
 
 
 def payload_rates(
     devices: Sequence[DeviceRates], sent: str, returned: str = PARTIAL
 ) -> list[DeviceRates]:
-    """Return the devices with effective link rates, for plans that count uncompressed bytes.
+    """Return copies of devices with effective link rates, for plans that ignore compression.
 
     An effective rate is the link rate divided by the compression ratio. The server's network card
     keeps its real rate, so such plans count all traffic through the card as uncompressed.
 
     Args:
         sent: dtype of the payloads that the server sends.
-        returned: dtype of the payloads that devices return. Devices return finished blocks and
-            partial sums; the compression ratio of partial sums is applied to both.
+        returned: dtype whose compression ratio applies to all payloads that devices return.
     """
     return [
         replace(

@@ -22,7 +22,7 @@ _MOST: Final = 64
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
-    """Return the numbers of micro-batches to try for a batch of `rows`, in ascending order."""
+    """Return the numbers of micro-batches to try for `rows` sequences, in ascending order."""
     few = min(rows, max(4, 2 * devices))
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
@@ -37,9 +37,10 @@ def plan_batch(
 ) -> tuple[StageModel, StagePlan]:
     """Return the model with its batch cut into the best number of micro-batches, and the plan.
 
-    `cut` returns the model with its batch of `rows` sequences cut into a number of micro-batches.
-    `in_parts` also divides each layer into attention and MLP. It is used if the devices have too
-    little memory for whole layers.
+    Args:
+        cut: returns the model with `rows` sequences cut into a given number of micro-batches.
+        in_parts: like `cut`, with each layer divided into attention and MLP. It is called if the
+            devices have too little memory for whole layers.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory for stages.
@@ -47,8 +48,8 @@ def plan_batch(
     """
     best: tuple[StageModel, StagePlan] | None = None
     refused: PlanError | None = None
-    # A large number of micro-batches is usually best, so large numbers are tried first. Of two
-    # equally fast numbers, the smaller number is chosen.
+    # Many micro-batches are usually fastest, so the largest number is tried first. Of two equally
+    # fast numbers, the smaller is chosen.
     for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
         try:
             model = cut(count)
@@ -86,7 +87,7 @@ class Forecast:
     Attributes:
         step_s: predicted seconds of the step; infinite if the method is impossible.
         downlink_bytes, uplink_bytes: traffic of all devices together.
-        bottleneck: a sentence, without its full stop, that says what takes most of the time.
+        bottleneck: a sentence, without a full stop, that names what takes most of the time.
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
         refused: why the method is impossible, for the user; empty if it is possible.
@@ -119,8 +120,8 @@ class StepForecaster:
         cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
         rows: sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: bytes of activations per token, summed over all layers, that the PS retains
-            when the PS computes the backward pass itself; 0 if unknown.
+        kept_bytes: bytes of activations per token that the PS retains for all layers if the PS
+            computes the backward pass; 0 if unknown.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -144,11 +145,11 @@ class StepForecaster:
         )
 
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
-        """Forecast a step by tiles with `--offload auto`.
+        """Forecast a step by tiles, in which devices compute the GEMMs that they finish faster.
 
-        The predicted time is the time of the PS alone minus the time that the fleet saves with the
-        matrix multiplications that it finishes first. It is at least the sum of the faster of the
-        two times of each multiplication. `gemms` are in the order of `step.reports`.
+        The predicted time is the step time of the PS alone minus the time saved by the devices, but
+        at least the sum over all GEMMs of the shorter of the PS's and the devices' time. `gemms`
+        are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -181,7 +182,7 @@ class StepForecaster:
     def by_stages(
         self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
     ) -> Forecast:
-        """Forecast a step by stages, with the number of micro-batches that is fastest.
+        """Forecast a step by stages, with the fastest number of micro-batches.
 
         Raises:
             DeviceMemoryError: when the devices have too little memory.
@@ -208,7 +209,7 @@ class StepForecaster:
 def _bottleneck_of_tiles(
     step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
 ) -> str:
-    """Return a clause that names what limits most of the time of the GEMMs with `sent` indices."""
+    """Return a clause that names the main bottleneck of the GEMMs with the indices `sent`."""
     many = sum(each.count for each in gemms)
     if not sent:
         return f"the server finishes all {many} multiplications faster than the fleet"
@@ -228,8 +229,8 @@ def _bottleneck_of_tiles(
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
     """Return the bytes that the PS retains until the end of a step by stages.
 
-    These are inputs and output gradients of the stages, weight gradients from the devices, input
-    gradients from slices of the loss, and what the PS needs for one micro-batch's loss.
+    They are the stages' inputs and output gradients, the devices' weight gradients, the input
+    gradients from slices of the loss, and the PS's working memory for one micro-batch's loss.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -255,7 +256,7 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the requested method, or with AUTO of the fastest method.
+        """Return the forecast of the requested method, or of the fastest method if AUTO.
 
         Raises:
             PlanError: when the user asked for an impossible method.
@@ -267,7 +268,7 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the forecast of the chosen method, even if that method is impossible."""
+        """Return the same forecast as `chosen`, even if the method is impossible."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
         order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
@@ -300,7 +301,7 @@ class MethodChoice:
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
 
 
-# Precision of the search: the largest allowed quotient of the two batch sizes at the crossing.
+# The search ends when `above` divided by `below` (see `Crossing`), in sequences, is at most this.
 CLOSE: Final = 1.1
 
 
@@ -320,7 +321,7 @@ class CrossingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The batch size at which stages become faster than the PS alone.
+    """The batch sizes between which stages become faster than the PS alone.
 
     Attributes:
         points: the batches that were tried, in ascending order of batch size.

@@ -1,4 +1,4 @@
-"""The planner's interface: its inputs (devices, GEMMs) and its plans."""
+"""The interface of tile planners: their inputs (devices, GEMMs) and plans."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
 class Method(Enum):
-    """How devices take part in a training step."""
+    """The way in which a training step uses devices."""
 
     AUTO = "auto"
-    """The method with the shortest forecast step time. The choice is repeated when the fleet
-    changes."""
+    """The method with the shortest predicted step time, chosen again when the fleet changes."""
 
     TILES = "tiles"
     """Devices compute tiles of each matrix multiplication."""
@@ -30,7 +29,7 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """The planner's view of one device.
+    """The rates, memory and capabilities of one device, as input of a planner.
 
     Attributes:
         device: the scheduler's ID of the device.
@@ -70,9 +69,9 @@ class DeviceRates:
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def request_s(self, activation_bytes: float, flops: float) -> float:
-        """Return the seconds of one micro-batch pass, from sending the input to having the output.
+        """Return the seconds of a micro-batch pass, from sending its input to receiving its output.
 
-        Input and output have `activation_bytes` each.
+        The input and the output each have `activation_bytes` bytes.
         """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
@@ -81,13 +80,14 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """The planner's view of the parameter server and its network card.
+    """The rates and memory of the parameter server (PS), as input of a planner.
 
     Attributes:
+        egress_bytes_per_s, ingress_bytes_per_s: sending and receiving rate of the network card.
         memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
             a lower depth are missing.
-        block_s: time in which the PS's event loop decodes, assembles and accounts for one block.
-        byte_s: time that the PS's event loop spends per byte sent or received.
+        block_s: seconds for which one received block occupies the PS's event loop.
+        byte_s: seconds for which each byte sent or received occupies the PS's event loop.
     """
 
     egress_bytes_per_s: float = math.inf
@@ -99,7 +99,7 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """The element sizes of operands, finished blocks and partial sums that devices return."""
+    """Bytes per element of operands (`sent`), finished blocks and partial sums."""
 
     sent: int
     finished: int
@@ -111,10 +111,10 @@ ALIGNED_FROM: Final = 64  # smallest number of rows, and of columns, of a large 
 
 
 class EvenCut(NamedTuple):
-    """A tile to be cut into a number of strips of nearly equal size on each side.
+    """A tile, and the numbers of row strips and column strips into which `cut` divides it.
 
-    `cut` creates the strips on demand. A plan for ten thousand devices has millions of strips, and
-    most plans are compared with other plans but never executed.
+    Strips of one side have nearly equal sizes. They are created only on demand, because a plan for
+    ten thousand devices has millions of strips, and most plans are never executed.
     """
 
     tile: Tile
@@ -158,13 +158,13 @@ class PlannedTile(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """Return the tile's memory requirement on the device: all strips and all blocks."""
+        """Return the memory for all strips and blocks of the tile on the device, in bytes."""
         return self.download_bytes + self.upload_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A rectangle of C in which every element is summed over the same slabs of the depth.
+    """A rectangle of C in which each element is the sum over the same number of depth slabs.
 
     With 1 slab, devices return finished blocks, not partial sums. See docs/planner.md.
     """
@@ -184,7 +184,7 @@ class Plan:
             in sending order.
         makespan_s: predicted seconds of the GEMM in the limit of infinitely many strips.
         fill_s: additional predicted seconds with the actual number of strips.
-        bound_s: the isolated bound of the whole fleet in seconds; 0 if it was not computed.
+        bound_s: lower bound on the seconds of any plan with one tile per device; 0 if unknown.
         regions: the regions into which C is divided; empty for a plan that reuses operands.
         columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
     """
@@ -225,7 +225,7 @@ class Residency:
 
 
 class Planner(Protocol):
-    """Chooses the tiles of a GEMM for a fleet."""
+    """Interface of planners that divide a GEMM into tiles for a fleet."""
 
     def plan(
         self,
@@ -239,8 +239,8 @@ class Planner(Protocol):
         Args:
             gemm: the GEMM; each side is at least 1.
             devices: devices of the fleet, at least one. The plan may leave some devices idle.
-            residencies: sets of tiles whose operands devices already hold. The plan uses such a
-                set if its predicted time is shorter than without reuse.
+            residencies: sets of tiles whose operands devices already hold. The plan reuses a set
+                if this shortens the predicted time.
 
         Raises:
             PlanError: when no device has enough memory for a tile.
@@ -253,9 +253,9 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the part of a GEMM that a lost device has not finished, as a GEMM of its own.
+        """Plan the part of a GEMM that a lost device has not finished, as a separate GEMM.
 
-        The plan must be found quickly, because the GEMM cannot finish without this part.
+        Implementations must be fast, because the whole GEMM waits for this part.
 
         Raises:
             PlanError: when no device has enough memory for a tile.

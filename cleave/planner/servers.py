@@ -1,4 +1,4 @@
-"""The step time of training on several servers, which divide devices and sequences among them.
+"""Prediction of the step time with several servers that share the devices and each batch.
 
 A step takes as long as the slowest server's fleet, plus the exchange between servers. The owner of
 a parameter sums the gradients from all servers, and sends the new value to all servers, in fp32.
@@ -23,7 +23,7 @@ _GRADIENT_BYTES: Final = 4
 class SharedWeights:
     """The sizes of a model whose weights are divided among the servers.
 
-    Servers gather the weights of a layer when they need it. A step has one micro-batch.
+    Servers gather the weights of a layer before each pass. A step has one micro-batch.
 
     Attributes:
         layers: number of layers.
@@ -56,7 +56,7 @@ class SharedWeights:
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return the bytes that each server sends to all other servers in a step, and receives.
+    """Return the bytes that each server exchanges with the others in a step, in each direction.
 
     `weights` is None if each server holds the whole model.
     """
@@ -71,7 +71,7 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the seconds of the exchange between servers without other traffic.
+    """Return the seconds of the exchange between servers if their cards have no other traffic.
 
     `card` has the rates of each server's network card; None if the card limits no transfer.
     """
@@ -82,14 +82,14 @@ def exchange_s(
 
 
 def shares(devices: Sequence[DeviceRates], servers: int) -> list[list[DeviceRates]]:
-    """Return the devices of each server; of n servers, each gets every n-th device."""
+    """Divide the devices among the servers in round-robin order."""
     return [list(devices[server::servers]) for server in range(servers)]
 
 
 def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
-    """Return the indices of the parts of a fleet that could be slowest.
+    """Return the indices of the servers' fleets that could be slowest.
 
-    These parts have the lowest total downlink rate, uplink rate or compute throughput.
+    These fleets have the lowest total downlink rate, uplink rate or compute throughput.
     """
     sums = [
         (
@@ -107,9 +107,9 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        devices, rows: largest numbers of devices and of sequences of a server.
+        devices, rows: maximum numbers of devices and of sequences on one server.
         slowest: the forecast of the slowest server's fleet.
-        exchanged_bytes: bytes that each server sends to all other servers in a step.
+        exchanged_bytes: bytes that each server exchanges in a step, in each direction.
         server_bytes: memory of one server. Optimizer moments are divided among the servers, weights
             if the user asked for shared weights, and gradients except with stages.
     """
@@ -124,12 +124,12 @@ class ServersPlan:
 
     @property
     def refused(self) -> str:
-        """Return why a server's fleet cannot compute its part of a step; empty if it can."""
+        """Return why the slowest fleet cannot compute its share of a step; empty if it can."""
         return self.slowest.refused
 
     @property
     def step_s(self) -> float:
-        """Return the step time: the exchange begins after the last gradient from the devices."""
+        """Return the step time in seconds. The exchange starts after the slowest fleet's work."""
         return self.slowest.step_s + self.exchange_s
 
 
@@ -145,8 +145,8 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        devices: number of devices of all servers together.
-        rows: sequences of the whole batch.
+        devices: total number of devices of all servers.
+        rows: number of sequences in the whole batch.
         found: forecasts of the servers' fleets that could be slowest (see `weakest`).
         card: rates of each server's network card; None if the card limits no transfer.
         weights: sizes of the shared weights; None if each server holds the whole model.
@@ -172,9 +172,9 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence for the user: whether more servers are faster, and the exchange's share.
+    """Return a sentence on whether more servers are faster, and how long their exchange takes.
 
-    `plans` are for different numbers of servers, the smallest number first.
+    `plans` are for different numbers of servers, in ascending order of this number.
     """
     plans = [plan for plan in plans if not plan.refused]
     if not plans:

@@ -1,4 +1,4 @@
-"""Checks the result blocks of devices without repeating the matrix multiplication.
+"""Checks of result blocks without repeating the matrix multiplication.
 
 `cleave.verify.check` describes the method.
 """

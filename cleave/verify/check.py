@@ -1,4 +1,4 @@
-"""Checks result blocks without recomputing them, by Freivalds' test with a rounding tolerance.
+"""Freivalds checks of result blocks, with a tolerance for rounding errors.
 
 For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r):
 three matrix-vector products instead of a matrix product (Freivalds 1977). Each GEMM is tested with
@@ -13,9 +13,9 @@ The deviation comes from a model, so doubt proves no fault. Rows in doubt are re
 precision. A device is blamed only for elements that no order of summation in fp32 can explain.
 Other rows in doubt are replaced by the recomputed rows, without blame.
 
-The rounding of 16-bit results hides errors of similar size, even systematic ones. So a few random
-elements of each 16-bit block are computed exactly. An element that no order of summation explains
-is a fault. A misrounded element is counted, and `Reputation` judges the count.
+The rounding of 16-bit results hides errors of similar size, even systematic errors. So a few random
+elements of each 16-bit block are recomputed. An element that no order of summation explains is a
+fault. Misrounded elements are counted, and `Reputation` judges the count.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SPREAD_LIMIT: Final = 1.5
 # At least half of its rows must be wrong, too.
 GROSS: Final = 0.1
 
-# A single wrong element in a row is always detected from this many standard deviations on. A secret
+# Standard deviations above which a single wrong element in a row is always detected. A secret
 # vector's smallest entry reduces the error by a quarter, and rounding errors may partly cancel it.
 LONE: Final = 2 * ROW_LIMIT
 
-# number of random rows, and of columns, of a 16-bit block that cross in its exact elements
+# number of random rows, and of random columns, whose common elements are recomputed (16-bit blocks)
 SPOTS: Final = 4
 _FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for blocks with few rows
 _AGAIN_DEPTH: Final = 4096
@@ -57,7 +57,7 @@ class Fault:
 
     Attributes:
         gross: whether the whole block is wrong. A single flipped bit cannot cause this: it changes
-            one element, a row (in the device's copy of A) or a column (in that of B).
+            one element, or one row (if in A), or one column (if in B).
     """
 
     reason: str
@@ -69,15 +69,15 @@ class Judgement:
     """The result of checking one block.
 
     Attributes:
-        mended: the block with recomputed rows in place of the rows in doubt; None without doubt, or
-            if there is a fault.
+        mended: the block with recomputed rows in place of the rows in doubt; None if no row is in
+            doubt, or if the block has a fault.
     """
 
     # the error in the block; None if rounding can explain every difference
     fault: Fault | None = None
     mended: Buffer | None = None
     recomputed: int = 0  # number of recomputed rows
-    spots: int = 0  # number of elements that were computed exactly as a random sample
+    spots: int = 0  # number of randomly sampled elements that were recomputed
     misrounded: int = 0  # number of sampled elements that the device did not round correctly
 
 
@@ -85,8 +85,8 @@ class Judgement:
 class _CountedPass:
     """A `Pass` that counts the bytes read and the operations of one GEMM's check.
 
-    It must not refer to the `GemmCheck`: a reference cycle would keep the matrices in memory until
-    Python's garbage collector runs.
+    It must not reference the `GemmCheck`, because a reference cycle would keep the matrices in
+    memory until Python's garbage collector runs.
     """
 
     project: Pass
@@ -116,7 +116,7 @@ class GemmCheck:
         project: multiplies matrices by the secret vectors.
 
     Attributes:
-        largest: the largest residual so far of a row that was not in doubt, relative to the
+        largest: the largest residual so far in blocks without a row in doubt, relative to the
             tolerance.
     """
 
@@ -148,8 +148,8 @@ class GemmCheck:
     def judge(self, block: Block, result: Buffer) -> Judgement:
         """Check one block that a device returned, shape (m, n).
 
-        A non-finite element is correct if the exact element is not finite either. The device is not
-        blamed where overflow depends on the order of summation.
+        A non-finite element is accepted if the exact element is not finite, or if a partial sum may
+        overflow in some order of summation.
         """
         with np.errstate(all="ignore"):
             doubt = self._doubt(block, result)
@@ -208,7 +208,7 @@ class GemmCheck:
         return Judgement(mended=mended, recomputed=recomputed)
 
     def _spots(self, block: Block, result: Buffer) -> Judgement:
-        """Compare a few random elements of a 16-bit block with the exact elements."""
+        """Compare a few random elements of a 16-bit block with recomputed elements."""
         rows = self._rng.integers(0, block.m.size, min(SPOTS, block.m.size))
         columns = self._rng.integers(0, block.n.size, min(SPOTS, block.n.size))
         own = self._product(block.m.start + rows, block.n.start + columns, block.k)

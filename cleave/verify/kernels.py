@@ -11,9 +11,9 @@ Each loop reads a matrix as lines in memory, which are the matrix's rows (`along
     out: accumulates the matrix-vector products, shape (groups, vectors, rows)
     squares: accumulates the weighted sums of squared elements, shape (groups, rows); empty if none
 
-A loop reads four lines and two vectors at a time, because their sums fill the registers. It
-prefetches the same part of the next four lines, since processors do not predict this access
-pattern: waiting for memory would double the time.
+A loop reads four lines and two vectors at a time, because their sums fill the registers. The loop
+also prefetches the same part of the next four lines. Processors do not predict this access pattern,
+and waiting for memory would double the time.
 
 Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
 BLAS. Infinities and NaNs propagate.
@@ -80,7 +80,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Upcast an element to double precision; uint16 holds the bits of a bf16 number.
+    """Upcast an element to double precision; a uint16 element has the bits of a bf16 number.
 
     Only compiled code can call this function.
     """
@@ -130,7 +130,7 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 def _sum_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
 ) -> Any:
-    """Return the sums of b x, b y and b^2 z over a part of each of four lines.
+    """Return sums over the elements b in a part of each of four lines: of b x, b y and b^2 z.
 
     Args:
         four: indices of the four lines.
@@ -167,7 +167,7 @@ def _sum_all(
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
-    """Return the sums of b x and b y over a part of each of four lines, as in `_sum_all`."""
+    """Return only the sums of b x and b y that `_sum_all` returns."""
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -193,7 +193,7 @@ def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: A
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
-    """Return the sums of b^2 z over a part of each of four lines, as in `_sum_all`."""
+    """Return only the sums of b^2 z that `_sum_all` returns."""
     i0, i1, i2, i3 = four
     q0 = q1 = q2 = q3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -222,7 +222,7 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Process a matrix whose lines are its rows; see the module's description."""
+    """Multiply a matrix whose lines are its rows; see the module docstring for arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
@@ -244,7 +244,7 @@ def along(
             for group in range(first, last + 1):
                 span = max(begin, bounds[group]), min(end, bounds[group + 1])
                 v = 0
-                if squares.size and count > 1:  # the usual case
+                if squares.size and count > 1:
                     v = 2
                     x, y = vectors[0], vectors[1]
                     s, t, q = _sum_all(flat, stride, four, after, span, x, y, weights)
@@ -275,10 +275,10 @@ def _add_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
     xs: Any, ys: Any, squares: Any,
 ) -> None:  # fmt: skip
-    """Add b x to `xs`, b y to `ys` and b^2 z to `squares` for a part of each of four lines.
+    """For the elements b in a part of four lines, add b x to `xs`, b y to `ys`, b^2 z to `squares`.
 
-    The arguments are those of `_sum_all`, but x, y and z have a factor for each line, and the sums
-    have an element for each element of a line.
+    The arguments are those of `_sum_all`, but x, y and z have one factor per line, and the sums
+    have one element per element of a line.
     """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
@@ -303,7 +303,7 @@ def _add_all(
 def _add_products(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
 ) -> None:
-    """Add b x to `xs` and b y to `ys` for a part of each of four lines, as in `_add_all`."""
+    """Add only to `xs` and `ys`, as `_add_all` does."""
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
     y0, y1, y2, y3 = y
@@ -325,7 +325,7 @@ def _add_products(
 def _add_squares(
     flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
 ) -> None:
-    """Add b^2 z to `squares` for a part of each of four lines, as in `_add_all`."""
+    """Add only to `squares`, as `_add_all` does."""
     i0, i1, i2, i3 = four
     z0, z1, z2, z3 = z
     for at in range(span[0], span[1], _PART):
@@ -350,7 +350,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Process a matrix whose lines are its columns; see the module's description."""
+    """Multiply a matrix whose lines are its columns; see the module docstring for arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):
@@ -368,7 +368,7 @@ def across(
                 if squares.size:
                     z = weights[j0], k1 * weights[j1], k2 * weights[j2], k3 * weights[j3]
                     q = squares[group]
-                    if count > 1:  # the usual case
+                    if count > 1:
                         v = 2
                         x, y = vectors[0], vectors[1]
                         x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
@@ -381,7 +381,7 @@ def across(
                     w = min(v + 1, count - 1)
                     x, y = vectors[v], vectors[w]
                     x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
-                    k0 = np.float64(w > v)  # 0 if the last vector has no second vector beside it
+                    k0 = np.float64(w > v)  # 0 if only one vector is left
                     y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
                     read = v > 0 or squares.size > 0
                     _add_products(

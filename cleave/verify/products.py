@@ -1,17 +1,17 @@
-"""Multiplies A and B of a GEMM by secret vectors, which a check compares with the device's results.
+"""Products of a GEMM's A and B with secret vectors, for checks of the devices' results.
 
 The entries r_j of the vectors have random signs and magnitudes uniform in [0.75, 1.25]. Signs alone
 would miss half of the pairs of wrong elements that cancel in a row, and small entries would hide
 errors.
 
 Each r_j is multiplied by a weight w_j: the inverse of the typical rounding error of column j of the
-result, so a column of large elements hides no errors in the others. The rounding error is estimated
-from B's columns and, for 16-bit results, from a few random rows of A. In fp32 the estimate reads a
-part of the depth. If that part is not representative, for example after ReLU, the estimate is
-repeated over the full depth.
+result. So a column of large elements does not hide errors in other columns. The rounding error is
+estimated from B's columns and, for 16-bit results, from a few random rows of A. In fp32, the
+estimate reads a part of the depth. If that part is not representative, for example after ReLU, the
+estimate is repeated over the full depth.
 
 All blocks with the same columns share B r, and all blocks with the same rows share one read of A.
-If the blocks' ranges overlap only partly, A and B are cut at the boundaries of all blocks.
+If the blocks' ranges overlap only in part, A and B are divided at the boundaries of all blocks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Expected(NamedTuple):
 
 
 class _BPart(NamedTuple):
-    """B r, shape (groups, vectors, depth), and the sums of w_j^2 |b_j|^2, shape (groups,)."""
+    """Products B r, shape (groups, vectors, depth), and sums of w_j^2 |b_j|^2, shape (groups,)."""
 
     products: Doubles
     squares: Doubles
@@ -81,13 +81,13 @@ class _APart(NamedTuple):
 
 
 def group_bounds(n: Span) -> Bounds:
-    """Divide a column range into groups of at most `GROUP` columns; return their boundaries."""
+    """Divide columns into groups of at most `GROUP`; return the boundaries of the groups."""
     groups = max(1, -(-n.size // GROUP))
     return n.start + n.size * np.arange(groups + 1) // groups
 
 
 class SecretProducts:
-    """Computes and caches the products of one GEMM's A and B with secret vectors.
+    """Computes and caches products of the matrices A and B of one GEMM with secret vectors.
 
     The arguments are those of `cleave.verify.check.GemmCheck`.
     """
@@ -136,9 +136,10 @@ class SecretProducts:
         return columns
 
     def of(self, block: Block) -> Expected:
-        """Return the expected product of a block and the secret vectors.
+        """Return the expected product of a correct block and the secret vectors.
 
-        If the sample was not representative, everything is computed again from the full depth.
+        If the sampled part of the depth was not representative, discard the cache, estimate the
+        weights from the full depth, and compute the product again.
         """
         expected = self._of(block)
         if self._uneven:
@@ -171,7 +172,7 @@ class SecretProducts:
         return 1 / least[:, None]
 
     def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
-        """Return the entries r_j w_j and the squared weights w_j^2 for a range of columns."""
+        """Return the weighted secret entries r_j w_j and the squares w_j^2 for columns `n`."""
         weights = self._weights[n.start : n.stop]
         if not weights.all():
             # With fp32, estimate all columns at once from a part of the depth. With 16 bits, read
@@ -185,9 +186,9 @@ class SecretProducts:
     def _typical(self, n: Span) -> Doubles:
         """Return the typical rounding error in each column of the result. Only ratios matter.
 
-        With 16-bit results it depends on the size of the elements, estimated from random sums of a
-        few rows of A. With fp32 results it depends on the norms of B's columns, estimated from a
-        part of the depth.
+        With 16-bit results, the error depends on the size of the elements, estimated from random
+        sums of a few rows of A. With fp32 results, the error depends on the norms of B's columns,
+        estimated from a part of the depth.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
         with np.errstate(all="ignore"):
@@ -218,7 +219,7 @@ class SecretProducts:
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
-        """Return A (B r) for the rows `m`, the depths `k` and the columns `n`, from the cache.
+        """Return the cached A (B r), with secret vectors r, for rows `m`, depths `k`, columns `n`.
 
         The first call also reads the adjacent rows of other blocks with the same columns.
         """
@@ -253,19 +254,19 @@ class SecretProducts:
                 )
 
     def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
-        """Return the unread row ranges next to `m` whose blocks have the same columns."""
+        """Return `m` and the contiguous unread row ranges whose blocks have the same columns."""
         rows = self._rows_of[k, tuple(self._meets[m, k])]
         return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
     def _parts(self, n: Span) -> list[Span]:
-        """Split the columns of a block into the ranges in which B is read."""
+        """Split the columns of a block into ranges that are read from B separately."""
         if self._cuts.n is None:
             return [n]
         groups = starmap(Span, pairwise(group_bounds(n).tolist()))
         return [part for group in groups for part in _split(group, self._cuts.n)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
-        """Return B r for the columns `n` of a block and the depths `k`."""
+        """Return B r, with secret vectors r, for the columns `n` of a block and depth range `k`."""
         if self._cuts.n is None:
             return self._b_part(k, n)
         products, squares = [], []
@@ -276,7 +277,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """Return B r for a column range that is read at once, and the depths `k`."""
+        """Return B r, with secret vectors r, for depth range `k` and columns `n` read at once."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
@@ -299,7 +300,7 @@ class SecretProducts:
         return part
 
     def _beside(self, k: Span, n: Span) -> Sequence[Span]:
-        """Return the unread column ranges next to `n`, so that rows of B are read contiguously."""
+        """Return `n` and contiguous unread column ranges, to read rows of B contiguously."""
         if self._a.dtype is not DType.FP32:  # in the cache, because the estimate just read it
             return [n]
         unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
@@ -307,7 +308,7 @@ class SecretProducts:
 
 
 def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
-    """Return the contiguous spans around `span`; only `span` itself if `spans` lacks it."""
+    """Return `span` and the contiguous `spans` around it; only `span` if not in `spans`."""
     ordered = sorted(spans)
     if span not in ordered:
         return [span]
@@ -320,7 +321,7 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
 
 
 class _Cuts(NamedTuple):
-    """Sorted positions at which A and B are cut into separately read parts; None to cut nothing."""
+    """Sorted positions at which A and B are cut into separately read parts; None for no cuts."""
 
     m: list[int] | None = None
     n: list[int] | None = None
@@ -337,7 +338,7 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
     """Return the positions at which to cut A and B, whose shapes are `a` and `b`.
 
-    They are cut only if reading them block by block would read their elements too often.
+    The matrices are cut only if reading them block by block would read elements too often.
     """
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})

@@ -1,4 +1,4 @@
-"""Multiplies a matrix by vectors and computes weighted squared norms of its rows, in one pass.
+"""Products of a matrix with vectors, and weighted squared norms of its rows, in one pass.
 
 All sums are in double precision, because a check must be far more exact than the checked results.
 The compiled loop (`cleave.verify.kernels`) is several times as fast as numpy, because it finishes
@@ -29,22 +29,22 @@ Bounds = npt.NDArray[np.int64]
 # (groups, 0) if `weights` is None.
 Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles, Doubles]]
 
-# Elements per chunk of `numpy_pass`: a chunk in double precision stays in the cache.
+# Elements per chunk of `numpy_pass`. A chunk in double precision fits in the cache.
 _AT_ONCE: Final = 100_000
 
-# Multiply-adds for which OpenBLAS starts no threads, which would spin on cores of training.
+# Multiply-adds up to which OpenBLAS starts no threads. Threads would occupy cores of the training.
 _ONE_THREAD: Final = 250_000
 _NO_WEIGHTS: Final = np.zeros(0)
 
-# Bytes read before the loops are compiled. It takes seconds, and saves 0.1 s per gigabyte.
+# Bytes read before the loops are compiled. Compiling takes seconds, and saves 0.1 s per gigabyte.
 _WORTH_COMPILING_BYTES: Final = 4e9
 
 
 class Projector:
     """A `Pass` that starts with numpy and switches to compiled loops in long runs.
 
-    Compiled loops require the package extra `fast` (numba). They are compiled in a separate thread
-    and cached on disk for the next run.
+    Compiled loops require the package extra `fast` (numba). They are compiled in a background
+    thread and cached on disk for later runs.
 
     Args:
         worth_compiling_bytes: bytes of matrices that must be read before compilation starts.
@@ -101,7 +101,7 @@ def compiled_pass() -> Pass:
     """Return a `Pass` that uses compiled loops.
 
     Raises:
-        ImportError: without numba.
+        ImportError: when numba is missing or does not support the installed numpy.
     """
     from cleave.verify import kernels
 
@@ -128,7 +128,7 @@ def compiled_pass() -> Pass:
 def _room(
     matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
 ) -> tuple[Bounds, Doubles, Doubles]:
-    """Return the boundaries of all groups, and zeros of the shapes that a `Pass` returns."""
+    """Return the group boundaries, and arrays of zeros for the results of a `Pass`."""
     rows, columns = matrix.shape
     if bounds is None:
         bounds = np.array((0, columns))
@@ -157,7 +157,7 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
     """Yield row and column slices that cover a matrix, in memory order.
 
-    A chunk has about `elements` elements, and at least 16 lines even if the lines are long.
+    A chunk has about `elements` elements, and at least 16 lines (rows or columns as stored).
     """
     lies_across = _lies_across(matrix.array)
     slow, fast = matrix.shape[::-1] if lies_across else matrix.shape

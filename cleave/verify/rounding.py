@@ -2,7 +2,7 @@
 
 `variance` models honest devices, and decides which rows of a block are recomputed. `Product.may_be`
 is a bound that no order of summation exceeds, and decides which devices are blamed.
-`Product.likely` lies between the two: only a large count of elements outside it is significant.
+`Product.likely` lies between the two. A few elements outside this range are not significant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
 _FLUSHED: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}
 _TRUNCATED_UNIT: Final = 2 * UNIT  # some GPUs' adders truncate instead of rounding
-_PROBABLE: Final = 6.0  # largest plausible sum of rounding errors, in standard deviations
+_PROBABLE: Final = 6.0  # maximum plausible sum of rounding errors, in standard deviations
 
 
 def variance(
@@ -50,10 +50,10 @@ def variance(
             + f^2 sum w_j^2 + K g^2 (|a|^2 sum w_j^2 + sum w_j^2 |b_j|^2)
 
     with the unit roundoffs u of fp32 and u_out of the results. The first term covers partial sums
-    that drift further from zero than a random walk, as in training. A random walk would give a
-    twentieth. The second term covers sums of terms with one sign, and rounding of the results. The
-    others cover numbers near zero, with an absolute error of at most f in results and g in operands
-    (`LEAST`).
+    that drift further from zero than a random walk, as in training. For a random walk, a twentieth
+    of this term would suffice. The second term covers sums of terms with one sign, and rounding of
+    the results. The other terms cover numbers near zero, with an absolute error of at most f in
+    results and g in operands (`LEAST`).
 
     Args:
         a_square: |a|^2, any shape.
@@ -106,7 +106,7 @@ class Product:
         return arrays.narrow(self.exact.astype(np.float32), dtype)
 
     def may_be(self, values: Floats, dtype: DType) -> Truth:
-        """Return a mask of the values that summation in fp32 can produce in any order.
+        """Return a mask of the values that fp32 summation can produce in some order.
 
         The error of a sum of K products is at most K u times the sum of the products' magnitudes
         (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with

@@ -1,4 +1,4 @@
-"""The sizes of matrices that `cleave.training.lora.quantized` quantizes to 4 or 8 bits."""
+"""The sizes of matrices quantized to 4 or 8 bits by `cleave.training.lora.quantized`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 # Consecutive elements of a row that share one scale (QLoRA, arXiv 2305.14314, section 4).
 BLOCK: Final = 64
 SCALE_BYTES: Final = 2  # a scale is bf16
-_MOST_BYTES: Final = 255 * 2**20  # largest message: the codes of a matrix are sent in one message
+_MOST_BYTES: Final = 255 * 2**20  # largest message; it must fit the codes of a matrix
 
 
 class Bits(IntEnum):

@@ -1,4 +1,4 @@
-"""The sizes of the models that Cleave knows, without torch or transformers."""
+"""The sizes of the built-in models, and of models described by a Hugging Face config."""
 
 import difflib
 from collections.abc import Mapping

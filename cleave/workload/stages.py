@@ -1,6 +1,6 @@
 """The costs of a model's layers in a step by stages: parameters, bytes and FLOPs.
 
-The costs are computed from the model's sizes, without torch. They equal those that
+The costs are computed from the model's sizes, without torch. They equal the costs that
 `cleave.training.stages.stage_work` computes from a loaded model of the same sizes.
 """
 
@@ -41,10 +41,10 @@ _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two mome
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA adapters: a low-rank product B A is trained for some of the frozen weight matrices.
+    """LoRA adapters: pairs of small matrices A and B that are trained for frozen weight matrices.
 
-    The layer then uses W + B A in place of the frozen matrix W. The query and value projections
-    of each layer always have an adapter.
+    A layer uses W + B A in place of the frozen matrix W. The query and value projections of each
+    layer always have an adapter.
 
     Attributes:
         rank: rank of B A.
@@ -60,7 +60,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The shape of one parameter; a vector has 1 row.
+    """The shape and kind of a model's parameter. A vector has 1 row.
 
     Attributes:
         matrix: whether the parameter is a matrix that is multiplied, not a bias or norm weight.
@@ -79,7 +79,7 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the bytes in messages; elements have `element_bytes` unless quantized."""
+        """Return the bytes in messages, with `element_bytes` for each unquantized element."""
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -87,7 +87,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a layer, or of a layer's attention or MLP.
+    """The parameter shapes and other sizes of a layer, or of its attention or MLP only.
 
     Attributes:
         parameters: all parameters of the layer, including adapters.
@@ -101,7 +101,7 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return the number of sequence chunks; 1 with attention, where tokens depend on others."""
+        """Return the number of chunks into which a sequence can be cut; 1 with attention."""
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
@@ -112,25 +112,25 @@ class LayerSizes:
 
     @property
     def backward_flops(self) -> int:
-        """Return the FLOPs per token of the backward pass, including recomputation of the forward.
+        """Return the FLOPs per token of the backward pass, including activation recomputation.
 
         For each multiplication by a parameter, the input gradient costs as much as the forward
-        pass, and the gradient of a trained parameter the same again. The two multiplications of
-        attention need a gradient for both operands.
+        pass, and so does the gradient of a trained parameter. Each of the two multiplications of
+        attention needs gradients of both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
 
     @property
     def attention_flops(self) -> int:
-        """Return the forward FLOPs per token of attention's scores and weighted sums of values."""
+        """Return the forward FLOPs per token of attention scores and weighted sums of values."""
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
         """Return the FLOPs per token that retained activations save in the backward pass.
 
-        Attention scores need more memory than queries and keys, so they are always recomputed.
+        Attention scores are always recomputed, because they need more memory than queries and keys.
         """
         return self.forward_flops - self.attention_flops // 2
 
@@ -138,7 +138,7 @@ class LayerSizes:
     def activations(self) -> tuple[int, ...]:
         """Return the elements per token of each activation that the forward pass can retain.
 
-        These are the results of all matrix multiplications. Exceptions are attention scores, and
+        The activations are the results of all matrix multiplications, except attention scores and
         results that are only added to the layer's output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
@@ -159,7 +159,7 @@ def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
     """Return the number of tokens in each of `parts` micro-batches of a batch of `rows` sequences.
 
     Raises:
-        UsageError: when `parts` is out of range.
+        UsageError: when `parts` is below 1 or above `rows`.
     """
     if not 0 < parts <= rows:
         raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")
@@ -209,12 +209,12 @@ class StageSizes:
 
     @property
     def embeds(self) -> bool:
-        """Return True if the token embedding is trained; this needs the first layer's dx."""
+        """Return True if the token embedding is trained, and so needs the first layer's dx."""
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of trained parameters: with adapters, those in the layers' adapters."""
+        """Return the number of trained parameters; with adapters, only the layers' adapters."""
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
@@ -241,7 +241,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the planner's model for micro-batches with these numbers of tokens."""
+        """Return the model's costs as planner input, given the tokens of each micro-batch."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -263,7 +263,7 @@ class StageSizes:
         )
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
-        """Return a forecaster of training steps with a batch of `rows` sequences."""
+        """Return a forecaster of training steps on a batch of `rows` sequences."""
         from cleave.planner.forecast import StepForecaster  # imports numpy, which sizes do not need
 
         parts = replace(self, in_parts=True)
@@ -292,7 +292,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return the bytes of frozen parameters, trained parameters, gradients and their sums."""
+        """Return the bytes of frozen weights, trained weights, gradients and gradient sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -302,8 +302,8 @@ class StageSizes:
 def kept_elements(spec: ModelSpec) -> int:
     """Return the activation elements per token that a layer retains without recomputation.
 
-    These are the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022, arXiv
-    2205.05198, section 4.1), without dropout masks, and without attention scores, which flash
+    They are the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022, arXiv
+    2205.05198, section 4.1), without dropout masks and without attention scores, which flash
     attention does not retain.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
@@ -312,9 +312,9 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return the activation elements per token that a server saves by activation recomputation.
+    """Return the activation elements per token that activation recomputation saves.
 
-    The server then retains the input of every layer, and all activations of one layer at a time.
+    With recomputation, the PS retains every layer's input, and all activations of one layer.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 
@@ -353,7 +353,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield each parameter, followed by the parameters of its adapter."""
+    """Yield the parameters. With adapters, they are frozen, and adapter parameters follow."""
     if adapters is None:
         yield from parameters
         return

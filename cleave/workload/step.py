@@ -22,7 +22,7 @@ from cleave.workload.registry import Family, ModelSpec
 
 
 class GemmKind(Enum):
-    """The kind of result that a GEMM of a training step computes."""
+    """The result that a GEMM of a training step computes."""
 
     FORWARD = "forward"
     INPUT_GRADIENT = "input-gradient"
@@ -41,10 +41,10 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGemm:
-    """A GEMM that a training step computes for ``count`` Linear modules.
+    """A GEMM shape that occurs in a training step for ``count`` Linear modules.
 
     Attributes:
-        count: the number of layers, or 1 outside the layers.
+        count: number of layers; 1 for a Linear outside the layers.
         name: name of the Linear, such as "fc1".
         after_sibling: whether a Linear of the same shape and with the same input is computed
             earlier in the same pass.
@@ -58,7 +58,7 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return the operand that devices hold from an earlier sibling; an empty string if none."""
+        """Return the operand that devices hold from an earlier sibling; empty if none."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
@@ -67,7 +67,7 @@ class StepGemm:
     def submission(self) -> tuple[str, bool, int]:
         """Return a key that is equal for GEMMs that training submits to the fleet together.
 
-        These are the two gradients of a Linear, which do not depend on each other.
+        The two gradients of a Linear are submitted together, because neither depends on the other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 
@@ -80,7 +80,7 @@ class StepGemm:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    The LM head comes last. A Linear that every layer has is returned once. If `fused_siblings`,
+    The LM head is last. Linear modules of the layers are returned only once. If `fused_siblings`,
     q, k and v are merged into ``qkv_proj``, and gate and up into ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
@@ -134,8 +134,8 @@ def step_gemms(
 ) -> tuple[StepGemm, ...]:
     """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
-    The forward GEMMs come first, in order. Then follow the input gradient and the weight gradient
-    of each Linear, from last to first.
+    The forward GEMMs are first, in order. The input gradient and the weight gradient of each Linear
+    follow, from the last Linear to the first.
 
     Raises:
         UsageError: when the batch or the sequence length is below 1.
@@ -159,7 +159,7 @@ def step_gemms(
 
 
 def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
-    """For each Linear, return True if a sibling of the same shape precedes it in ``shapes``."""
+    """Return, for each Linear, whether a sibling of equal shape precedes it in ``shapes``."""
 
     def alike(one: LinearShape, other: LinearShape) -> bool:
         siblings = any({one.name, other.name} <= names for names in _SIBLINGS)

@@ -1,1 +1,1 @@
-"""Plans for steps by stages."""
+"""Planning of training steps in which devices compute whole layers (stages)."""

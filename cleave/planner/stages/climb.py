@@ -1,7 +1,7 @@
-"""A local search for arrangements of devices in stages.
+"""Local search for the assignment of layers and devices to stages.
 
-The search begins with several arrangements in which all stages take about equally long, and
-changes them while that shortens the step time that the closed form (`estimate.py`) estimates.
+The search starts with several arrangements whose stages take about equally long. It changes an
+arrangement as long as that shortens the step time estimated by `estimate.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cleave.planner.stages.estimate import (
 from cleave.planner.stages.model import PlannedStage, PsCompute
 from cleave.planner.tiles.shape import Floats
 
-# With more stages, only pairs of stages whose distance is a power of two are changed.
+# With more stages, changes involve only pairs of stages whose distance is a power of two.
 _FEW_STAGES = 12
 
 
 class Changes:
-    """All changes that can be applied to an arrangement, numbered.
+    """The numbered changes that can be applied to an arrangement of devices in stages.
 
     There are five kinds: moving a layer to another stage, swapping two stages, moving a group of
     devices to another stage, swapping two groups, and moving the loss to or from the PS.
@@ -64,7 +64,7 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Apply to each arrangement, in place, the change with the given number; return `them`."""
+        """Apply change `number[i]` to each arrangement i of `them` in place; return `them`."""
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -94,22 +94,22 @@ class Changes:
         return at, known[number[at] - begin].T
 
 
-_BEGUN: Final = 24  # initial arrangements that are improved for a few rounds
-_BEGUN_FIXED: Final = 4  # the same if each stage has one group
+_BEGUN: Final = 24  # initial arrangements that are improved for up to `_BEGUN_ROUNDS` rounds
+_BEGUN_FIXED: Final = 4  # like `_BEGUN`, if each stage has one group
 _BEGUN_ROUNDS: Final = 3
-_CLIMBS: Final = 10  # initial arrangements that are improved until no change helps
+_CLIMBS: Final = 10  # arrangements that are improved for up to `_ROUNDS` rounds
 _ROUNDS: Final = 40
-_GAIN: Final = 1e-6  # smaller relative gains do not count
+_GAIN: Final = 1e-6  # minimum relative gain of a change
 _FEW_ORDERS: Final = 24  # up to this number of orders of devices in stages, all orders are tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # bisection steps for the time of the slowest stage
 
 
 class StageClimb:
-    """A local search among arrangements of groups of devices in stages.
+    """Local search among arrangements of layers and groups of devices in stages.
 
     Args:
-        tables: costs of runs of layers.
+        tables: costs of each run of consecutive layers.
         groups: groups of devices. All devices of a group are in the same stage.
         fixed: whether group n always serves stage n. There must be no more groups than layers.
 
@@ -153,7 +153,7 @@ class StageClimb:
         return Changes(self._stages, 0 if self._fixed else len(self.groups))
 
     def climb(self) -> None:
-        """Improve the arrangements in `found` until no change shortens the estimated step time."""
+        """Improve `found` while changes help, in a limited number of rounds."""
         for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
             active = np.arange(len(self.found))
             for _ in range(rounds):
@@ -185,7 +185,7 @@ class StageClimb:
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
     def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
-        """Return a copy of `them[row]` for each row, with the change of that `number` applied."""
+        """Return, for each i, a copy of arrangement `row[i]` with change `number[i]` applied."""
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
@@ -193,9 +193,9 @@ class StageClimb:
         return self._estimator.seconds(them)
 
     def _improve(self, active: Integers) -> Integers:
-        """Apply the best change to each arrangement with one of the given indices.
+        """Apply the best change to each of the `active` arrangements that a change improves.
 
-        Return the indices of the arrangements whose step time the change has shortened.
+        Return the indices of the changed arrangements.
         """
         those = self.found.take(active)
         seconds = self.seconds_of_changes(those)
@@ -208,9 +208,10 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Drop impossible arrangements, duplicates, and all but the `most` best ones in `found`.
+        """Reduce `found` to its `most` best arrangements that are possible and distinct.
 
-        Unless `alike`, the best arrangements of each number of stages take precedence.
+        Unless `alike`, the best arrangements of each number of stages, with and without the loss,
+        take precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -226,7 +227,7 @@ class StageClimb:
         chosen = np.array([number for *_, number in sorted(ranked)[:most]], np.intp)
         self.found, self.seconds = self.found.take(chosen), self.seconds[chosen]
 
-    # --- starts ---
+    # --- initial arrangements ---
 
     def _starts(self) -> Arrangements:
         stages = self._stages
@@ -267,7 +268,7 @@ class StageClimb:
                 yield tuple(tuple(members) for members in dealt)
 
     def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Reorder stages so that the last stage has enough memory for the loss, if one has."""
+        """Reorder or replace groups so that the last stage has memory for the loss, if possible."""
         needed, memory = self.tables.memory_of_loss, self.columns.memory
         for n in reversed(range(len(dealt))):
             if memory[list(dealt[n])].min() >= needed:
@@ -277,7 +278,7 @@ class StageClimb:
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
     def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
-        """Return cuts for the least time of the slowest stage, within memory if possible."""
+        """Return cuts that minimise the slowest stage's time, within memory limits if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
@@ -305,8 +306,8 @@ def _balanced(
     """Return the cuts of the layers that minimise the time of the slowest stage.
 
     `until` has, for each stage, the cumulative seconds of the layers before each layer, then of all
-    layers. `reach` has, for each stage and first layer, the largest stop that fits in memory; it is
-    ignored if no cuts respect it. The last stage takes `last_s` longer.
+    layers. `reach` has, for each stage and first layer, the largest stop that fits in memory.
+    Memory is ignored if no cuts fit. `last_s` is added to the time of the last stage.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)

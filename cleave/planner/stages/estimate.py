@@ -1,6 +1,6 @@
 """A closed-form estimate of the step time by stages, for many arrangements at once.
 
-The estimate follows the first and the last micro-batch through the forward and backward passes. It
+The estimate covers the forward and backward passes of the first and the last micro-batch. It
 ignores layers that the PS computes, and assumes that the PS's card transfers all weights first and
 all gradients last. In arrays, rows are arrangements, and columns are stages or devices.
 """
@@ -39,7 +39,7 @@ _NO_ROOM_BYTES: Final = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Arrangements:
-    """Several ways to divide a model's layers and a fleet's devices into stages.
+    """Several assignments of a model's layers and a fleet's devices to stages.
 
     Columns are devices, or groups of devices that are always in the same stage. Stages without
     layers and devices are unused.
@@ -95,7 +95,7 @@ class Columns:
         """Return one column for each group of devices.
 
         A column has the group's slowest link rates, mean throughput and smallest memory. Messages
-        in a direction count as compressed if this holds for all devices of the group.
+        in a direction count as compressed if all devices of the group compress them.
         """
 
         def least(name: str) -> Floats:
@@ -125,19 +125,19 @@ class Columns:
 
 
 class StageTables:
-    """Costs of each run of consecutive layers.
+    """Costs of each possible stage (run of consecutive layers, with or without the loss).
 
     Arrays are indexed by *cell*. A cell is an integer that encodes whether the run includes the
     loss, the first layer, and the stop (last layer plus one).
 
     Attributes:
-        weights, gradients: bytes for each device.
+        weights, gradients: bytes sent to each device, and returned by each device, in a step.
         forward, backward: FLOPs per token of each pass.
         again: FLOPs per token that a backward pass recomputes if nothing was retained.
         forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
         returns: 1 if devices return the input gradient of the first layer, else 0.
         memory: bytes that a device needs if it retains nothing between passes.
-        kept: bytes to retain the layer inputs of one micro-batch; infinite if that is never done.
+        kept: bytes to retain the layer inputs of one micro-batch; infinite if never retained.
         kept_whole: additional bytes for all activations; infinite if that saves no FLOPs.
         spared: FLOPs per token that retained activations save.
         pieces: number of chunks into which a device cuts a micro-batch.
@@ -193,7 +193,7 @@ class StageTables:
         return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
-        """Return the cell of each run of layers from `first` to before `stop`."""
+        """Return the array index (cell) of each stage with layers `first` to `stop` - 1."""
         side = self.layers + 1
         found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
         return found
@@ -236,9 +236,8 @@ class Estimator:
     """Estimates the step time of arrangements by the closed form.
 
     Args:
-        tables: costs of runs of layers.
+        tables: costs of each run of consecutive layers.
         columns: rates of the devices, or of the groups of devices.
-        ps: what the PS computes and how fast.
         fixed: whether each stage of all arrangements has exactly one column, and there are as many
             stages as columns. The times of each possible stage are then computed only once.
     """
@@ -293,7 +292,7 @@ class Estimator:
         return found
 
     def _looked_up(self, cells: Integers, place: Integers) -> StageTimes:
-        """Return the times of stages that have one column each, from the table of all of them."""
+        """Return the times of stages with one device or group each, from the precomputed table."""
         column = np.empty_like(place)
         column[np.arange(len(place))[:, None], place] = np.arange(place.shape[1])
         number, times = self._table
@@ -302,9 +301,9 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """The times of each column with each cell for which it has enough memory.
+        """The times of each device or group in each stage that fits in its memory.
 
-        The first array has the index in the second ones, by column and cell.
+        The first array maps device or group, and cell, to an index in the arrays of times.
         """
         stages = len(self.columns.memory)
         layers = np.arange(self.tables.layers + 1)
@@ -337,7 +336,7 @@ class Estimator:
     def _times(
         self, cells: Integers, cell: Integers, count: Floats, spread: Spread, stages: Integers
     ) -> StageTimes:
-        """Return the times of the stages of arrangements that fit in memory, one row for each.
+        """Return the stage times of arrangements that fit in memory, one row per arrangement.
 
         `cells` and `count` have the cell and the number of devices of each stage; `cell` has the
         cell of each column; `stages` has the number of stages of each arrangement.
@@ -410,7 +409,7 @@ class Estimator:
         )
 
     def _step_s(self, times: StageTimes, cells: Integers) -> Floats:
-        """Return the step time in seconds of arrangements with these stages."""
+        """Return the step time of each arrangement in seconds, from its stage times."""
         weights_s = times.weight_bytes.sum(axis=1) * self._out_s
         down_s = weights_s + times.input_bytes.sum(axis=1) * self._out_s
         up = times.gradient_bytes.sum(axis=1) + times.output_bytes.sum(axis=1)
@@ -427,7 +426,7 @@ class Estimator:
 
 
 class StageTimes(NamedTuple):
-    """Times of each stage as if there were no other stages, in seconds, with one column per stage.
+    """Seconds and bytes of each stage, without waiting for other stages; one column per stage.
 
     Attributes:
         loaded_s: time until the stage's weights have arrived.
@@ -436,7 +435,7 @@ class StageTimes(NamedTuple):
             passes but one, on the slowest device.
         others_s: time of all forward and backward passes but one each, on the slowest device.
         gradients_s: time of the weight gradients on the slowest uplink.
-        weight_bytes, input_bytes, output_bytes, gradient_bytes: bytes that pass the PS's card.
+        weight_bytes, input_bytes, output_bytes, gradient_bytes: traffic on the PS's card.
     """
 
     loaded_s: Floats
@@ -457,8 +456,9 @@ def _end_s(
 ) -> Floats:
     """Return the seconds until all weight gradients have arrived, for each arrangement.
 
-    Arrays have one row per stage. `loaded_s` includes the PS's card. `card_s` has the seconds of
-    each stage's gradients on the card, and `loss_s` those of one micro-batch's loss on the PS.
+    Arrays have one row per stage. `loaded_s` includes time on the PS's card. `card_s` has the
+    seconds of each stage's gradients on this card. `loss_s` has the seconds of one micro-batch's
+    loss on the PS.
     """
     ahead = np.empty_like(loaded_s)
     first = np.zeros_like(loss_s)
@@ -488,7 +488,7 @@ def _end_s(
 
 
 class Spread:
-    """Combines values of the columns of devices to values of stages."""
+    """Aggregates values of devices, or of groups of devices (columns), by stage."""
 
     def __init__(self, place: Integers, stages: int) -> None:
         self._shape = len(place), stages + 1
@@ -496,23 +496,23 @@ class Spread:
         self._place_shape = place.shape
 
     def total(self, values: Floats) -> Floats:
-        """Return, for each stage, the sum of the values of its columns."""
+        """Return the sum of `values` over the devices or groups (columns) of each stage."""
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return sums for each stage, of values that are equal in all arrangements."""
+        """Return the same as `total`, for `columns` that are equal in all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
-        """Return, for each stage, the largest value of its columns."""
+        """Return the maximum of `values` over the devices or groups (columns) of each stage."""
         found = np.zeros(self._shape[0] * self._shape[1])
         np.maximum.at(found, self._at, values.ravel())
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return, for each column, the value of the column's stage; 1 for an idle column."""
+        """Return, for each device or group (column), the value of its stage; 1 if it is idle."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)

@@ -18,7 +18,7 @@ from cleave.planner.stages.estimate import (
 from cleave.planner.stages.model import StageModel
 from cleave.planner.tiles.shape import Floats
 
-_UNEVEN: Final = 1.1  # memory of the largest layer divided by memory of the smallest layer
+_UNEVEN: Final = 1.1  # minimum ratio of largest to smallest layer for groups by memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Grouping:
         return found
 
     def with_last(self, member: int) -> Grouping | None:
-        """Return a copy whose last group is the device `member`; None if a group would be empty."""
+        """Return a copy with only `member` in the last group; None if a group would be empty."""
         groups = np.split(self.members, self.begins[1:])
         others = [group[group != member] for group in groups[:-1]]
         return Grouping.of([*others, [member]]) if all(map(len, others)) else None
@@ -68,9 +68,9 @@ def groupings(
 
     Args:
         order: the devices, the fastest first.
-        for_loss: index of a device with enough memory for the loss; None if there is none. If no
-            group of a grouping has enough memory for the loss, a copy of the grouping with this
-            device as the last group is yielded as well.
+        for_loss: index of a device with enough memory for the loss; None if no device has enough.
+            If no group of a grouping has enough memory for the loss, a copy with only this device
+            in the last group is yielded as well.
     """
     memory = np.array([device.memory_bytes for device in order])
     most = tables.most_layers(memory)
@@ -126,7 +126,7 @@ def _by_room(
         if memory[:many].max() < max(needs):
             continue  # one stage would have no device
         groups: list[list[int]] = [[] for _ in range(stages)]
-        fitting: list[tuple[float, int]] = []  # speed and number of stages
+        fitting: list[tuple[float, int]] = []  # speed and index of each stage
         larger = largest_last[::-1]
         for number in np.argsort(memory[:many], kind="stable").tolist():
             while larger and needs[larger[-1]] <= memory[number]:
@@ -141,7 +141,7 @@ def _by_room(
 
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return the devices sorted by the time that each device would need for the whole model."""
+    """Return the devices, fastest first, by the time of the whole model on each device alone."""
     whole = tables.by_layer[:, :-1].sum(axis=1).tolist()
 
     def whole_s(device: DeviceRates) -> tuple[float, int]:
@@ -151,7 +151,7 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 
 def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
-    """Return the seconds of layers for a whole batch on one device, if nothing overlaps.
+    """Return the seconds of layers for a whole batch on one device, without any overlap.
 
     `costs` are bytes of weights, bytes of gradients and FLOPs per token.
     """

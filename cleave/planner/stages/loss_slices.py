@@ -24,8 +24,8 @@ from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 
 _MOST_WAYS: Final = 5
-_WORTH: Final = 0.95  # slices are tried if a step without the loss takes less than this share
-_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices over time for the layers
+_WORTH: Final = 0.95  # slices are tried if a step without the loss takes at most this share
+_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def ways_to_slice(
     """Yield ways to slice the loss that may shorten the step; none if the loss takes little time.
 
     The number of slices is the smallest number for which devices have enough memory, or twice that
-    number. Each slice gets enough devices to take as long as the layers, or a fraction of that
-    time. Devices that `plan` leaves idle are used first.
+    number. Each slice gets enough devices to finish in the time of the layers, or in a fraction of
+    that time. The fastest devices that `plan` leaves idle are used if enough are idle.
 
     Args:
         plan: the best plan with the loss on the PS or on the last stage.
@@ -83,7 +83,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the memory requirement of each of `count` slices, in bytes."""
+    """Return the bytes of memory that a device needs for one of `count` slices of the loss."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(REQUESTS_AT_ONCE))
@@ -94,8 +94,8 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the seconds in which it alone would compute one slice for all
-    micro-batches.
+    Each device is preceded by the seconds in which this device alone would compute one slice for
+    all micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
     tokens = sum(model.tokens)

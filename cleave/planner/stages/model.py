@@ -1,6 +1,6 @@
-"""The interface of stage planners: models, stages and plans.
+"""The interface of stage planners: costs of models, stages and plans.
 
-A stage consists of consecutive layers of a model and of the devices that train these layers.
+A stage is a group of consecutive layers, with the devices that train these layers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NAMED: Final = 8  # maximum number of stages that a plan's description lists
 _PIECES: Final = 4  # maximum number of chunks into which a sequence is cut
 _LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
 
-# Largest factor by which sequence chunks slow down a micro-batch's computation. Each chunk's run
-# reads all weights, and adds its gradients to all accumulated gradients.
+# Largest factor by which sequence chunks slow down a micro-batch's computation. The run of each
+# chunk reads all weights and updates all accumulated gradients.
 PIECE_COST: Final = 1.6
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks for a layer without attention, given the tokens per sequence."""
+    """Return the number of chunks into which a layer without attention can cut a sequence."""
     numbers = range(_PIECES, 1, -1)
     return next((n for n in numbers if tokens % n == 0 and tokens // n >= _LEAST_PIECE), 1)
 
@@ -37,12 +37,12 @@ class LayerCost:
         weight_bytes, gradient_bytes: trained parameters, which are sent in every step, and their
             gradients, which a device returns in every step.
         sum_bytes: accumulated weight gradients on a device, in fp32.
-        flops: forward and backward pass. The backward pass recomputes the forward pass.
+        flops: FLOPs of both passes. The backward pass recomputes the forward pass.
         working_bytes: memory per token while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
         activation_bytes: activations per token, without the layer's input, that the forward pass
             can retain for the backward pass; 0 if none can be retained.
-        spared_flops: what the backward pass saves if activations are retained.
+        spared_flops: FLOPs that the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for one weight's codes.
         pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
     """
@@ -62,7 +62,7 @@ class LayerCost:
 
 
 class Keep(StrEnum):
-    """What a device retains of a micro-batch between a stage's forward and backward passes."""
+    """The data of a micro-batch that a device retains between forward and backward pass."""
 
     NOTHING = "nothing"
     """The device retains nothing. For the backward pass, the PS sends the stage's input again, and
@@ -72,22 +72,23 @@ class Keep(StrEnum):
     """The device retains the input of each layer, and recomputes each layer's forward pass."""
 
     ACTIVATIONS = "activations"
-    """The device retains the input of each layer and the results of its matrix multiplications."""
+    """The device retains the input of each layer, and activations inside the layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBatches:
-    """How many micro-batches a device may retain between their forward and backward passes.
+    """Maximum numbers of micro-batches that a device retains between forward and backward pass.
 
-    Of `inputs` micro-batches, the device retains only the layer inputs. As long as it retains fewer
-    than `activations` with all activations, it retains the next one with all activations.
+    Attributes:
+        inputs: micro-batches of which the device retains only the layer inputs.
+        activations: micro-batches of which the device also retains activations inside the layers.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch, given the numbers retained already."""
+        """Return what to retain of the next micro-batch, given the retained numbers so far."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -101,8 +102,8 @@ class PsLayers:
     """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: index of the next layer among the layers that devices compute. If no such layer
-            follows, the number of layers that devices compute.
+        before: index in `StageModel.layers` of the next layer that devices compute; the number of
+            such layers if none follows.
         flops: FLOPs per token of the forward and the backward pass, without recomputation.
     """
 
@@ -127,10 +128,10 @@ class StageModel:
         in_parts: whether attention and MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
             be cut into slices.
-        ps_layers: layers that only the PS can compute, in order. A stage cannot contain layers on
-            both sides of one. If one follows the last of `layers`, the PS computes the loss.
-        beside_bytes: size per token in messages of layer arguments, other than the input, that
-            differ between micro-batches, such as masks of packed documents.
+        ps_layers: layers that only the PS can compute, in order. They separate stages. If PS layers
+            follow the last of `layers`, the PS computes the loss.
+        beside_bytes: bytes per token in messages of layer arguments that differ between
+            micro-batches, such as masks of packed documents, without the layer's input.
     """
 
     layers: Sequence[LayerCost]
@@ -148,7 +149,7 @@ class StageModel:
 
     @property
     def cuts(self) -> list[int]:
-        """Return the indices of layers before which a stage must end, because PS layers precede."""
+        """Return the indices of layers that follow PS layers. A stage must end before each."""
         return [p.before for p in self.ps_layers if 0 < p.before < len(self.layers)]
 
     @property
@@ -159,7 +160,7 @@ class StageModel:
     def most_pieces(self, stage: PlannedStage) -> int:
         """Return the maximum number of chunks into which a stage can cut a micro-batch.
 
-        It is 1 if later layers or the loss on the stage may need the whole sequence.
+        It is 1 on a stage with several layers or the loss, which may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -167,8 +168,8 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        The backward pass of a slice recomputes its logits. The small modules before the LM head are
-        ignored.
+        The backward pass of a slice recomputes the logits. Modules before the LM head, which are
+        small, are ignored.
         """
 
         loss = self.loss
@@ -188,9 +189,9 @@ class StageModel:
 
 @dataclass(frozen=True, slots=True)
 class PsCompute:
-    """The throughput of the parameter server.
+    """The throughput, optimizer time and network card of the parameter server.
 
-    `rates` are those of its network card; None if the card limits no transfer.
+    `rates` has the rates of the card; None if the card limits no transfer.
     """
 
     flops_per_s: float
@@ -202,20 +203,21 @@ class PsCompute:
 class HeadSlice:
     """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    All slices have about the same number of rows. See `cleave.graphs.loss_graph`.
+    The LM head is cut into `of` slices with about the same number of rows. See
+    `cleave.graphs.loss_graph`.
     """
 
     number: int
     of: int
 
     def rows(self, vocabulary: int) -> tuple[int, int]:
-        """Return the first row of the slice, and the row after the last row of the slice."""
+        """Return the slice's first row of the LM head, and its stop (last row plus one)."""
         return self.number * vocabulary // self.of, (self.number + 1) * vocabulary // self.of
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage, or a slice of the loss: consecutive layers and the devices that run these layers.
+    """A stage (consecutive layers) or a slice of the loss, with the devices that compute it.
 
     Attributes:
         stop: index of the last layer plus one.
@@ -248,11 +250,11 @@ class StagePlan:
 
     Attributes:
         stages: the stages in the order of the layers.
-        kept_batches: how many micro-batches each device may retain.
+        kept_batches: numbers of micro-batches that each device may retain, by device ID.
         step_s: predicted seconds of a step, including the optimizer step.
-        memory_bytes: predicted peak memory of each device.
+        memory_bytes: predicted peak memory of each device, by device ID.
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
-        reason: a sentence that says what takes most of the step.
+        reason: a sentence, without a full stop, that names what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
     """
 
@@ -281,7 +283,7 @@ class StagePlan:
 
     @property
     def where_loss(self) -> str:
-        """Return a phrase that says where the loss is computed, such as "on the last stage"."""
+        """Return where the loss is computed, as text such as "on the last stage"."""
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
@@ -289,7 +291,7 @@ class StagePlan:
         return f"in {slices} on {_span([devices], 'device', 'devices')}"
 
     def described(self, model: StageModel) -> str:
-        """Return a sentence, without its full stop, that describes the plan to the user."""
+        """Return a sentence, without a full stop, that describes the plan to the user."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         if len(self.stages) > _NAMED:
             sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
@@ -319,12 +321,12 @@ def _span(numbers: Sequence[int], one: str, many: str) -> str:
 
 
 class StagePlanner(Protocol):
-    """A function that divides a model into stages for a fleet."""
+    """Interface of functions that divide a model into stages for a fleet."""
 
     def __call__(
         self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     ) -> StagePlan:
-        """Return the plan with the shortest predicted step that was found.
+        """Return the plan with the shortest predicted step among all plans tried.
 
         Raises:
             PlanError: when the model cannot be divided into stages for these devices.
@@ -345,17 +347,17 @@ def working_bytes(
     *,
     squeezed: bool = False,
 ) -> float:
-    """Return the working memory of a layer's graphs, in bytes per token, without their inputs.
+    """Return the working memory of a layer's graphs, in bytes per token, without graph inputs.
 
-    All graphs of a layer share one memory arena. The backward graph needs the most memory, while
-    it computes the gradients of the MLP or of attention (see `benchmarks/layer_memory.py`).
+    All graphs of a layer share one memory arena. The peak is in the backward graph, during the
+    gradients of the MLP or of attention (see `benchmarks/layer_memory.py`).
 
     Args:
         matrices: shapes of the layer's weight matrices.
         width: elements per token of an activation between layers.
         heads: number of attention heads; 0 without attention.
         sequence: tokens per sequence.
-        blocks: memory limits above which attention is computed for one block of queries at a time.
+        blocks: memory limits above which attention is computed in blocks of queries.
         squeezed: whether attention scores are soft-capped, as in Gemma 2.
     """
     inner = max((max(shape) for shape in matrices), default=width)
@@ -370,9 +372,9 @@ def working_bytes(
 
 
 def dequantized_bytes(elements: Sequence[int]) -> int:
-    """Return the bytes that a layer's graphs need to dequantize matrices with these `elements`.
+    """Return the bytes for a layer's dequantized matrices, given the elements of each matrix.
 
-    The backward graph uses each dequantized weight twice, so all are in memory at the same time,
-    together with the integer codes of one.
+    The backward graph uses each dequantized matrix twice, so all are in memory at the same time,
+    together with the integer codes of one matrix.
     """
     return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

@@ -31,7 +31,7 @@ RUNTIME_BYTES: Final = 41_000_000
 SPARE: Final = 1.04  # factor that allows for memory fragmentation
 _FP32_BYTES: Final = 4
 
-_SMALL: Final = 0.1  # share of a link's time below which an explanation omits a kind of traffic
+_SMALL: Final = 0.1  # share of a link's time below which `_link` omits a kind of traffic
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
@@ -50,7 +50,7 @@ def held_bytes(
     """
     costs = costs_of(model, stage)
     # On a stage with the loss, the backward pass follows the forward pass immediately. So the
-    # retained micro-batch is the micro-batch that the device computes.
+    # retained micro-batch is the one that the device computes.
     computed = 0 if stage.loss and kept_batches.activations else 1
     return math.ceil(
         SPARE
@@ -67,7 +67,7 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the memory for what a device retains of one micro-batch, in bytes."""
+    """Return the bytes of memory for the retained data of one micro-batch."""
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0
@@ -85,8 +85,8 @@ def most_kept(
     """Return how many micro-batches a device has enough memory to retain.
 
     The layer inputs of `batches` micro-batches take precedence over activations. On a stage with
-    the loss, the backward pass follows the forward pass immediately. So such a device retains at
-    most one micro-batch.
+    the loss, a device retains at most one micro-batch, because the backward pass follows the
+    forward pass immediately.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (
@@ -112,7 +112,7 @@ def widened_bytes(model: StageModel, cost: LayerCost) -> int:
 
 
 def run_bytes(model: StageModel, stage: PlannedStage) -> int:
-    """Return the memory for a stage's graphs and for the graph run that needs most, in bytes."""
+    """Return the memory for a stage's graphs and its largest graph run, in bytes."""
     of_token = max(cost.working_bytes for cost in costs_of(model, stage))
     return working_bytes(model, of_token / stage.pieces)
 
@@ -120,11 +120,10 @@ def run_bytes(model: StageModel, stage: PlannedStage) -> int:
 def in_pieces(
     model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
 ) -> PlannedStage:
-    """Return a copy of a stage with the better number of chunks per micro-batch.
+    """Return a copy of a stage with 1 or the maximum number of chunks per micro-batch.
 
-    The stage uses chunks if one of its devices has too little memory for a whole micro-batch. It
-    also uses chunks if, on each of its devices, transferring a chunk takes at least as long as
-    computing the chunk.
+    The maximum is used if a device of the stage has too little memory for a whole micro-batch, or
+    if transferring a chunk takes at least as long as computing the chunk on every device.
     """
     whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
     devices = [devices_by_id[device] for device in stage.devices]
@@ -142,21 +141,21 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return the memory for graphs and for a run with `of_token` bytes per token, in bytes."""
+    """Return the bytes of memory for graphs and a graph run with `of_token` bytes per token."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
 def input_bytes(model: StageModel) -> int:
     """Return the memory for activations in transfer, in bytes.
 
-    They are x, y, dy and dx of the two largest micro-batches.
+    The memory is for x, y, dy and dx of the two largest micro-batches.
     """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
 def mask_bytes(model: StageModel) -> int:
-    """Return the size of one micro-batch's own layer arguments, such as masks, in bytes."""
+    """Return the bytes of one micro-batch's masks and other layer arguments except its input."""
     return math.ceil(max(model.tokens) * model.beside_bytes)
 
 
@@ -167,11 +166,11 @@ def predict(
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
-    """Predict a step by the given stages.
+    """Predict the time, memory and traffic of a step with the given stages.
 
-    Two policies are simulated, and the faster policy is used. With the first policy, each device
-    retains the layer inputs of as many micro-batches as possible. With the second policy, each
-    device retains the layer inputs of fewer micro-batches, and so has more memory for activations.
+    Two memory policies are simulated, and the faster policy is used. With the first policy, each
+    device retains the layer inputs of as many micro-batches as possible. With the second policy,
+    each device retains fewer layer inputs, and has more memory for activations.
 
     Args:
         stages: the stages in order. Each layer is in exactly one stage.
@@ -246,7 +245,7 @@ def simulated_devices(
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
-    """Return a sentence that says what takes most of the step."""
+    """Return a sentence, without a full stop, that names what takes most of the step."""
     found = [
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
         (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
@@ -276,7 +275,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
 
 
 def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
-    """Return the busy seconds of a link, and a text that names the link and its main traffic."""
+    """Return the seconds of a link's main traffic, and a text that names link and traffic."""
     busy_s = parameters[0] + activations_s
     large = [
         part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s

@@ -2,7 +2,7 @@
 
 The closed form (`estimate.py`) ranks arrangements. The best arrangements, and their changes, are
 simulated event by event (`simulation.py`). In a large fleet, one search assigns whole groups of
-devices to stages. Another search assigns each of the fastest devices individually.
+devices to stages, and another search assigns each of the fastest devices individually.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, Sta
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.simulated import PIECE_BYTES
 
-_FEW: Final = 16  # devices that are placed one by one; of a larger fleet, the fastest
-_GROUPINGS: Final = 4  # ways to group the devices of a larger fleet that are improved
-_SIMULATED: Final = 12  # best estimates that are simulated before their changes
+_FEW: Final = 16  # maximum number of devices that are assigned individually
+_GROUPINGS: Final = 4  # number of groupings of a larger fleet that are improved
+_SIMULATED: Final = 12  # arrangements that are simulated before changes to arrangements
 _LEAST_SIMULATED: Final = 3
-_REQUESTS: Final = 1_200  # requests that are simulated in total, for each device,
-_LEAST_REQUESTS: Final = 4_000  # but at least these
-_MOST_REQUESTS: Final = 80_000  # and at most these
-_SHARE_OF_WAY: Final = 0.5  # the same for each way to slice the loss, as a share
+_REQUESTS: Final = 1_200  # total number of requests to simulate, per device of the fleet
+_LEAST_REQUESTS: Final = 4_000  # minimum of this total
+_MOST_REQUESTS: Final = 80_000  # maximum of this total
+_SHARE_OF_WAY: Final = 0.5  # additional requests for each way to slice the loss, as a share
 _PIECE_REQUESTS: Final = 0.3  # cost of simulating one piece of an activation, in requests
-_AT_ONCE: Final = 8  # changes to an arrangement that are simulated in one turn
-_PATIENCE: Final = 1.01
+_AT_ONCE: Final = 8  # changes to an arrangement that are simulated before other arrangements'
+_PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
-_GAIN: Final = 1e-6  # smaller relative gains do not count
+_GAIN: Final = 1e-6  # minimum relative gain of a new best plan
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -50,7 +50,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
-        PlanError: when the model has no layers, or the batch has no micro-batches.
+        PlanError: when the model has no layers, the batch has no micro-batches, or PS layers divide
+            the model into more runs of layers than there are devices.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -81,11 +82,12 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An arrangement that a search among estimates has found.
+    """An arrangement that may be simulated, because its estimated step time is short.
 
     Attributes:
-        rank: the number of better ones that the same search has found.
+        rank: number of better candidates of the same search, or of the same changed arrangement.
         seconds: the estimated step time.
+        one: the arrangement, as `Arrangements` with one row.
         slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.
     """
 
@@ -99,7 +101,7 @@ class _Candidate:
 def _candidates(
     tables: StageTables, able: Sequence[DeviceRates], ps: PsCompute, slices: LossSlices | None
 ) -> list[_Candidate]:
-    """Return arrangements of devices that can each hold a layer; none if all hold too little."""
+    """Return the arrangements with the shortest estimates; none if devices lack memory."""
     # The closed form treats the slices of the loss as a PS of the same throughput.
     as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
     climbs = list(_climbs(tables, able, as_ps)) if able else []
@@ -116,7 +118,6 @@ def _candidates(
 
 
 def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
-    """Return the error for devices with too little memory for all layers."""
     needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
     offered = sum(device.memory_bytes for device in able)
     largest = float(tables.memory_of_layers.diagonal(1).max())
@@ -148,7 +149,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
 def _climbs(
     tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
 ) -> Iterator[StageClimb]:
-    """Yield finished searches over sets of devices whose memory may suffice for all layers."""
+    """Yield completed searches, each over devices that may have enough memory for all layers."""
     if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
         return  # no device has enough memory for one of the layers
     if len(devices) <= _FEW:
@@ -174,13 +175,13 @@ def _climbs(
 
 
 def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
-    """Return False if the devices together have memory for fewer layers than the model has."""
+    """Return False if the devices' memory is too small for all layers in any arrangement."""
     memory = np.array([device.memory_bytes for device in devices])
     return bool(tables.most_layers(memory).sum() >= tables.layers)
 
 
 def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
-    """Return a finished search that assigns each device to a stage individually.
+    """Return a completed search that assigns each device to a stage individually.
 
     The result includes the arrangements found without compression, so compression cannot lead to a
     slower plan.
@@ -197,7 +198,7 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 @dataclass(slots=True)
 class _Judge:
-    """Simulates the most promising arrangements, and remembers the fastest plan.
+    """Simulates the most promising arrangements, and stores the fastest plan.
 
     Attributes:
         requests_left: number of micro-batch passes that may still be simulated.
@@ -213,10 +214,10 @@ class _Judge:
     _next: list[tuple[float, int, Iterator[_Candidate]]] = field(default_factory=list)
 
     def search(self, candidates: Sequence[_Candidate], requests: int) -> StagePlan:
-        """Return the fastest plan so far, after simulating candidates and their best changes.
+        """Simulate candidates and their best changes; return the fastest plan so far.
 
         Args:
-            candidates: at least one.
+            candidates: arrangements, at least one.
             requests: number of micro-batch passes that may be simulated.
         """
         self.requests_left = requests
@@ -228,7 +229,7 @@ class _Judge:
             seconds, number, changes = heapq.heappop(self._next)
             some = list(islice(changes, _AT_ONCE))
             any(self.simulate(one) for one in some)
-            if some:  # other arrangements get a turn before the next changes
+            if some:
                 heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
         assert self.best is not None
         return self.best
@@ -236,7 +237,7 @@ class _Judge:
     def simulate(self, candidate: _Candidate, *, forced: bool = False) -> bool:
         """Simulate an arrangement if the budget allows; return True if it is the fastest so far.
 
-        If `forced`, the budget does not matter.
+        If `forced`, ignore the budget.
         """
         planned, slices = candidate.climb.planned(candidate.one, 0), candidate.slices
         sliced = () if slices is None else slices.stages
@@ -258,7 +259,7 @@ class _Judge:
     def _weight(self) -> float:
         """Return the cost of simulating one pass of every micro-batch, in micro-batch passes.
 
-        Messages that pass the PS's card in several pieces increase the cost.
+        The cost is higher if the PS's card transfers messages in several pieces.
         """
         model, card = self.model, self.ps.rates or PsRates()
         if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
@@ -267,7 +268,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
     def _changes(self, candidate: _Candidate) -> Iterator[_Candidate]:
-        """Yield changes to an arrangement, the fastest estimated step first."""
+        """Yield copies of an arrangement with one change each, by estimated step time."""
         self.requests_left -= _REQUESTS_OF_CHANGES
         climb, one = candidate.climb, candidate.one
         seconds = climb.seconds_of_changes(one)[0]

@@ -22,8 +22,8 @@ from cleave.planner.stages.model import (
     StageModel,
 )
 
-# Messages pass the PS's network card in pieces of this size. Between two pieces of a message, the
-# card transfers pieces of other devices' messages.
+# The PS's network card transfers messages in pieces of this size, and interleaves the pieces of
+# messages for different devices.
 PIECE_BYTES: Final = 2.0**20
 _TOTAL_BYTES: Final = 4  # per token, that the PS sends to a slice of the loss for its backward pass
 
@@ -33,10 +33,9 @@ class SimulatedMessage:
     """A message from the PS to a device.
 
     Attributes:
-        flops: FLOPs of the graph run that starts when the message has arrived.
+        flops: FLOPs of the graph run that the message starts.
         answered: whether the device returns the results of this run.
-        passes_s: seconds of the message on the device's downlink.
-        computes_s: seconds of the graph run on the device.
+        passes_s, computes_s: seconds of the message on the device's downlink, and of the graph run.
     """
 
     nbytes: float
@@ -57,7 +56,7 @@ class PassMessages(NamedTuple):
 
     Attributes:
         sent: messages to the device.
-        sends: sizes of the messages that the device returns for one chunk, in reverse order.
+        sends: sizes in bytes of the messages that the device returns per chunk, in reverse order.
         x_s, y_s: total seconds of the messages on the downlink and on the uplink.
     """
 
@@ -73,7 +72,7 @@ class SimulatedCard:
 
     Attributes:
         byte_s: seconds per byte; 0 if the card limits no transfer.
-        free_s: time at which all queued traffic will have passed the card.
+        free_s: time in seconds at which the card finishes all queued traffic.
         passed_bytes: total bytes of all traffic queued so far.
     """
 
@@ -82,9 +81,9 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue bytes on the card from `begin_s`; return when they have passed card and link.
+        """Queue `nbytes` at `begin_s`; return the time when both card and link have sent them.
 
-        `own_s` is the time at which the last byte will have passed the device's own link.
+        `own_s` is the time when the device's link has sent the bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -94,14 +93,14 @@ class SimulatedCard:
 
 @dataclass(slots=True, eq=False)
 class SimulatedDevice:
-    """The state of one device.
+    """The simulated state of one device.
 
     Attributes:
         coming: messages in transit to the device, each with its request; None for weights.
         left_bytes: unsent bytes of the first message in `coming`.
         going: requests whose results wait for the uplink, each with the sizes of unsent results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
-            will be free. `received_s` is used only if the PS's card limits no transfer.
+            become free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches that the device retains.
         went_back: whether the device's last request was a backward pass.
@@ -147,15 +146,15 @@ class SimulatedDevice:
 
 @dataclass(slots=True, eq=False)
 class SimulatedStage:
-    """The state of one stage, or of one slice of the loss.
+    """The simulated state of one stage, or of one slice of the loss.
 
     Attributes:
         costs: costs of the stage's layers, followed by the costs of its loss or loss slice.
         forward, backward: heaps of micro-batches that any device of the stage may take.
-        kept_by: maps a micro-batch to the device that retains it, and to what the device retains.
+        kept_by: maps a micro-batch to its device and the data that the device retains of it.
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
-        went, passed: number of micro-batches whose forward pass or backward pass is finished.
+        went, passed: numbers of finished forward passes and of finished backward passes.
         summed: IDs of the devices that hold accumulated gradients.
     """
 
@@ -172,7 +171,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Remove a device's next micro-batch for a backward pass; return it and what was kept."""
+        """Dequeue a device's next backward pass; return the micro-batch and its retained data."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
@@ -181,10 +180,10 @@ class SimulatedStage:
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
     ) -> list[SimulatedMessage]:
-        """Return the messages to a device for one request, in sending order.
+        """Return the messages to a device for one micro-batch pass, in sending order.
 
         Args:
-            forward: whether the request is only a forward pass.
+            forward: whether the pass is only a forward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
             coded: whether the messages are compressed.
@@ -217,12 +216,12 @@ class SimulatedStage:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """One micro-batch pass in flight on a device, or the transfer of accumulated gradients.
+    """A micro-batch pass in flight on a device, or a transfer of accumulated gradients.
 
     Attributes:
         batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
         sends: see `PassMessages`.
-        pieces: number of chunks whose results have not been returned completely.
+        pieces: number of chunks whose results have not arrived completely.
     """
 
     stage: SimulatedStage

@@ -1,10 +1,11 @@
 """Event-driven simulation of a training step by stages.
 
-The simulated PS assigns requests by the rules in `rules.py`, and begins a step by sending the
-trained weights, layer by layer. Links and processors do one thing at a time. All traffic passes
-the PS's card in pieces, in the order of arrival. The PS computes its own layers and the loss one
-after another. Each slice of the loss receives the output of the last stage. A micro-batch's
-backward pass through the slices, and then its gradient, wait for all slices.
+The simulated PS assigns requests by the rules in `rules.py`, and first sends the trained weights,
+layer by layer. Each link carries one message at a time, and each processor runs one graph at a
+time. The PS's card transfers pieces of messages in the order of arrival. The PS computes PS layers
+and losses one at a time. Each slice of the loss receives the output of the last stage. A
+slice's backward pass starts after the forward passes of all slices. The last stage's backward pass
+starts after the backward passes of all slices.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ class StageSimulation:
 
     Attributes:
         egress, ingress: sending and receiving direction of the PS's network card.
-        loss_s: seconds per token in which the PS computes the loss and the PS layers after the
-            last stage.
+        loss_s: seconds per token of the loss and the PS layers after the last stage, on the PS.
     """
 
     def __init__(
@@ -99,8 +99,7 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # For each stage, seconds per token of the PS layers before the stage: forward pass, and
-        # both passes. `loss_s` includes the PS layers after the last stage.
+        # For each stage: seconds per token of the preceding PS layers, in one and in both passes.
         self._between_s = {
             layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
             for layers in model.ps_layers
@@ -151,8 +150,8 @@ class StageSimulation:
 
     # --- the PS ---
 
-    # After each event, no device with a free slot has a request ready. So the next event asks only
-    # the devices for which it may have made a request ready.
+    # After each event, no device with a free slot has a ready request. So an event assigns requests
+    # only to devices for which the event may have made a request ready.
 
     def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
         """Assign requests to the given devices in turn, until none of them gets a request."""
@@ -253,7 +252,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a request; `forward` is False if it has a backward pass."""
+        """Return the messages of a pass; `forward` is False if it includes a backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known
@@ -321,7 +320,7 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record an input gradient from the stage after `before`; return who continues."""
+        """Record an input gradient for the stage `before`; return the devices that can continue."""
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -347,7 +346,7 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record that a slice of the loss has finished a pass; continue when all slices have."""
+        """Record a finished pass of a loss slice; after the last slice, start the next pass."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
             # The training thread is notified first. Meanwhile, devices get requests that are ready.
@@ -454,7 +453,7 @@ class StageSimulation:
             self._answer(device.computed_s, request)
 
     def _answer(self, made_s: float, request: SimulatedRequest) -> None:
-        """Return the results of a request, or of a chunk, which are computed at `made_s`."""
+        """Queue the results of a request or chunk, whose computation ends at `made_s`."""
         if self.ingress.byte_s:
             self._at(made_s, self._made, (request, list(request.sends)))
             return
@@ -468,7 +467,7 @@ class StageSimulation:
         self._pass(made_s, request)
 
     def _pass(self, sent_s: float, request: SimulatedRequest) -> None:
-        """Record the arrival of a chunk's results. After the last chunk, end the request."""
+        """Record the arrival of a chunk's results; finish the request after the last chunk."""
         request.pieces -= 1
         if not request.pieces:
             self._at(sent_s + request.device.rates.latency_s, self._passed, request)

@@ -1,1 +1,1 @@
-"""Plans for single matrix products."""
+"""Planning of single matrix products (GEMMs) in tiles."""

@@ -2,7 +2,7 @@
 
 Devices are sorted by the depth of their best tile and divided into columns of equal volume, so
 devices in the same column have similar depths. The devices of a column are divided into slabs. The
-sides of the tiles in a slab add up to the column's height.
+heights of the tiles in a slab add up to the height of the column.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from cleave.planner.tiles.balance import Arrangement, Frame, Places
 from cleave.planner.tiles.shape import BestTile, Floats
 
-_LEAST_COLUMN = 0.6  # minimum volume of a depth's own column, relative to a mean column's volume
+_LEAST_COLUMN = 0.6  # minimum volume of a separate column, relative to the mean column
 
 
 class Draft(NamedTuple):
@@ -27,11 +27,11 @@ class Draft(NamedTuple):
 
 
 def _column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """Return the numbers of columns with which tiles are nearly square; two numbers if `few`."""
+    """Return numbers of columns that make tiles nearly square; at most two if `few`."""
     active = best.volume > 0
     devices = int(active.sum())
     sides = np.sqrt(best.volume[active] / best.depth[active])
-    # Weighted by volume; a tile is never wider than its frame.
+    # The mean side is weighted by volume.
     side = float((sides * best.volume[active]).sum() / best.volume[active].sum())
     ideal = frame.width / side
     found = {int(np.floor(ideal)), int(np.ceil(ideal))}
@@ -44,7 +44,7 @@ def _by_depth(frame: Frame, best: BestTile, order: Places, columns: int) -> Draf
     """Distribute devices over about `columns` columns, with separate columns for each depth.
 
     If the devices of one depth have too little volume for a column, they share a column with the
-    devices of the next depth. Many devices must have depths in common (`shape.snapped`).
+    devices of the next depth. `best` must have few different depths (`shape.snapped`).
     """
     volume, depth = best.volume[order], best.depth[order]
     firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
@@ -69,7 +69,7 @@ def _stack(
 ) -> Draft:
     """Divide each column into slabs, so that the tiles of a slab fill the column's height.
 
-    A number of slabs is rounded up if its fractional part is at least `round_up_at`.
+    The number of slabs is rounded up if its fractional part is at least `round_up_at`.
     """
     volume, depth = best.volume[order], best.depth[order]
     of_column = np.bincount(column_of, volume)
@@ -95,7 +95,7 @@ def _stack(
 
 
 def _deal(weights: Floats, groups: int) -> Places:
-    """Return the group of each weight: consecutive groups of similar weight, without gaps."""
+    """Divide weights into consecutive groups of similar sums; return each weight's group."""
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])
@@ -111,7 +111,7 @@ def drafts(
     *,
     few: bool,
 ) -> Iterator[Draft]:
-    """Yield the distinct arrangements to try.
+    """Yield distinct arrangements to balance and compare.
 
     Args:
         order: indices of the devices to use, in descending order of the best tile's depth.

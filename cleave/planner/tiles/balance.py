@@ -1,8 +1,8 @@
-"""Columns, slabs and rows of C's index space, balanced until all devices finish together.
+"""Division of a GEMM into columns, slabs and rows so that all devices finish together.
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
-if devices return finished blocks), and a slab into rows, one device each. The positions of devices
-are given. Sizes are balanced first as real numbers, then as integers.
+if devices return finished blocks), and each slab into ranges of rows, one per device. The slab of
+each device is given. Sizes are balanced first as real numbers, then as integers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Places = npt.NDArray[np.intp]
 
 _MOST_SOLVER_STEPS: Final = 12
 _MOST_DOUBLINGS: Final = 40
-_TOLERANCE: Final = 1e-3  # relative difference up to which times of slabs count as equal
-_PULL: Final = 1.25  # exponent of corrections: time grows like depth or width to the 0.67 to 1
+_TOLERANCE: Final = 1e-3  # maximum relative difference of slab times that count as equal
+_PULL: Final = 1.25  # exponent of corrections: time grows as (depth or width)^0.67 to ^1
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A GEMM, and which side of C is divided into columns.
+    """A GEMM, and the side of C that is divided into columns.
 
     If `columns_cut_n`, columns divide n and rows divide m; otherwise columns divide m.
     """
@@ -70,17 +70,15 @@ class Arrangement(NamedTuple):
 
     @property
     def column_of_slab(self) -> Places:
-        """Return, for each slab, the index of its column."""
         return _labels(self.column_starts, len(self.slab_starts))
 
     @property
     def slabs_in_column(self) -> Places:
-        """Return, for each column, its number of slabs."""
         return np.diff(self.column_starts, append=len(self.slab_starts))
 
 
 class Fluid(NamedTuple):
-    """A balanced arrangement with real numbers as sides; `time_s` has the seconds of each slab."""
+    """A balanced arrangement with real-valued sides; `time_s` has the seconds of each slab."""
 
     arrangement: Arrangement
     widths: Floats
@@ -93,7 +91,7 @@ class Fluid(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Integer tiles, with one array row per tile: the device, and start and stop on each axis."""
+    """Integer tiles, one per array row: device, slab, and start and stop on each axis."""
 
     device: Places
     slab: Places
@@ -105,7 +103,7 @@ class Boxes(NamedTuple):
 class Balancer:
     """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
-    `slowdown` has, for each device, a factor for the cost model's time.
+    `slowdown` has, for each device, a factor by which tiles take longer than predicted.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -142,7 +140,7 @@ class Balancer:
                 best = Fluid(arrangement, widths, depths, times)
             if times.max() <= (1 + _TOLERANCE) * times.min():
                 break
-            # A column's time if its slabs were balanced: the mean of its slabs, weighted by depth.
+            # Time of each column with balanced slabs: mean time of its slabs, weighted by depth.
             of_column = np.add.reduceat(times * depths, starts) / self.frame.depth
             pulled = depths * (of_column[column_of] / times) ** _PULL
             depths = self._fill_depth(np.where(lone, depths, pulled), starts, column_of)
@@ -153,12 +151,12 @@ class Balancer:
         return best
 
     def _fill_depth(self, depths: Floats, starts: Places, column_of: Places) -> Floats:
-        """Scale the depths of each column's slabs, so that their sum is the GEMM's depth."""
+        """Scale the slab depths so that their sum in each column is the GEMM's depth."""
         total = np.add.reduceat(depths, starts)
         return depths * (self.frame.depth / total)[column_of]
 
     def slab_rows(self, slab: Arrangement, width: int, depth: int, guess_s: float) -> Ints:
-        """Return the rows of one slab of a given width and depth, for each device of `slab`."""
+        """Return the start and stop row of each device in one slab of given width and depth."""
         lone = np.array([depth == self.frame.depth])
         slabs = _Slabs(self, slab, lone)
         widths, depths = np.array([float(width)]), np.array([float(depth)])
@@ -168,7 +166,7 @@ class Balancer:
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
         """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
-        Sides of at least 512 are multiples of `most_aligned`, which is at most 16.
+        Sides of at least 512 become multiples of `most_aligned`, which is at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -195,7 +193,7 @@ class Balancer:
 class _Slabs:
     """The slabs of an arrangement as functions of their widths and depths.
 
-    `lone` says which slabs have full depth; None derives it from the arrangement.
+    `lone` marks the slabs of full depth; None derives `lone` from the arrangement.
     """
 
     def __init__(
@@ -214,7 +212,7 @@ class _Slabs:
         returned = np.where(lone, element.finished, element.partial)[self._slab_of]
         self._slowdown = balancer.slowdown[arrangement.devices]
         self._latency_s = rates.latency_s
-        self._sent_s = element.sent / rates.downlink  # by element
+        self._sent_s = element.sent / rates.downlink  # per element
         self._flop_s = 2 / rates.flops
         self._returned_s = returned / rates.uplink
 
@@ -231,9 +229,9 @@ class _Slabs:
         return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
-        """Return by slab the shortest time in which its devices can compute all of its rows.
+        """Return, for each slab, the shortest seconds in which its devices compute all rows.
 
-        Rows grow nearly linearly with time, so secant steps in a bracket converge fast.
+        The number of rows is nearly linear in time, so bracketed secant steps converge fast.
         """
         curve = self._curve(widths, depths)
 
@@ -266,7 +264,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Return integer rows by device, for the least time whose rounded rows fill the height."""
+        """Return integer start and stop rows of the devices that minimise each slab's time."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]
@@ -315,18 +313,18 @@ def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
 
 
 def _labels(starts: Places, size: int) -> Places:
-    """Return 0 0 0 1 1 2 ...: a new number at each start."""
+    """Return group numbers such as 0 0 0 1 1 2; a new group begins at each of `starts`."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
 def _alignment(sizes: Floats, most: int) -> Floats:
-    """Return alignments for pieces of these sizes; kernels want them large, balance small."""
+    """Return alignments for sizes: large for fast kernels, but small relative to the size."""
     steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
     return np.minimum(steps, float(most))
 
 
 def _rounded(sizes: Floats, starts: Places, total: int, most_aligned: int) -> Ints:
-    """Return consecutive integer spans near these sizes; each group of spans covers `total`."""
+    """Round sizes to consecutive integer spans; the spans of each group cover `total`."""
     group = _labels(starts, len(sizes))
     stops = np.cumsum(sizes)
     stops = stops - (stops - sizes)[starts][group]

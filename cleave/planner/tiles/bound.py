@@ -1,10 +1,10 @@
 """Lower bounds on the time of one GEMM on a fleet (docs/planner.md).
 
 A bound is the shortest time in which the devices together can compute all multiply-adds of the
-GEMM. No plan is faster than the *overlap* bound. It follows from the Loomis-Whitney inequality: a
-device that receives x elements and returns z elements computes at most ``(x / 2) sqrt(z)``
-multiply-adds. No plan with one tile per device is faster than the *isolated* bound, which takes
-into account when wavefront streaming makes blocks ready.
+GEMM. No plan is faster than the *overlap* bound, which follows from the Loomis-Whitney inequality:
+a device that receives x elements and returns z elements computes at most ``(x / 2) sqrt(z)``
+multiply-adds. No plan with one tile per device is faster than the *isolated* bound, which includes
+waiting for operands in wavefront streaming.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def isolated_bound_s(
     """Return a lower bound, in seconds, on the time of any plan with one tile per device.
 
     The bound ignores memory limits. A device with little memory gets several tiles, which take
-    longer than one tile. If `two_dimensional`, only tiles of full depth count.
+    longer than one tile. If `two_dimensional`, only tiles of full depth are allowed.
     """
     least = min(element.finished, element.partial)
 
@@ -73,7 +73,7 @@ def isolated_bound_s(
 def _through_card(
     gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
 ) -> float:
-    """Return the multiply-adds of all devices together, as limited by the PS's network card.
+    """Return the maximum multiply-adds of all devices within `time_s`, given the PS's card.
 
     A device computes at most ``sqrt(returned) / 2`` multiply-adds per element that it receives, so
     the best use of the card's egress is a fractional knapsack problem. Each element that the PS
@@ -96,7 +96,7 @@ def _through_card(
 
 
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
-    """Return the time in which the devices can compute the whole GEMM, rounded down slightly.
+    """Return the seconds in which the devices can compute the whole GEMM, rounded down slightly.
 
     The search uses secant steps, because the logarithm of `volume` is nearly linear in the
     logarithm of the time after `least_s`. Every third step bisects.

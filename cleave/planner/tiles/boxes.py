@@ -1,4 +1,4 @@
-"""Conversion of integer boxes to planned tiles, with memory limits, strips and predicted times."""
+"""Conversion of devices' shares of a GEMM to planned tiles with strips and predicted times."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Ints = npt.NDArray[np.int64]
 USABLE_MEMORY: Final = 0.9
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
-_MOST_PIECES = 65536  # of one device's share
-_MOST_BY_TIME = 64  # cap for very slow links
+_MOST_PIECES = 65536  # maximum number of tiles into which a device's share is cut
+_MOST_BY_TIME = 64  # maximum number of messages that `_LONGEST_MESSAGE_S` can require
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector in a `with` block.
 
-    Otherwise it takes a third of the run time of large plans and of the emulator's event heap,
-    because it runs after a number of new objects.
+    The collector runs after a fixed number of new objects. Without the pause, it would take a third
+    of the time of large plans and of the emulator's event heap.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -64,9 +64,9 @@ def planned_tiles(
     """Return the tile of each device. A device with too little memory gets several smaller tiles.
 
     Args:
-        boxes: for each device, its part of the GEMM's index space.
+        boxes: the share of each device in the GEMM's index space.
         tiles: approximate number of tiles in the plan.
-        block_s: seconds of the PS for one block.
+        block_s: seconds for which one block occupies the PS.
 
     Raises:
         PlanError: when a device has too little memory for a single multiplication.
@@ -87,7 +87,7 @@ def planned_tiles(
     # Each strip and each block is one message. A message may have at most `_LARGEST_MESSAGE_BYTES`,
     # and must not delay heartbeats for too long on a slow link.
     per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
-    # A-strips and B-strips get similar thickness, so the short side of a flat tile is not cut.
+    # Strips of A and of B get similar thickness, so the short side of a flat tile is not cut.
     rows = np.clip(np.round(strips * m * 2 / n), 1, strips)
     columns = np.clip(np.round(strips * n * 2 / m), 1, strips)
     rows = np.maximum(np.where(m < n, rows, strips), per_side)
@@ -130,9 +130,9 @@ def _messages(nbytes: Floats, rate: Floats) -> Floats:
 def _fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
-    """Return a tile, or the smaller tiles into which it is cut to fit in a device's memory.
+    """Return the given tile, or smaller tiles if the device has too little memory for it.
 
-    Tiles are halved along their longest side until all strips and blocks of a tile fit.
+    Tiles are halved along the longest side until their strips and blocks fit in memory.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
@@ -160,9 +160,9 @@ def _fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan of tiles without strip fill, and the makespan with strip fill.
+    """Return the makespan of tiles without strip fill, and with strip fill, in seconds.
 
-    Both are in seconds. Each device computes its tiles one after another.
+    Each device computes its tiles one after another.
     """
     tiles = list(tiles)
     bare = busy_s(tiles)
@@ -186,7 +186,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return the plan that reuses operands on devices; None if a device has too little memory."""
+    """Return a plan that reuses operands on devices; None if a device has too little memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

@@ -6,18 +6,18 @@ from typing import Final
 
 from cleave.planner.plan import DeviceRates
 
-# Maximum number of strips per side of a tile. With more, the fill is below 3 % of the tile's time,
-# and each additional message costs more time than it saves.
+# Maximum number of strips per side of a tile. With this number, the strip fill is only 3 % of the
+# tile's time, and each additional message costs more time than it saves.
 MAX_STRIPS: Final = 16
 FILL_SHARE: Final = 0.48  # strip fill times strips per side, divided by the tile's time (measured)
-PS_BLOCK_S: Final = 3e-4  # seconds in which the PS decodes, assembles and accounts for one block
+PS_BLOCK_S: Final = 3e-4  # seconds for which one block occupies the PS's event loop
 
 # Seconds of the PS's event loop per byte (see `benchmarks.websocket_throughput`).
 PS_BYTE_S: Final = 5e-10
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
-    """Return the time in seconds of a tile in the limit of infinitely many strips, without latency.
+    """Return the seconds of one tile, in the limit of infinitely many strips and without latency.
 
     When a share f of the download has arrived, a share f^2 of the blocks can be computed. With
     ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else
@@ -30,9 +30,9 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 
 
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
-    """Return the predicted seconds from the first byte sent to the last byte received by the PS.
+    """Return the predicted seconds of one tile, in the limit of infinitely many strips.
 
-    The prediction applies in the limit of infinitely many strips.
+    The time is from the first byte that the PS sends to the last byte that the PS receives.
     """
     return 2 * device.latency_s + streamed_s(
         download_bytes / device.downlink_bytes_per_s,

@@ -1,4 +1,4 @@
-"""The tile planner: which devices compute a GEMM, and which tile each device gets.
+"""The tile planner, which selects devices for a GEMM and assigns a tile to each.
 
 The planner computes each device's best tile and the lower bound (`shape`, `bound`), distributes
 devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). The plan
@@ -46,24 +46,24 @@ from cleave.planner.tiles.shape import BestTile, Floats, RateArrays, best_tile, 
 
 Indices = npt.NDArray[np.intp]
 
-_LARGE_FLEET: Final = 2048  # larger fleets try only the likeliest arrangements
+_LARGE_FLEET: Final = 2048  # for larger fleets, only the most promising arrangements are tried
 _SMALL_FLEET: Final = 24
-_LEAST_ELEMENTS: Final = 256  # of C per device; with fewer, some devices are better left idle
-_PROMISING: Final = 5  # subset sizes that are planned if the PS's card is the limit
+_LEAST_ELEMENTS: Final = 256  # elements of C per device below which subsets may be faster
+_PROMISING: Final = 5  # number of subset sizes that are planned if the PS's card is the limit
 _PART_BLOCKS: Final = 4  # assumed blocks per device in a part
-_SAMPLE: Final = 512  # devices that represent a subset when subsets are compared
-_MEMORY_MARGIN: Final = 0.9  # integer tiles are a little larger than the fluid ones
-_WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan
-_MOST_PIECES: Final = 8  # of a device's share, to fit its memory
-_FEW_CHANGES: Final = 4  # devices that may leave or join before a new plan is made
-_WORTH_REPLANNING: Final = 1.1  # a changed plan slower than this factor is used once
-_BARELY_USABLE: Final = 3.0  # a changed plan slower than this factor is not used
-_NEXT_TO_NOTHING: Final = 0.005  # share of a GEMM that all far slower devices could do together
-_FAR_SLOWER: Final = 50.0  # factor to the median device's work
+_SAMPLE: Final = 512  # maximum number of devices that represent a subset in comparisons
+_MEMORY_MARGIN: Final = 0.9  # because integer tiles are slightly larger than fluid tiles
+_WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan that alignment may cost
+_MOST_PIECES: Final = 8  # maximum number of tiles of a device with little memory
+_FEW_CHANGES: Final = 4  # maximum number of devices that leave or join before a new plan
+_WORTH_REPLANNING: Final = 1.1  # an updated plan that is slower by this factor is used once
+_BARELY_USABLE: Final = 3.0  # an updated plan that is slower by this factor is not used
+_NEXT_TO_NOTHING: Final = 0.005  # share of all volume below which far slower devices are unused
+_FAR_SLOWER: Final = 50.0  # ratio of the median device's volume to a far slower device's
 
 
 class PlanMethod(Enum):
-    """How a GEMM may be cut into tiles.
+    """The allowed ways to cut a GEMM into tiles.
 
     `THREE_D` also cuts the depth. `TWO_D`, the published method, cuts only rows and columns.
     """
@@ -105,7 +105,7 @@ class TilePlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """Plan one GEMM, as `Planner.plan` describes."""
+        """Plan one GEMM; see `Planner.plan` for arguments and errors."""
         if not devices:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
@@ -116,7 +116,7 @@ class TilePlanner:
         return min([fresh, *filter(None, reusing)], key=lambda plan: _score_s(plan, self.ps))
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan part of a GEMM quickly, with few sets of devices and few arrangements.
+        """Plan part of a GEMM quickly, by trying few sets of devices and few arrangements.
 
         See `PartPlanner.plan_part`.
         """
@@ -145,11 +145,11 @@ class TilePlanner:
         search = _Search(self, gemm, element, devices)
         useful = search.useful()
         if len(useful) < len(devices):
-            # Often only the rates of a straggler have changed, so a plan for the others is cached.
+            # The plan for the other devices stays cached when a straggler's rates change.
             made = self._without_residencies(gemm, element, useful)
             made = replace(made, plan=replace(made.plan, bound_s=search.bound_s))
         elif found is None and (changed := self._changed(search)) is not None:
-            # Use a slower plan once, because making a better plan takes time.
+            # A slow updated plan is used once, because making a better plan takes time.
             planned_s = self._latest[gemm, element].planned_s
             made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
         else:
@@ -198,7 +198,7 @@ class TilePlanner:
 
 
 def _score_s(plan: Plan, ps: PsRates) -> float:
-    """Return the seconds by which plans are compared: the fleet's time plus the PS's time."""
+    """Return the score by which plans are compared: seconds of the fleet plus seconds of the PS."""
     fleet_s = plan.makespan_s + plan.fill_s
     if not ps.block_s:
         return fleet_s
@@ -207,7 +207,7 @@ def _score_s(plan: Plan, ps: PsRates) -> float:
 
 
 class _Search:
-    """The search for the best plan of one GEMM for one fleet, with or without some devices."""
+    """The search for the best plan of one GEMM for one fleet. Devices may be left idle."""
 
     def __init__(
         self,
@@ -228,17 +228,17 @@ class _Search:
 
     @cached_property
     def _volume(self) -> Floats:
-        """The volume of the largest tile that each device could return in twice the bound."""
+        """The volume of the largest tile that each device can compute in twice the bound."""
         return best_tile(self.gemm, self.element, self.rates, 2 * self.bound_s).volume
 
     @cached_property
     def ranked(self) -> Indices:
-        """The devices with enough memory for a share of C, fastest first and then by index."""
+        """The indices of the devices with enough memory for a share of C, the fastest first."""
         roomy = self._roomy()
         return roomy[np.lexsort((roomy, -self._volume[roomy]))]
 
     def useful(self) -> Sequence[DeviceRates]:
-        """Return the devices except far slower devices that together contribute almost nothing."""
+        """Return the devices, without far slower devices that contribute almost nothing."""
         volume = self._volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if (
@@ -250,19 +250,19 @@ class _Search:
         return [device for device, left_out in zip(self.ordered, slow, strict=True) if not left_out]
 
     def fresh(self) -> Plan:
-        """Return a new plan."""
+        """Return the best plan found by a complete search."""
         chosen, others = self._subsets()
         plan = self._best_on(chosen)
         for subset in others:
-            if plan is None:  # the slowest devices would have less than one row of C
+            if plan is None:  # some devices of the subset would get less than one row of C
                 plan = self._best_on([subset])
         assert plan is not None  # a plan for one device alone is always possible
         return plan
 
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
-        """Return, for each subset size, the approximate seconds that the fastest devices need.
+        """Return the approximate seconds of the GEMM on the fastest devices, by number of devices.
 
-        The times are in the fluid limit, and take the PS's card into account.
+        The times are in the fluid limit, and include the limits of the PS's card.
         """
         times_s = {}
         for size in sizes:
@@ -282,7 +282,7 @@ class _Search:
         return times_s
 
     def _best_on(self, subsets: Iterable[Indices]) -> Plan | None:
-        """Return the best plan for any of the given subsets of devices; None if none exists."""
+        """Return the best plan for any of the given subsets of devices; None if all fail."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             plan = self._on(subset)
@@ -304,7 +304,7 @@ class _Search:
         return min(filter(None, plans), key=lambda plan: _score_s(plan, self.ps), default=None)
 
     def _subsets(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the subsets of devices to plan for, most promising first, and all other subsets.
+        """Return the subsets of devices to plan for, the most promising first, and all others.
 
         The first subset consists of all devices, with two exceptions: the PS's card is too slow for
         all devices, or the GEMM is so small that each device's share would be tiny.
@@ -346,13 +346,13 @@ class _Search:
         )
 
     def _can_hold_tile(self) -> npt.NDArray[np.bool_]:
-        """Return whether each device has enough memory for a tile of a single multiplication."""
+        """Return, for each device, whether its memory suffices for a single multiplication."""
         least = 2 * self.element.sent + max(self.element.finished, self.element.partial)
         return least <= self.rates.memory * USABLE_MEMORY
 
 
 def _ladder(most: int) -> list[int]:
-    """Return subset sizes from `most` down to one; the smaller sizes do not depend on `most`."""
+    """Return the sizes of subsets to try, from `most` down to 1, in nearly geometric steps."""
     share = 1.5 if most <= _SMALL_FLEET else 1.25
     sizes = [1]
     while sizes[-1] < most:
@@ -365,7 +365,7 @@ class _Task:
 
     Args:
         flat: whether tiles always have full depth.
-        few: whether to try only the likeliest arrangements.
+        few: whether to try only the most promising arrangements.
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class _Task:
             slower = took_s > alone_s * (1 + 1e-9)
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
-            # Devices that need several tiles, for lack of memory, take longer, so they get less.
+            # Devices that need several tiles, because of little memory, get smaller shares.
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
@@ -454,9 +454,9 @@ class _Task:
         return self._finish(boxes, frame)
 
     def _integers(self, fluid: Fluid, balancer: Balancer) -> tuple[float, Boxes, Frame] | None:
-        """Return integer tiles, preceded by their makespan.
+        """Round a balanced arrangement to integer tiles; return their makespan, tiles and frame.
 
-        Sides of tiles are aligned as far as this does not lengthen the makespan too much.
+        Sides of tiles are aligned unless this lengthens the makespan too much.
         """
         fluid = balancer.balance(
             fluid.arrangement, fluid.widths, fluid.depths, fluid.makespan_s, rounds=12
@@ -503,14 +503,14 @@ class _Task:
 
 
 def _order(best: BestTile) -> Indices:
-    """Return the devices with a tile, sorted by depth of the tile and then by its width."""
+    """Return the indices of devices with a tile, in descending order of depth, then width."""
     active = np.flatnonzero(best.volume > 0)
     sides = best.volume[active] / best.depth[active]
     return active[np.lexsort((active, -sides, -best.depth[active]))]
 
 
 def _regions(boxes: Boxes, frame: Frame) -> tuple[Region, ...]:
-    """Return the regions: runs of consecutive columns with equal numbers of slabs."""
+    """Return the regions of a plan: runs of columns with equal numbers of slabs."""
     columns: list[tuple[int, int, int, int]] = []  # start, stop, slabs, devices
     keyed = zip(boxes.columns.tolist(), boxes.slab.tolist(), strict=True)
     for (start, stop), group in groupby(keyed, key=lambda pair: pair[0]):

@@ -1,4 +1,4 @@
-"""Reuse of earlier plans: a cache, and updates after one device has left or joined."""
+"""Reuse of earlier plans: a cache, and updates when one device leaves or joins."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _Of = tuple[Gemm, ElementBytes, _Rates]
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """A cached plan; if `provisional`, it may be used only once, because a better one may exist."""
+    """A cached plan. A `provisional` plan is used only once, because it may be slow."""
 
     plan: Plan
     provisional: bool = False
 
 
 class PlanCache:
-    """A cache of plans. A plan is also found for a fleet with other device IDs and equal rates.
+    """A cache of plans. Fleets with equal rates share a plan, with the device IDs replaced.
 
-    A device that reconnects has a new ID, and usually the same rates as before. If two fleets have
-    the same rates in the order of device IDs, they share a cached plan with replaced IDs. A planner
-    sorts devices by ID, so it would make the same plan for both fleets.
+    A device that reconnects has a new ID, and usually the same rates as before. Fleets share a plan
+    if their rates are equal in the order of device IDs, because a planner sorts devices by ID and
+    would make the same plan.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class PlanCache:
     def find(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan | None:
-        """Return the cached plan for this fleet, or for a fleet with equal rates; None if none."""
+        """Return the cached plan for this fleet or a fleet with equal rates; None if not cached."""
         fleet = gemm, element, tuple(devices)
         found = self._by_fleet.get(fleet)
         if found is None:
@@ -97,10 +97,11 @@ def updated(
     device: int,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device has left or joined; None if that is impossible.
+    """Return a plan updated for a device that left or joined; None if an update is impossible.
 
-    The other devices of the slab take over the rows of a lost device, unless it had several tiles.
-    A new device joins the slowest slab. `rates` are of all connected devices, by ID.
+    The rows of a lost device are divided among the other devices of its slab. A plan cannot be
+    updated if the lost device had several tiles. A new device joins the slowest slab. `rates` has
+    the rates of all connected devices, by ID.
     """
     if device in rates:
         tile = max(plan.tiles, key=lambda t: (t.time_s, -t.device)).tile
@@ -117,7 +118,7 @@ def updated(
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
-    """Return the tiles of the slab that contains `tile`, which have equal columns and depth."""
+    """Return the tiles of the slab that contains `tile`, which share its columns and depth."""
     if plan.columns_cut_n:
         return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
     return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]
@@ -131,7 +132,7 @@ def _with_slab(
     rates: Mapping[int, DeviceRates],
     block_s: float,
 ) -> Plan | None:
-    """Return a plan in which `devices` share the slab of `tile`; None if that is impossible."""
+    """Return the plan with the slab of `tile` divided among `devices`; None if impossible."""
     old = _slab(plan, tile)
     before = {t.device for t in old}
     cut_n = plan.columns_cut_n
@@ -140,7 +141,7 @@ def _with_slab(
     if (
         not devices
         or len(before) != len(old)
-        # If memory limits required several tiles for a device, these tiles do not fill the slab.
+        # A device with little memory has several tiles, and these tiles do not fill the slab.
         or filled != (plan.gemm.m if cut_n else plan.gemm.n)
         or others & set(devices)
     ):

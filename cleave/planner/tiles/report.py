@@ -21,7 +21,7 @@ from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
 
 class Bottleneck(Enum):
-    """The resource that takes most of the predicted time. Enum values are texts for the user."""
+    """The main limit of the predicted time. Enum values are texts for the user."""
 
     DOWNLINK = "downlink"
     UPLINK = "uplink"
@@ -39,7 +39,7 @@ class PlanReport:
         gap: predicted makespan divided by the isolated bound, minus one.
         overlap_bound_s: lower bound on the seconds of any plan.
         predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
-        bottleneck: the resource of which an increase would shorten the plan most.
+        bottleneck: the limit whose improvement would shorten the plan most.
         download_bytes, upload_bytes: the largest traffic of any device.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
@@ -69,7 +69,7 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds for the devices and the server of the plan."""
+    """Compare a plan with the lower bounds on its time on these devices and this server."""
     return _report(plan, element, _Fleet(devices), ps)
 
 
@@ -119,14 +119,14 @@ def _together_s(
 def _bottleneck(
     plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
 ) -> Bottleneck:
-    """Return the resource with the largest share in the times of all tiles.
+    """Return the limit with the largest share in the times of all tiles.
 
     The time of a tile is ``T = 2 L + X + d^2 / (4 X)``, where L is the one-way latency, d the
     download time, and X the larger of compute and upload time. The shares are T's elasticities:
     ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
-    `down` and `up` are bytes of each tile. `rates` are each tile's share of the PS's card, and
-    `alone` each used device's rates without a limit of the card.
+    `down` and `up` are bytes of each tile. `rates` has the rates of each tile's device, limited by
+    the PS's card. `alone` has the rates of each used device without this limit.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -172,8 +172,8 @@ class CountedGemm(Protocol):
 class Together:
     """GEMMs of a step, by index, that are submitted together.
 
-    `seconds` are from the first byte of the first GEMM until all GEMMs are done. `held_bytes` of
-    operands need no download, because devices already hold them.
+    `seconds` is the time from the first byte sent to the end of the last GEMM. `held_bytes` is the
+    size of operands that need no download, because devices already hold them.
     """
 
     places: tuple[int, ...]
@@ -211,14 +211,14 @@ class StepReport:
 
     @property
     def predicted_s(self) -> float:
-        """Return the seconds of all GEMMs of the step, counting each occurrence of a GEMM."""
+        """Return the predicted seconds of all GEMMs of the step, including repeated GEMMs."""
         return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
 
     @property
     def apart_s(self) -> float:
         """Return the seconds of all GEMMs if each is submitted after the previous GEMM's end.
 
-        If the PS's card is the bottleneck, GEMMs that share the card may take longer than this.
+        If the PS's card is the bottleneck, `predicted_s` may be longer than this.
         """
         return self._sum(r.predicted_s for r in self.reports)
 
@@ -269,7 +269,7 @@ class StepReport:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """Return the bottleneck that applies to the largest part of the step's time."""
+        """Return the bottleneck with the largest total time of the GEMMs that it limits."""
         shares = dict.fromkeys(Bottleneck, 0.0)
         for r, count in zip(self.reports, self.counts, strict=True):
             shares[r.bottleneck] += r.plan.makespan_s * count

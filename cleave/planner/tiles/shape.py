@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
-_FEW = 256  # devices that are searched on grids
-_GRID, _GRIDS = 17, 5  # points and rounds; a maximum with a kink is met within `SEARCH_ERROR`
+_FEW = 256  # maximum number of devices for the search on grids
+_GRID, _GRIDS = 17, 5  # points and rounds that limit the error to `SEARCH_ERROR`
 SNAPPED: Final = 8  # tiles with a depth of at least k / 8 get a depth that divides k
 SEARCH_ERROR: Final = 3e-4  # maximum relative error of the best tile's volume
 
@@ -69,7 +69,7 @@ class RateArrays:
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
         """Return a copy whose link rates, summed over all devices, do not exceed the card's rates.
 
-        All links are slowed by the same factor in each direction.
+        In each direction, all link rates are reduced by the same factor.
         """
         down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
         up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
@@ -105,7 +105,7 @@ def best_tile(
     of full depth returns finished elements of C. Any other tile returns partial sums.
 
     Args:
-        least_depth: minimum depth of a tile. It limits the PS's memory for partial sums.
+        least_depth: minimum depth of a tile, which limits the PS's memory for partial sums.
         two_dimensional: whether to use only tiles of full depth.
         memory: for each device, memory in bytes for all strips and blocks of the tile; None if
             memory is not limited.
@@ -134,10 +134,11 @@ def snapped(
     least_depth: float = 1.0,
     memory: Floats | None = None,
 ) -> BestTile:
-    """Return the largest tiles among tiles whose depth is k, k/2, k/3, ... or k / `SNAPPED`.
+    """Return each device's largest tile among tiles of depth k, k/2, k/3, ... or k / `SNAPPED`.
 
-    Tiles with a smaller depth keep their depth in `best`, the largest tiles of any depth, because
-    any depth is then close to a divisor of k. See `best_tile` for the other arguments.
+    `best` has the largest tiles of any depth. Tiles of `best` with less than these depths are
+    returned unchanged, because any small depth is close to a divisor of k. See `best_tile` for the
+    other arguments.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     deep = best.depth * (SNAPPED + 0.5) > gemm.k
@@ -199,7 +200,7 @@ def _best_depth(
 def _by_grids(
     volume: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Return what `_best_depth` returns, by a search on grids of the logarithm of the depth."""
+    """Return the same as `_best_depth`, found on increasingly fine grids of log(depth)."""
     shares = np.linspace(0.0, 1.0, _GRID)[:, None]
     devices = np.arange(len(low))
     for _ in range(_GRIDS):
@@ -222,13 +223,14 @@ def _area(
 ) -> Floats:
     """Return the maximum number of elements of C in a tile of a given depth.
 
-    Each device must download, compute and return its tile within `available` seconds. Rows and
-    columns of the tile are equal unless C is too narrow.
+    Each device must download, compute and return its tile within `available` seconds. The
+    tile is square unless C is too narrow.
     """
-    per_side_s = depth * sent / rates.downlink  # to send one row of A or one column of B
+    per_side_s = depth * sent / rates.downlink  # download of one row of A or one column of B
     per_element_s = np.maximum(2 * depth / rates.flops, returned / rates.uplink)
     narrow, wide = float(min(gemm.m, gemm.n)), float(max(gemm.m, gemm.n))
-    # A square of side s takes 2 s per_side_s to download, which is its time if it hides the rest.
+    # A square of side s takes 2 s per_side_s to download. If the download is slowest, this is the
+    # time of the tile.
     side = available / (2 * per_side_s)
     hidden = per_element_s * side <= per_side_s
     area = np.where(
@@ -250,7 +252,7 @@ def _area(
 
 
 class LongestSide:
-    """Function from available seconds to the largest length of a tile of a given width, or 0.
+    """Function that maps available seconds to the maximum length of a tile of given width.
 
     With length a and width b: ``download = (a + b) per_side_s`` and ``X = a b per_element_s``. The
     time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
@@ -277,7 +279,7 @@ class LongestSide:
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """Return the largest length of each tile for the given available seconds."""
+        """Return the maximum length of each tile; 0 if the available seconds are too few."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -286,7 +288,7 @@ class LongestSide:
         np.sqrt(root, out=root)
         root += linear
         root /= self._square
-        # If the download takes longer than all else, a + b = available / per_side_s.
+        # If the download is slowest, a + b = available / per_side_s.
         hidden = available * self._excess <= self._meeting
         hidden |= self._never_above
         by_download = available / self._per_side_s
@@ -311,7 +313,7 @@ def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return the best number of strips per side of a tile, given the plan's `tiles`.
+    """Return the best number of strips per side of a tile in a plan with this number of tiles.
 
     With p strips per side and a tile time of T, the strip fill is 0.48 T / p. The PS must handle
     p^2 blocks of each tile. The best p satisfies ``2 tiles block_s p^3 = 0.48 T``.

@@ -1,8 +1,8 @@
 """The predicted time of a plan with its actual strips.
 
-Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts when both of its
-strips have arrived and the previous block has been computed. A block is returned after all earlier
-blocks. Plans that are submitted together follow one another without a pause.
+Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts when both strips of
+the block have arrived and the previous block has been computed. Blocks are returned in the order of
+computation. There is no pause between plans that are submitted together.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from cleave.planner.plan import (
 from cleave.planner.tiles.boxes import box_sizes
 from cleave.planner.tiles.shape import Floats, RateArrays
 
-# Maximum number of distinct times at which downloads end. In a larger fleet, devices with similar
-# times are treated as ending at the latest of these times.
+# Maximum number of distinct times at which downloads end. In a larger fleet, downloads with similar
+# end times are treated as ending together, at the latest of these times.
 _MOST_TIMES: Final = 256
 
 Places = npt.NDArray[np.intp]
 Arrivals = Callable[[Places, Floats], Floats]
-"""Function from devices' indices and numbers of bytes to the seconds until these are sent."""
+"""Function that returns, given device indices and byte counts, the seconds until bytes are sent."""
 
 
 class SharedCard:
-    """Arrival times if all devices share the PS's network card.
+    """The times of downloads that share the PS's network card.
 
     The card divides its rate equally among the devices to which it is still sending. If a device's
-    own link is slower than an equal share, the others get the unused bandwidth. `nbytes` are the
-    total bytes of each device's download.
+    own link is slower than an equal share, the other devices get the unused bandwidth. `nbytes` has
+    the total bytes of each device's download.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:
-        # The times at which devices are done, and the bytes sent to each device by then.
+        # The times at which downloads end, and the bytes sent to each device by these times.
         at_once = -(-len(nbytes) // _MOST_TIMES)
         now_s, sent = 0.0, np.zeros(len(nbytes))
         times, sums = [now_s], [sent]
@@ -78,7 +78,7 @@ class SharedCard:
 
 
 def equal_shares(most: Floats, total: float) -> Floats:
-    """Share a total equally, up to each one's maximum; others get what a small maximum leaves."""
+    """Divide `total` equally, but at most `most` per recipient; redistribute the remainder."""
     order = np.sort(most)
     count = len(order)
     # Candidate levels: the first n get their maximum, and the others share the rest equally.
@@ -111,11 +111,11 @@ def finish_times_s(
     """Return the seconds until each device has returned its last block; 0 for an idle device.
 
     The plans are for GEMMs that are submitted together. A device runs its tiles of one plan after
-    its tiles of the previous plan. Neither its link nor its processor pauses in between.
+    its tiles of the previous plan, without a pause of its link or processor.
 
     Args:
-        work: plans in the order of submission, each with the operand that devices already hold. A
-            device that has several tiles of a plan, for lack of memory, holds no operand.
+        work: plans in the order of submission, each with the operand that devices already hold.
+            Devices with several tiles of a plan, because of little memory, hold no operand.
         places: maps each device ID to the index of the device in `rates`.
         egress_bytes_per_s: sending rate of the PS's card.
     """
@@ -141,7 +141,7 @@ def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
 
 
 class _Progress:
-    """When each device's processor and uplink are done with the plans so far.
+    """The times at which each device's processor and uplink finish the plans added so far.
 
     Attributes:
         sent_bytes: bytes sent to each device.
@@ -169,13 +169,13 @@ class _Progress:
             for (rows, columns), group in alike.items():
                 boxes = [own[place][0].tile for place in group]
                 if not self._follow_even(plan.gemm, held, np.array(group), boxes, rows, columns):
-                    for place in group:  # sides too short for this number of strips
+                    for place in group:  # a side is too short for this number of strips
                         self._follow_tiles(plan.gemm, held, place, own[place])
 
     def _follow_tiles(
         self, gemm: Gemm, held: HeldSide, place: int, tiles: Sequence[PlannedTile]
     ) -> None:
-        """Add one device's tiles one after another; a strip shared by two tiles is sent once."""
+        """Add one device's tiles in order; a strip that two tiles share is sent only once."""
         rates, element = self._rates, self._element
         uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
         here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
@@ -212,9 +212,9 @@ class _Progress:
         rows: int,
         columns: int,
     ) -> bool:
-        """Add one tile of each device, if all tiles have the same numbers of strips.
+        """Add one tile of each chosen device. All tiles have the same numbers of strips.
 
-        Return False, and change nothing, if a tile is too small for the number of strips.
+        Return False, and add nothing, if a tile is too small for the number of strips.
         """
         m, n, k = box_sizes(boxes)
         align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
@@ -246,7 +246,7 @@ class _Progress:
 def even_sizes(
     sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
 ) -> Floats | None:
-    """Return the sizes of `gemm.even_cuts` for many sides at once, shape (pieces, sides).
+    """Return the piece sizes that `gemm.even_cuts` yields for each side, shape (pieces, sides).
 
     Return None if a side is too short for this number of pieces.
     """
@@ -259,7 +259,7 @@ def even_sizes(
 
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Return blocks (i, j) in wavefront order, each with the strips sent just before it."""
+    """Return blocks (i, j) in wavefront order, each with the new strips that it requires."""
     tile = Tile(Span(0, rows), Span(0, columns), Span(0, 1))
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
     sent: set[tuple[int, int]] = set()

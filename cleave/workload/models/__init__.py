@@ -1,1 +1,1 @@
-"""Building and loading models as torch modules."""
+"""Models as torch modules."""

@@ -1,4 +1,4 @@
-"""Build transformers with new random weights, or load them from a local folder.
+"""Construction of transformers with random weights, and loading from local folders.
 
 Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
 a model's sizes can be read without these libraries.
@@ -27,14 +27,14 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The sizes of a model, and the folder of its weights; None for new random weights."""
+    """The sizes of a model and the folder of its weights, or None for new random weights."""
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of the model with a given name or in a given folder; read no weights.
+    """Return the source of a model, given its name or folder, without reading weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
     path separator or the folder contains a ``config.json``.
@@ -77,8 +77,8 @@ def read_spec(folder: Path) -> ModelSpec:
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    The default dropout, after each OPT sub-layer, is 0 instead of the published 0.1, because
-    exactness is checked without dropout.
+    `dropout` is the probability after each OPT sub-layer. The default is 0 instead of the published
+    0.1, because Cleave's exactness tests use no dropout.
 
     Raises:
         UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
@@ -139,13 +139,13 @@ def build_model(
 ) -> "PreTrainedModel":
     """Build a model of the registry with new random weights, on the CPU, in training mode.
 
-    The weights are initialised by transformers. Memory never holds more than one copy of the
-    weights. The global random state of torch does not change.
+    The weights are initialised by transformers, without a second copy in memory. The global random
+    state of torch does not change.
 
     Args:
         seed: seed of the random weights. Equal seeds give bit-equal weights.
         dropout: see `hf_config`.
-        narrow: whether the weights are bf16 instead of fp32.
+        narrow: whether to use bf16 weights instead of fp32.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
@@ -157,8 +157,8 @@ def build_model(
             config, dtype=torch.bfloat16 if narrow else torch.float32
         )
     model.to_empty(device="cpu")
-    # `to_empty` allocated separate memory for both of two tied weights. Marking one of the two as
-    # initialised keeps its memory pages untouched, until `tie_weights` frees this memory.
+    # `to_empty` allocated separate memory for each of two tied weights. If one of the two is marked
+    # as initialised, its memory pages stay untouched until `tie_weights` frees the memory.
     for target in model.all_tied_weights_keys:
         model.get_parameter(target)._is_hf_initialized = True
     with torch.random.fork_rng(devices=[]):
@@ -174,12 +174,13 @@ def load_folder(
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
     The folder needs a ``config.json`` and safetensors weights, in one file or with an index. The
-    weights are copied into memory, so the files may change afterwards.
+    weights are copied into memory, so the files may change after loading.
 
     Args:
         dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
             All other dropout probabilities are set to 0.
-        narrow: whether the weights keep the dtype of the config, instead of fp32.
+        narrow: whether to keep the dtype of the config instead of fp32, if no buffer of the model
+            would lose precision.
 
     Raises:
         UsageError: when the folder is missing or incomplete, the model is not a causal language
@@ -240,9 +241,9 @@ def load_folder(
 def load_model(
     source: ModelSource, *, seed: int, narrow: bool = False
 ) -> "tuple[PreTrainedModel, ModelSpec]":
-    """Load a model from a folder, or build one from the registry.
+    """Load a model from its folder, or build it with random weights if it has no folder.
 
-    See `load_folder` and `build_model`. The seed is ignored when weights are loaded.
+    See `load_folder` and `build_model`. The seed is ignored if weights are loaded.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
@@ -364,7 +365,7 @@ def _say_what_is_tied(model: "PreTrainedModel") -> None:
     """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
 
     If the config ties the two weights but the files contain different values, transformers loads
-    both. Without this change, it would tie the weights of a saved checkpoint on loading.
+    both. If a checkpoint kept the setting, transformers would tie the weights on loading it.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
