@@ -67,7 +67,7 @@ class DeviceUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudSpell:
+class CloudUsage:
     """The usage of GPUs in a data centre. Each GPU computes for `time_s` seconds."""
 
     profile: DeviceProfile
@@ -228,7 +228,7 @@ def fleet_footprint(
 
 
 def cloud_footprint(
-    usage: CloudSpell, assumptions: Assumptions, gco2e_per_kwh: float | None
+    usage: CloudUsage, assumptions: Assumptions, gco2e_per_kwh: float | None
 ) -> Footprint:
     """Return the energy and carbon of a run in a data centre.
 

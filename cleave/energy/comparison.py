@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cleave.energy.account import (
-    CloudSpell,
+    CloudUsage,
     DeviceUsage,
     Footprint,
     Ps,
@@ -71,7 +71,7 @@ class ComparisonQuestion:
     profiles: Mapping[str, DeviceProfile]
     typical: Typical
     ps: Ps | None = None
-    cloud: CloudSpell | None = None
+    cloud: CloudUsage | None = None
 
     @property
     def kinds(self) -> set[DeviceKind]:

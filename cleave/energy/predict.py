@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cleave.energy.account import CloudSpell, DeviceUsage
+from cleave.energy.account import CloudUsage, DeviceUsage
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
@@ -53,7 +53,7 @@ class Work:
         return 4 if self.dtype == "fp32" else 2
 
 
-def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
+def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
     """Return the usage of a fleet's devices, grouped by profile, and the seconds of the run.
 
     Raises:
@@ -114,10 +114,10 @@ def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[D
     ]
 
 
-def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
+def cloud_usage(work: Work, gpu: DeviceProfile, share: float) -> CloudUsage:
     """Return the usage of one GPU that trains at a given share of its peak GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
-    return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
+    return CloudUsage(gpu, work.flops / (model.flops_per_s * share))
 
 
 def fits(work: Work, gpu: DeviceProfile) -> bool:

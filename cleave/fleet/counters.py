@@ -12,8 +12,8 @@ class FleetCounters:
     """Cumulative counters of a fleet. Subtract two snapshots to get the counts between them.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or stage-wise
-            steps.
+        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or steps
+            by stages.
         waited_s: the same waiting time in wall-clock seconds.
         verify_s: CPU seconds spent on verifying results.
         traffic: bytes of messages on the wire, by direction and category.

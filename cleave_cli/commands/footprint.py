@@ -18,7 +18,7 @@ from cleave_cli.options import Jobs, RayAddress, simulation_progress, usage_erro
 from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
-    from cleave.energy.account import CloudSpell, Ps
+    from cleave.energy.account import CloudUsage, Ps
     from cleave.energy.assumptions import Assumptions
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.grid import Electricity
@@ -115,23 +115,23 @@ def footprint(
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
     profiles, typical = load_profiles(), load_typical()
-    cloud: CloudSpell | None = None
+    cloud: CloudUsage | None = None
     notes: list[str] = []
     if run is not None:
         question, duration_s, title = _of_run(run, profiles, ps_watts, notes)
     else:
-        from cleave.energy.predict import cloud_spell, fleet_spells
+        from cleave.energy.predict import cloud_usage, fleet_usages
         from profiles.fleets import find_fleet
 
         work = _work(model, batch, seq, steps, dtype)
         with usage_errors():
             members = find_fleet(fleet, dtype=dtype)
-        usages, duration_s = fleet_spells(work, members)
+        usages, duration_s = fleet_usages(work, members)
         if against:
             profile = _gpu(against)
             if not 0 < gpu_share <= 1:
                 raise UsageError(f"--gpu-share is {gpu_share:g}; give a share above 0, up to 1")
-            cloud = cloud_spell(work, profile, gpu_share)
+            cloud = cloud_usage(work, profile, gpu_share)
         question = ComparisonQuestion(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
         notes += _on_work(work, cloud, gpu_share)
@@ -171,7 +171,7 @@ def _work(model: str, batch: int, seq: int, steps: int, dtype: str) -> Work:
     return Work(find_model(model), batch, seq, steps, dtype)
 
 
-def _on_work(work: Work, cloud: CloudSpell | None, gpu_share: float) -> list[str]:
+def _on_work(work: Work, cloud: CloudUsage | None, gpu_share: float) -> list[str]:
     from cleave.energy.predict import TRAINING_BYTES_PER_PARAMETER, fits
 
     notes = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from cleave.energy.account import CloudSpell, DeviceUsage
+from cleave.energy.account import CloudUsage, DeviceUsage
 from cleave.workload.registry import find_model
 from profiles.device_profile import DeviceProfile
 from profiles.library import load_profile
@@ -45,7 +45,7 @@ class StudyRow:
         flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
-        other_spells: maps other shares of the multiplication speed to the usage.
+        other_usages: maps other shares of the multiplication speed to the usage.
     """
 
     setup: Setup
@@ -56,11 +56,11 @@ class StudyRow:
     step_s: float
     flops: float
     usage: DeviceUsage
-    other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
+    other_usages: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
     def spell_at(self, share: float) -> DeviceUsage:
         """Return the devices' usage if training reaches `share` of the multiplication speed."""
-        return self.usage if share == EQUAL_SHARE else self.other_spells[share]
+        return self.usage if share == EQUAL_SHARE else self.other_usages[share]
 
     @property
     def fits(self) -> bool:
@@ -99,7 +99,7 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
                 share: others.get(share, {}).get(equal.method, equal.usage)
                 for share in OTHER_SHARES
             }
-            row = replace(equal, other_spells=usages)
+            row = replace(equal, other_usages=usages)
             in_all = row.method.replace("dtfm ", "dtfm-all ")
             if in_all != row.method and (in_all, row.usage) in ((r.method, r.usage) for r in found):
                 continue  # `dtfm` chose the same plan as `dtfm-all`
@@ -193,7 +193,7 @@ class GpuRun:
 
     needed_bytes: float
     misfit: str
-    cloud: CloudSpell
+    cloud: CloudUsage
 
     @property
     def installed_bytes(self) -> int:
@@ -204,7 +204,7 @@ class GpuRun:
     def profile(self) -> DeviceProfile:
         return self.cloud.profile
 
-    def at(self, share: float) -> CloudSpell:
+    def at(self, share: float) -> CloudUsage:
         """Return the usage of the GPU if training reaches `share` of its multiplication speed."""
         return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
 
@@ -217,5 +217,5 @@ def gpu_run(setup: Setup) -> GpuRun:
     conditions = Conditions(find_model(setup.model), setup.batch, setup.seq, ())
     card = Gpu(GPU, model.flops_per_s, memory, 1.0, 1.0)
     outcome = Cloud(card, 1, EQUAL_SHARE).outcomes(conditions)[0]
-    cloud = CloudSpell(profile, outcome.step_s * setup.steps)
+    cloud = CloudUsage(profile, outcome.step_s * setup.steps)
     return GpuRun(outcome.memory_needed_bytes, outcome.misfit, cloud)

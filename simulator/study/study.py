@@ -185,7 +185,7 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
     gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], StudyJudgement]()
     rows = []
     for row in rows_of(setup, seed):
-        usages = (row.usage, *row.other_spells.values())
+        usages = (row.usage, *row.other_usages.values())
         if usages not in judgements:
             judgements[usages] = judged(accountant, row, gpu)
         rows.append(Judged(row, judgements[usages]))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cleave.energy.account import (
-    CloudSpell,
+    CloudUsage,
     DeviceUsage,
     Footprint,
     Ps,
@@ -113,16 +113,16 @@ def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
 
 def test_a_data_centre_by_hand() -> None:
     with pytest.raises(ValueError, match="the power of 'l4' is not known"):
-        cloud_footprint(CloudSpell(load_profile("l4"), HOUR_S), MADE, 100)
+        cloud_footprint(CloudUsage(load_profile("l4"), HOUR_S), MADE, 100)
     # One A100 PCIe at 300 W for an hour: 0.3 kWh, 59 % around it, all times 1.58.
-    found = cloud_footprint(CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S), MADE, 100)
+    found = cloud_footprint(CloudUsage(load_profile("a100-pcie-40gb"), HOUR_S), MADE, 100)
     assert found.energy_j / 3.6e6 == pytest.approx(0.3 * 1.59 * 1.58)
     assert found.operational_gco2e == pytest.approx(0.3 * 1.59 * 1.58 * 100)
     assert found.embodied_gco2e == pytest.approx(181_000 * HOUR_S / (3 * S_PER_YEAR * 0.5))
 
 
 def test_a_tornado_of_the_ratio() -> None:
-    gpu = CloudSpell(load_profile("a100-pcie-40gb"), HOUR_S)
+    gpu = CloudUsage(load_profile("a100-pcie-40gb"), HOUR_S)
 
     question = ComparisonQuestion([SPELL], {"mine": PHONE}, TYPICAL, cloud=gpu)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cleave.energy.predict import Work, cloud_spell, fits, fleet_spells
+from cleave.energy.predict import Work, cloud_usage, fits, fleet_usages
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_flops
 from profiles.fleet_device import FleetDevice
@@ -18,7 +18,7 @@ def test_a_fleet_multiplies_all_of_it() -> None:
     fleet = [
         FleetDevice(f"d{i}", 1e12, 1e8, 5e7, 0.0, 10**10, profile="iphone-12") for i in range(3)
     ]
-    usages, duration_s = fleet_spells(WORK, fleet)
+    usages, duration_s = fleet_usages(WORK, fleet)
     assert len(usages) == 1
     usage = usages[0]
     assert usage.devices == 3
@@ -32,7 +32,7 @@ def test_phones_multiply_at_the_speed_they_settle_at() -> None:
     fleet = find_fleet("phones-5g-5", dtype="bf16")
     hot = {d.profile: d.thermal.sustained_speed for d in fleet if d.thermal is not None}
     assert hot  # some throttle
-    usages, _ = fleet_spells(WORK, fleet)
+    usages, _ = fleet_usages(WORK, fleet)
     done = sum(
         usage.compute_s * device.stated_flops_per_s * hot.get(device.profile, 1.0)
         for usage in usages
@@ -45,7 +45,7 @@ def test_phones_multiply_at_the_speed_they_settle_at() -> None:
 def test_a_gpu_does_the_same_work() -> None:
     # An A100 at half of the 252.9 TFLOP/s that it reaches in bf16.
     gpu = load_profile("a100-pcie-40gb")
-    usage = cloud_spell(WORK, gpu, 0.5)
+    usage = cloud_usage(WORK, gpu, 0.5)
     assert usage.time_s == pytest.approx(3 * step_flops(WORK.spec, 2, 64) / 126.45e12)
 
 

@@ -147,7 +147,11 @@ def test_nobody_is_there() -> None:
     [
         (1, BROWSER, "it cannot run graphs, as computers with `cleave join` can and browsers, "),
         (9, HELLO, "it is not yours (pair it with `cleave pair --own`, mark it with "),
-        (1, replace(HELLO, downlink_bytes_per_s=0.0), "now: the devices that could are being measured, "),
+        (
+            1,
+            replace(HELLO, downlink_bytes_per_s=0.0),
+            "now: the devices that could are being measured, ",
+        ),
     ],
     ids=["no graphs", "not own", "measured"],
 )

@@ -228,7 +228,7 @@ def load_folder(
             "use a folder with a causal language model, such as OPT or Llama."
         ) from error
     _check_report(report, folder)
-    _say_what_is_tied(model)
+    _record_ties(model)
     if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
         return load_folder(path, dropout=dropout)  # `narrow` would round the model's constants
     _own_memory(model)
@@ -361,7 +361,7 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _say_what_is_tied(model: "PreTrainedModel") -> None:
+def _record_ties(model: "PreTrainedModel") -> None:
     """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
 
     If the config ties the two weights but the files contain different values, transformers loads
