@@ -274,7 +274,7 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Return a backend's full name, such as `torch:cuda` for `cuda`; raise UsageError if unknown."""
+    """Return a backend's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
     name = _SHORT.get(name, name)
     if name not in NAMES:
         raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
