@@ -22,7 +22,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types, by their names in messages; `storage` is the numpy dtype (bf16: uint16)."""
+    """Element types. Values are names in messages; `storage` is the numpy dtype (bf16: uint16)."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -85,7 +85,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a buffer that shares memory with `data`; raise ValueError if the length is wrong."""
+    """Return received bytes as a buffer, without a copy; raise ValueError for a wrong length."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
@@ -96,7 +96,7 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the largest absolute value of `data`; NaN if any element is NaN, 0 without elements.
+    """Return the largest absolute value of `data`; NaN if any element is NaN, 0 if it is empty.
 
     Elements are compared as integers, without copying: among floating-point numbers of one sign,
     larger magnitudes have larger bit patterns, and NaN has the largest.
@@ -113,7 +113,7 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to the nearest `dtype` values, ties to even; return fp32 without a copy.
+    """Round fp32 values to the nearest `dtype` values, ties to even. For fp32, return `values`.
 
     Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
     """

@@ -81,7 +81,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress elements, given as 16-bit words; return the parts of the result."""
+    """Compress one chunk of elements, given as 16-bit words; return byte strings to concatenate."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -153,7 +153,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Compress a message's payload; return None if its dtype, size or content saves too little."""
+    """Compress a message's payload; return None if not floating-point or hardly compressible."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None
@@ -167,7 +167,7 @@ def with_coded(message: Put, coded: bytes) -> PutCoded: ...
 @overload
 def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
-    """Return a `put` as `put_coded`, or a `result` as `result_coded`, with the payload `coded`."""
+    """Convert a `put` to `put_coded`, or `result` to `result_coded`, with the payload `coded`."""
     shape = message.rows, message.columns, message.dtype
     if isinstance(message, Put):
         return PutCoded(message.id, *shape, coded)

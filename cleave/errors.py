@@ -35,7 +35,7 @@ class VersionError(ProtocolError):
 
 
 class PlanError(CleaveError):
-    """No plan exists for this GEMM or model on this fleet."""
+    """No plan exists for the GEMM or model on the fleet."""
 
 
 class DeviceMemoryError(PlanError):

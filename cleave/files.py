@@ -1,4 +1,4 @@
-"""Functions that write files or lock folders. No other module does (see `tests/test_files.py`).
+"""The only module that writes files or locks folders; `tests/test_files.py` checks this.
 
 No function writes to a regular file through a symbolic link. A function that replaces a file
 replaces the link, not its target. A function that changes a file in place raises OSError for a
@@ -54,7 +54,7 @@ def writable_folder(path: Path) -> None:
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder inside one of Cleave's own, unless it exists; raise OSError for a link."""
+    """Create a folder in one that Cleave owns, unless it exists; raise OSError for a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
@@ -115,7 +115,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
 
 @contextmanager
 def private_file(data: bytes, prefix: str) -> Iterator[Path]:
-    """Write `data` to a temporary file that only the current user can read; yield its path."""
+    """Yield the path of a temporary file with `data`, readable only by the user; then delete it."""
     written, name = tempfile.mkstemp(prefix=prefix)  # `mkstemp` creates files with mode 0600
     path = Path(name)
     try:

@@ -19,7 +19,7 @@ _RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module; no other package has
 
 
 def need_ray(option: str) -> None:
-    """Check that Ray is installed, and that `import ray` does not import another module.
+    """Check that Ray is installed, and that `import ray` imports Ray and no other module.
 
     Args:
         option: the command-line option that needs Ray, for the error message.
@@ -72,7 +72,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
     """Start a Ray cluster on this machine and yield the module `ray`; stop the cluster on exit.
 
     Args:
-        address: network address of this machine; not a loopback address, on which Ray hangs.
+        address: network address of this machine; not a loopback address, with which Ray hangs.
         cpus: number of CPUs that Ray may assign to tasks.
     """
     with _session(address) as ray:

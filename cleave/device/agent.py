@@ -39,7 +39,7 @@ _NOTHING_DONE: Final = DeviceStatus()
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change of the agent's state, for display.
+    """A change of the agent's state, to show to the user.
 
     Attributes:
         reason: readable reason for the change; empty for `State.READY`.
@@ -87,7 +87,8 @@ class Agent:
         once: whether to end after one session.
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
-        drain_s: seconds to finish current runs when the policy forbids computation; 0 for none.
+        drain_s: seconds to finish current runs when the policy forbids computation; 0 to leave at
+            once.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
@@ -143,7 +144,10 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain the session, then end; a second call ends at once. Call it from the event loop."""
+        """Stop the agent: the first call drains its session, and a second call ends it at once.
+
+        Call this method from the event loop.
+        """
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:
             self._drain(self._session, ASKED)
@@ -216,7 +220,7 @@ class Agent:
     async def _watch(
         self, session: AgentSession, running: asyncio.Future[str], permission: Permission
     ) -> None:
-        """Wait until the session ends; drain it once the policy no longer permits computation."""
+        """Wait until the session ends; drain the session once the policy forbids computation."""
 
         def ends() -> bool:
             return bool(self._draining) or running.done()
@@ -277,7 +281,7 @@ class Agent:
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return the seconds to wait for the next connection attempt; they grow with failures."""
+        """Return the wait before the next connection attempt in seconds; it grows with failures."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0

@@ -67,7 +67,7 @@ class DeviceCore:
 
     @property
     def idle(self) -> bool:
-        """Return True if no run is unfinished."""
+        """Return True if the device has no unfinished runs."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
@@ -110,7 +110,7 @@ class DeviceCore:
         return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Decompress a `put_coded` to a `put`. The caller may use another thread.
+        """Decompress a `put_coded` to a `put`. May be called from another thread.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -120,7 +120,7 @@ class DeviceCore:
         return codes.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Return the response to a finished run; nothing if the PS cancelled the run."""
+        """Return the response to a finished run; an empty list if the PS cancelled the run."""
         order = self._take(run)
         if order is None:
             return []
@@ -133,7 +133,7 @@ class DeviceCore:
         ]
 
     def failed(self, run: int, reason: str) -> list[Action]:
-        """Return the response to a failed run; nothing if the PS cancelled the run."""
+        """Return the response to a failed run; an empty list if the PS cancelled the run."""
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, which tells the PS to send no new runs; only the first time."""
+        """Return a `drain` message, which tells the PS to send no new runs; nothing if already sent."""
         if self.draining:
             return []
         self.draining = True
@@ -262,7 +262,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the arrays that this run reads as inputs and overwrites as outputs, by ID."""
+        """Return the arrays that a run both reads and replaces, as a map from array IDs."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)

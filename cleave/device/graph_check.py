@@ -44,7 +44,7 @@ def check_graph(model: bytes | memoryview) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """Checks one model; protobuf merges repeated fields, so every occurrence is checked."""
+    """Checks one model. Protobuf merges repeated fields, so every occurrence is checked."""
 
     nodes: int = 0
 

@@ -75,7 +75,7 @@ class Service:
     Attributes:
         command: program and arguments.
         memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
-        account: account that a system-wide service runs as; None for a service of the user.
+        account: account under which a system-wide service runs; None for a user service.
     """
 
     command: tuple[str, ...]
@@ -98,7 +98,7 @@ def places(
     """Return the paths of a service's files.
 
     Args:
-        system: True for a system-wide service, False for a service of the user.
+        system: True for a system-wide service, False for a user service.
         config: the user's configuration folder, usually `~/.config`.
     """
     if manager is ServiceManager.SYSTEMD:
@@ -129,7 +129,7 @@ def systemd_command(command: Sequence[str]) -> str:
 
 
 def systemd_unit(service: Service) -> str:
-    """Return a systemd unit file: system-wide if the service has an account, else for a user."""
+    """Return a systemd unit: for a system service if `account` is set, else for a user service."""
     system = service.account is not None
     return _UNIT.format(
         command=systemd_command(service.command),
@@ -142,7 +142,7 @@ def systemd_unit(service: Service) -> str:
 
 
 def launchd_plist(service: Service, log: Path) -> bytes:
-    """Return a launchd property list: a daemon if the service has an account, else an agent."""
+    """Return a launchd property list: for a daemon if `account` is set, else for an agent."""
     entries: dict[str, object] = {
         "Label": LABEL,
         "ProgramArguments": list(service.command),
@@ -216,7 +216,7 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installs, removes and inspects a service of the user with the ID `user`, or of the system."""
+    """Installs, removes and inspects a system service, or a service of the user with ID `user`."""
 
     manager: ServiceManager
     places: Places
@@ -226,7 +226,7 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Raise CleaveError with an alternative if the service manager is not running."""
+        """Raise CleaveError, with a suggestion, if the service manager is not running."""
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
         else:

@@ -29,7 +29,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds before a reconnect (see docs/protocol.md); None to stay away."""
+    """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s
@@ -82,7 +82,7 @@ class DeviceSession:
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called, at most once a second, when the device has no runs and nearly no arrays.
+        on_idle: called, at most once a second, when no run and less than `IDLE_BYTES` remain.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
         telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the
@@ -91,7 +91,7 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
-        measured: the PS's `measured` message, which ends a session that requested a measurement.
+        measured: the PS's `measured` message, which ends a session that asked for it; else None.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Call `on_idle`, at most once a second, if no run is pending and few bytes are stored."""
+        """Call `on_idle`, at most once a second, if no run and less than `IDLE_BYTES` remain."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:

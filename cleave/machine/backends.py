@@ -47,7 +47,7 @@ class Compute:
 
 
 class MatmulBackend(Protocol):
-    """A library or device that multiplies matrices."""
+    """The interface of a library that multiplies matrices on one kind of processor."""
 
     @property
     def name(self) -> str: ...
@@ -150,7 +150,7 @@ def torch_devices() -> list[str]:
 
 
 def as_buffer(array: StoredArray) -> Buffer:
-    """Return a stored array as a matrix that shares the stored bytes."""
+    """Return a stored array as a buffer that shares the array's memory."""
     if isinstance(array.payload, Buffer):
         return array.payload
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
@@ -217,7 +217,7 @@ are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small products of a backend with fp64 results; return the first fault, or None.
+    """Compare a backend's matrix products with fp64 results; return the first fault, or None.
 
     All dtypes, transpositions and accumulation modes are tested. The test detects backends that
     silently compute with reduced precision, such as TF32 or 16-bit sums.

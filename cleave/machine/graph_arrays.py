@@ -1,4 +1,4 @@
-"""Data classes for the arrays and operations of a graph, to compute the sizes of all arrays."""
+"""Data classes that describe a graph's arrays and operations, for computing the arrays' sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose valu
 
 
 class Refusal(StrEnum):
-    """Category of the reason why a run's working memory cannot be computed before the run."""
+    """The kinds of reasons why a run's working memory cannot be computed in advance."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -36,7 +36,7 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """A run's working memory cannot be computed before the run."""
+    """The working memory of a graph run cannot be computed in advance."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)

@@ -27,7 +27,7 @@ from cleave.machine.graph_session import (
 )
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
-OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # raises GraphError
+OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # may raise GraphError
 
 # Operations that take most of a layer's compute time; fused operations contain these names.
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
@@ -57,7 +57,7 @@ class GraphChoice:
         asked: the provider to use if it is available and has full fp32 precision; otherwise the CPU
             is used. None to choose among all providers.
         notify: called with a message for each provider that is chosen or rejected, and for each
-            graph of which the CPU must run at least a large part.
+            graph that the CPU must run completely or in large part.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph with inputs and fp64 outputs. With `each`, errors are relative per element."""
+    """A test graph, its inputs and fp64 outputs; with `each`, errors are relative per element."""
 
     name: str
     model: bytes

@@ -51,7 +51,7 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed (sub)graph. In the shapes of inputs, a dynamic dimension is a name."""
+    """A parsed graph or subgraph. Input shapes have names for dynamic dimensions."""
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 
 
 class _Pass:
-    """Computes the sizes of all arrays of a graph whose inputs have known shapes."""
+    """Computes the sizes of all arrays in a graph, in one pass from the inputs' shapes."""
 
     def __init__(
         self, graph: _Graph, inputs: Mapping[str, Sized], outer: Mapping[str, Sized]
@@ -175,7 +175,7 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Return a pass through the subgraph of an operation."""
+        """Compute the sizes of the arrays in the subgraph `name` of an operation."""
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -330,7 +330,7 @@ class _Pass:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
         The order is a depth-first traversal from the last operation whose outputs no operation
-        uses. Of the operations that compute an operation's inputs, the last in the model is first.
+        uses. Among an operation's producers, it visits the last in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -397,7 +397,7 @@ def _open(sizes: Sequence[int | str]) -> int:
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return an input's type and shape. A dynamic dimension follows from the number of elements."""
+    """Return an input's `Sized`; compute its dynamic dimension from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -516,7 +516,7 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
-    """Return the element type and shape of a graph input; a dynamic dimension is a name."""
+    """Return the element type and shape of a graph input, with names for dynamic dimensions."""
     kind = _joined(memoryview(_joined(message, onnx.ValueField.TYPE)), onnx.TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0

@@ -102,7 +102,7 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return the serialized description of a graph input with the new element type."""
+        """Return a graph input's serialized description, with any new element type."""
         parts = list(onnx.fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
@@ -148,7 +148,7 @@ def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview
 
 
 def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Serialize a node with other inputs and outputs, and without the node's name."""
+    """Serialize a node with the given inputs and outputs, but without the node's name."""
     kept = (onnx.NodeField.OPERATION, onnx.NodeField.ATTRIBUTE, onnx.NodeField.DOMAIN)
     return b"".join(
         (

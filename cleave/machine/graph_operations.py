@@ -97,7 +97,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the description of an array, including its elements if it is small enough to track."""
+    """Return the `Sized` of an array, including the elements if the array is small enough."""
     if (
         values is None
         or type not in FOLLOWED
@@ -112,7 +112,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the description of an elementwise result; `each` computes an element if known."""
+    """Return the `Sized` of an elementwise result; `each` computes one element, or None."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]

@@ -95,7 +95,7 @@ class GraphRun:
     Attributes:
         inputs: in the order of the graph's inputs; None for zeros.
         outputs: in the order of the graph's outputs; None for an output to discard.
-        room: returns the working memory in bytes that is available when the run starts.
+        room: returns the number of bytes available as working memory when the run starts.
     """
 
     run: int
@@ -133,7 +133,7 @@ MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session; `given` has each input's dtype, None if it is not floating-point."""
+    """Open a CPU session; `given` is the dtype of each input, or None if not floating-point."""
     return GraphSession(narrowed(model, given))
 
 

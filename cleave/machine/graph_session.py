@@ -156,10 +156,10 @@ class GraphSession:
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.
         shares_memory: whether to allocate from the arena that sessions of this process share, which
-            is never freed. Otherwise the session has an arena, as large as its largest run needs.
+            is never freed. Otherwise the session keeps the memory of its largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape; a string is a dynamic batch size.
+        inputs: maps the name of each input to its shape, with a name for a dynamic batch size.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).

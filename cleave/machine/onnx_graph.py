@@ -1,7 +1,7 @@
 """Reads and writes ONNX models without the `onnx` package, which devices do not have.
 
 A protobuf message is a sequence of fields. A field has a number and a value: an integer or bytes.
-The bytes may be a text or an embedded message; only the message's schema distinguishes these.
+The bytes may be a text or an embedded message; only the message's schema distinguishes them.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class OnnxGraph:
 
 
 def read_graph(model: Bytes) -> OnnxGraph:
-    """Parse the graph of a model that passed `check_graph`; raise ProtobufError for other bytes."""
+    """Parse the graph of a model that passed `check_graph`; raise ProtobufError if invalid."""
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
     for number, value in parts(model):
         if number == ModelField.OPSET:
@@ -292,7 +292,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of a graph input or output. A dynamic dimension in the shape is a name."""
+    """The type of a graph input or output. The shape has names for dynamic dimensions."""
 
     shape: Sequence[int | str]
     dtype: str = "float32"
@@ -307,7 +307,7 @@ def written(
     """Return a serialized ONNX model.
 
     Args:
-        nodes: the nodes in an order in which each follows the nodes that compute its inputs.
+        nodes: nodes in topological order.
         inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
         constants: maps the names of constants to little-endian arrays; None without constants.
     """

@@ -27,7 +27,7 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A description of this machine. Unknown texts are empty, other unknown values None.
+    """A description of this machine. Unknown strings are empty; other unknown values are None.
 
     Attributes:
         cores: number of cores that this process may use.
@@ -109,7 +109,7 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
+        """Return the highest temperature of the CPU, or else of any sensor; None if unknown."""
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
@@ -297,5 +297,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True on Android: Python 3.13 has its own platform name, Termux sets ANDROID_ROOT."""
+    """Return True on Android, as indicated by the platform name or by Termux's `ANDROID_ROOT`."""
     return platform == "android" or "ANDROID_ROOT" in environ

@@ -94,7 +94,7 @@ class CancelledRuns:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size in bytes of the largest result that may still arrive; 0 without any."""
+        """Return the largest result that may still arrive, in bytes; 0 if there is none."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Counters of a device's work, which the PS and the device derive from their messages."""
+"""Counters of a device's work. The PS and the device each derive them from exchanged messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DeviceCounters:
         blocks: number of requested results that the PS received.
         flops: floating-point operations for these results.
         downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
-        energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
         compute_s: seconds of computation that the device reported.
+        energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
         failures: number of runs that failed or returned a malformed result.
     """
 

@@ -1,7 +1,7 @@
 """All limits of the protocol.
 
-A client written from `docs/protocol.md` relies on these values. A peer that exceeds a limit ends
-the session, unless the limit's comment states another consequence.
+A client written from `docs/protocol.md` relies on these values. Exceeding a limit ends the session,
+unless the limit's comment states another consequence.
 """
 
 from typing import Final

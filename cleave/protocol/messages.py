@@ -202,7 +202,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: concatenate the arrays `ids` by rows into the array `id`; delete `ids`."""
+    """PS to device: concatenate the rows of the arrays `ids` to the array `id`; delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS

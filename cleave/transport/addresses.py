@@ -105,5 +105,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """Return a link that opens the Android app and joins the server of the join page."""
+    """Return a link that opens the Android app and joins the server of the page `page_url`."""
     return f"cleave://join?url={quote(page_url, safe='')}"

@@ -20,7 +20,7 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 from cleave.transport.tls import WrongCertificateError, pinning
 
 WRITE_LIMIT_BYTES: Final = 2**20  # queued bytes above which `send` waits
-_JOIN_BELOW_BYTES: Final = 65536  # joined to one frame: a copy costs less than a second frame
+_JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less than a second frame
 
 
 class ConnectionLostError(Exception):
@@ -59,7 +59,7 @@ class Accepted(Connection, Protocol):
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
 
     def dismiss(self) -> None:
-        """Ignore further messages from the device, after sending the reason for the end."""
+        """Ignore further messages from a device to which the reason for its removal was sent."""
 
 
 @runtime_checkable

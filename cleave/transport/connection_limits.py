@@ -2,7 +2,7 @@
 
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
 pending ones are limited per address and in total. At the total limit, a new connection replaces the
-oldest one of the network with the most. So slow clients cannot block a fast client.
+oldest one of the network that has the most. So slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return limits for a process that may open `descriptors` files, with some in reserve."""
+        """Return limits that fit a process with `descriptors` file descriptors, less a reserve."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)
@@ -61,7 +61,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """The ticket of a new pending connection; close the connection with ticket `instead_of`."""
+    """The ticket of a new pending connection, and of the one to close in its place, if any."""
 
     ticket: int
     instead_of: int | None = None
@@ -83,7 +83,7 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Count a new pending connection and return its place; if refused, return the reason."""
+        """Register a new pending connection; return its `WaitingPlace`, or why it is refused."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -100,7 +100,7 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network with the most; None if that is `network`."""
+        """Return the oldest ticket of the largest network; None if `network` is equally large."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
@@ -123,7 +123,7 @@ def home_of(address: str) -> str:
 
 
 def network_of(address: str) -> str:
-    """Return the network of an address, which one client may own: IPv4 address or IPv6 /48."""
+    """Return the network that groups an address: the IPv4 address itself, or the IPv6 /48."""
     return _within(address, _IPV6_NETWORK)
 
 

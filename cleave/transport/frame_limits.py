@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes of the largest awaited task result (`work`) and largest result (`any`)."""
+    """Sizes in bytes of the largest awaited task result, and the largest result of any kind."""
 
     work: int = 0
     any: int = 0
@@ -167,7 +167,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Record a connection's incomplete bytes; above the limit, return one to close."""
+        """Record a connection's incomplete bytes; above the limit, return a connection to close."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

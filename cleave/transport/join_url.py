@@ -50,7 +50,7 @@ class JoinUrl:
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return this URL with another host name or IP address of the same server."""
+        """Return this URL with `host`, another host name or IP address of the same server."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -110,7 +110,7 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE` for a private file with a join URL; other users can see command lines."""
+    """Yield `@FILE` for a private file with the URL, so that the command line does not show it."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 

@@ -69,7 +69,7 @@ class PendingSocket(socket.socket):
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Count the connection as failed and log the reason, unless its outcome is known."""
+        """Count the connection as failed and log the reason, if its outcome is not yet known."""
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
@@ -433,7 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted; afterwards, the full limit."""
+        """Return the seconds left until the hello must be accepted; after that, the full limit."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())

@@ -2,7 +2,7 @@
 
 A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
 only this certificate and ignores its issuer and dates, because a device's clock may be wrong.
-Creating a certificate needs the package `cryptography`, which clients do not need.
+Only servers with a self-signed certificate require the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """Whether a server without a user's certificate uses TLS."""
+    """The TLS mode of a server for which the user supplies no certificate."""
 
     AUTO = "auto"  # TLS with a self-signed certificate that the server creates
     OFF = "off"  # no TLS: plain WebSockets and HTTP
@@ -244,7 +244,7 @@ def pinning(fingerprint: str) -> ssl.SSLContext:
 
 
 def expose(host: str, security: Security, now: datetime) -> Exposure:
-    """Load or create a server's certificate, and return the addresses for clients.
+    """Load or create a server's certificate; return its TLS context and addresses for clients.
 
     Args:
         now: current time with a time zone, for the dates of a new certificate.

@@ -96,7 +96,7 @@ def cores_to_lend(count: int) -> list[int]:
 
 
 def keep_to_cores(count: int) -> bool:
-    """On Linux, restrict this process to `cores_to_lend(count)` and return True; else return False.
+    """On Linux, restrict this process to `cores_to_lend(count)`; return False on other systems.
 
     Call this function before libraries start threads, because threads inherit the restriction.
     Without the restriction, only the number of threads limits the CPU usage.

@@ -80,10 +80,10 @@ class CountingSession(Protocol):
 
 
 class DataMeter:
-    """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
+    """Counts the bytes that this machine's `cleave join` processes transfer per hour, day or month.
 
-    The file at `path` stores the count between runs, except for `Span.COMMAND`. An unreadable file
-    counts as empty. If the file is not writable, only this process's bytes are counted.
+    The counts are in the file at `path`. An unreadable file counts as empty. If the file is not
+    writable, or the span is `Span.COMMAND`, only this process's bytes are counted.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DataMeter:
         return self._used
 
     def until_s(self) -> float:
-        """Return when to check next, on `clock`, before the session's top rate reaches the cap."""
+        """Return the time of the next check on `clock`, early enough not to exceed the data cap."""
         left = max(0, self._cap.nbytes - self._used)
         reached_s = left / self._rate if self._rate else _FIRST_S
         return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
@@ -134,7 +134,7 @@ class DataMeter:
         return self._counted - before
 
     def _held(self) -> dict[str, int]:
-        """Read the stored counts: a map from the name of a span to its bytes."""
+        """Return the stored byte counts, by name of the hour, day or month."""
         try:
             held = json.loads(self._path.read_text())
             if "span" in held:  # the old format, with a single span
@@ -155,7 +155,7 @@ class DataMeter:
             return
 
 
-COOL_BY_C: Final = 5.0  # an overheated machine must cool to this far below the limit
+COOL_BY_C: Final = 5.0  # degrees below the limit to which an overheated machine must cool
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine computes, user input within this many seconds means that the owner is back.
@@ -218,7 +218,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Whether the machine may compute now (without `cause`), and the time of the next check."""
+    """A policy decision. `cause` is None if the machine may compute; `until_s`: next check."""
 
     cause: Cause | None
     reason: str
@@ -269,7 +269,7 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may compute; not if a required sensor value is unknown."""
+        """Decide whether the machine may compute. An unknown required value forbids computation."""
         verdicts = [
             self._hours(seen),
             self._data(seen),
