@@ -95,7 +95,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
     Missing parent folders are created. A link is replaced, and its target does not change.
 
     Args:
-        mode: permissions of the new file, less the user's umask.
+        mode: permissions of the new file, before the umask is applied.
         sync: whether to flush the new file to disk, so that it survives a power loss.
     """
     make_folder(path.parent)

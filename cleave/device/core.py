@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, which tells the PS to send no new runs; nothing if already sent."""
+        """Return a `drain` message, which tells the PS to send no new runs; at most once."""
         if self.draining:
             return []
         self.draining = True

@@ -279,7 +279,7 @@ class Installer:
         self._reload()
 
     def status(self) -> str:
-        """Return the service's state in the service manager's words, or "not installed"."""
+        """Return the state that the service manager reports for the service, or "not installed"."""
         if not self.places.unit.exists():
             return "not installed"
         if self.manager is ServiceManager.SYSTEMD:

@@ -1,7 +1,7 @@
 """Reads and writes ONNX models without the `onnx` package, which devices do not have.
 
 A protobuf message is a sequence of fields. A field has a number and a value: an integer or bytes.
-The bytes may be a text or an embedded message; only the message's schema distinguishes them.
+The bytes may be text or an embedded message; only the message's schema distinguishes them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Accepted(Connection, Protocol):
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
 
     def dismiss(self) -> None:
-        """Ignore further messages from a device to which the reason for its removal was sent."""
+        """Ignore further messages from the device, after it was told why its session ends."""
 
 
 @runtime_checkable

@@ -51,7 +51,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return limits that fit a process with `descriptors` file descriptors, less a reserve."""
+        """Return limits reduced to fit `descriptors` file descriptors, some of which stay free."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)

@@ -50,7 +50,7 @@ class JoinUrl:
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return this URL with `host`, another host name or IP address of the same server."""
+        """Return this URL with `host` as the host: another name or address of the same server."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()

@@ -433,7 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted; after that, the full limit."""
+        """Return the seconds left until the hello must be accepted; after that, the full time."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
