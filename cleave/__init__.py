@@ -1,4 +1,4 @@
-"""Train transformers exactly on fleets of edge devices.
+"""Train transformers on fleets of edge devices, with exact results.
 
     fleet = cleave.emulated(8)            # real devices: fleet = cleave.serve(port=8765).fleet
     fleet.wait_for(2)                     # wait until 2 devices are connected

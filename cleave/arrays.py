@@ -22,7 +22,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types by their names in messages; `storage` is the numpy dtype, uint16 for bf16."""
+    """Element types. Values are names in messages; `storage` is the numpy dtype (bf16: uint16)."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -65,7 +65,7 @@ class Buffer:
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements as bytes, row by row: a view of a C-contiguous array, else a copy."""
+        """Return the elements as bytes in row-major order: a view if C-contiguous, else a copy."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
@@ -85,7 +85,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a view of received bytes; raise ValueError if they do not have this shape's size."""
+    """Return received bytes as a buffer, without a copy; raise ValueError for a wrong length."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
@@ -96,11 +96,10 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the largest magnitude of any element; NaN if an element is NaN.
+    """Return the largest absolute value of `data`; NaN if any element is NaN, 0 if it is empty.
 
-    The function reads the elements, bytes or a contiguous array, as integers without copying them:
-    floating-point numbers of the same sign have the same order as their bit patterns, with NaN
-    last.
+    Elements are compared as integers, without copying: among floating-point numbers of one sign,
+    larger magnitudes have larger bit patterns, and NaN has the largest.
     """
     bits = 8 * dtype.itemsize
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")
@@ -114,7 +113,7 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to the nearest values of `dtype`, ties to even; do not copy for fp32.
+    """Round fp32 values to the nearest `dtype` values, ties to even. For fp32, return `values`.
 
     Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
     """
@@ -132,7 +131,7 @@ def narrow(values: Array, dtype: DType) -> Array:
 
 
 def from_torch(tensor: torch.Tensor) -> Buffer:
-    """Return a buffer on the memory of a 2-D CPU tensor; raise ValueError for other dtypes."""
+    """Return a buffer that shares memory with a 2-D fp32, bf16 or fp16 CPU tensor."""
     import torch
 
     names = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}

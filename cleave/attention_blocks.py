@@ -1,4 +1,4 @@
-"""The size of query blocks in attention, which limit the memory for attention scores."""
+"""Sizes of the query blocks that limit the memory for attention scores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Blocks:
         block_bytes: maximum size of the scores of one block of queries.
     """
 
-    whole_bytes: int = 64 * 2**20  # blocks are no faster for 48 MB of scores, faster for 768 MB
-    block_bytes: int = 24 * 2**20  # blocks of half this size take 8 % longer, of twice 4 % less
+    whole_bytes: int = 64 * 2**20  # blocks are no faster at 48 MB of scores, but faster at 768 MB
+    block_bytes: int = 24 * 2**20  # half the size takes 8 % longer, twice the size 4 % less time
 
     def rows(self, heads: int, queries: int, keys: int) -> int:
         """Return the number of queries per block; `queries` if all are computed at once."""

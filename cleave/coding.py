@@ -1,4 +1,4 @@
-"""Lossless compression of floating-point payloads, and the messages that carry them.
+"""Lossless compression of floating-point payloads, and conversion of their messages.
 
 The exponents of a model's numbers are similar, while signs and fractions are almost random. So only
 the exponents are compressed:
@@ -6,12 +6,13 @@ the exponents are compressed:
 1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
    a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
    holds fraction and sign. The upper byte of a rotated fp16 also has three bits of the fraction.
-2. The upper bytes are deflated with Huffman codes alone, because a search for repetitions is slow
-   and finds none.
+2. The upper bytes are compressed with DEFLATE, using Huffman codes only, because a search for
+   repetitions is slow and finds none.
 3. All other bytes are stored uncompressed.
 
-A chunk inflates to at most as many bytes as it has uncompressed bytes, so decompression bombs are
-impossible. Zlib and numpy release the GIL, so several threads can process chunks in parallel.
+A chunk's compressed bytes inflate to at most as many bytes as the chunk stores uncompressed, so
+decompression bombs are impossible. Zlib and numpy release the GIL, so several threads can process
+chunks in parallel.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 Payload: TypeAlias = bytes | memoryview
-Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # such as `map`
+Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # like `map`
 _WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
 _SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4
@@ -36,7 +37,7 @@ _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress little-endian elements; `each` maps over chunks. The result may be longer."""
+    """Compress little-endian elements, chunk by chunk; the result may be longer than `payload`."""
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
     chunks = [words[at : at + step] for at in range(0, words.size, step)]
@@ -47,7 +48,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload; return None if it is short or a sample suggests savings below 5%."""
+    """Compress a payload; return None if it is short or a sample predicts savings below 5 %."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -55,11 +56,10 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 
 
 def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memoryview:
-    """Decompress a payload from a peer, which may be invalid.
+    """Decompress a payload from an untrusted peer.
 
-    The length of `coded` is checked before memory for the payload is allocated. A valid compressed
-    payload has more than half of the payload's size, so a peer cannot cause large allocations with
-    short messages.
+    The length of `coded` is checked before memory is allocated. A valid compressed payload is
+    longer than half of `nbytes`, so short messages cannot cause large allocations.
 
     Raises:
         ProtocolError: when `coded` is not a compressed payload of `nbytes` bytes.
@@ -81,7 +81,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress elements, given as 16-bit words; return the parts of the result."""
+    """Compress one chunk of elements, given as 16-bit words; return byte strings to concatenate."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -137,7 +137,7 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
 
 
 def _sampled_ratio(payload: Payload, dtype: DType) -> float:
-    """Estimate the compressed share of the size from the entropy of sampled exponents."""
+    """Estimate the ratio of compressed to plain size from the entropy of sampled exponents."""
     upper = np.frombuffer(payload, "<u2")[_words(dtype) - 1 :: _words(dtype)]
     sample = (upper[:: max(1, upper.size // _SAMPLE)] >> 7).astype(np.uint8)
     shares = np.bincount(sample) / sample.size
@@ -153,7 +153,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Return a message's compressed payload; None if its dtype or size allows no savings."""
+    """Compress a message's payload; return None if not floating-point or hardly compressible."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None
@@ -167,7 +167,7 @@ def with_coded(message: Put, coded: bytes) -> PutCoded: ...
 @overload
 def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
-    """Return `put_coded` for a `put`, or `result_coded` for a `result`."""
+    """Convert a `put` to `put_coded`, or `result` to `result_coded`, with the payload `coded`."""
     shape = message.rows, message.columns, message.dtype
     if isinstance(message, Put):
         return PutCoded(message.id, *shape, coded)
@@ -175,7 +175,7 @@ def with_coded(message: Plain, coded: bytes) -> Coded:
 
 
 def array_bytes(message: Coded) -> int:
-    """Return the size of a message's payload after decompression, in bytes."""
+    """Return the size in bytes of a message's decompressed payload."""
     return message.rows * message.columns * _dtype(message).itemsize
 
 

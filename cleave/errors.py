@@ -1,4 +1,4 @@
-"""Exceptions for users. Each message is one sentence that says what is wrong and what to do."""
+"""Exceptions for users. Each message is one sentence that states the problem and a solution."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VersionError(ProtocolError):
 
 
 class PlanError(CleaveError):
-    """No plan exists for this GEMM or model on this fleet."""
+    """No plan exists for the GEMM or model on the fleet."""
 
 
 class DeviceMemoryError(PlanError):
@@ -43,7 +43,7 @@ class DeviceMemoryError(PlanError):
 
 
 class FleetError(CleaveError):
-    """The fleet cannot finish its task."""
+    """The fleet cannot complete the requested computation."""
 
 
 def to_install(extra: str) -> str:

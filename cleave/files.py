@@ -1,8 +1,8 @@
-"""All of Cleave's code that opens files for writing or locks folders.
+"""The only module that writes files or locks folders; `tests/test_files.py` checks this.
 
-No function writes through a symbolic link. A function that replaces a file replaces the link, not
-its target. A function that continues an existing file refuses a link. Functions raise OSError with
-an explanation in `strerror`. `tests/test_files.py` checks that no other module writes files.
+No function writes to a regular file through a symbolic link. A function that replaces a file
+replaces the link, not its target. A function that changes a file in place raises OSError for a
+link. Every OSError has an explanation in `strerror`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _LOCKED_BYTE: Final = 2**30  # beyond the end of the text: Windows makes a locke
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder whose path a user gave, and its missing parents, unless it exists."""
+    """Create a folder at a user-supplied path, with missing parents, unless it exists."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def writable_folder(path: Path) -> None:
-    """Create a folder whose path a user gave, unless it exists, and check that it is writable."""
+    """Create a folder at a user-supplied path, unless it exists; raise OSError if not writable."""
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
         pass
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder inside one of Cleave's own folders, unless it exists; refuse a link."""
+    """Create a folder in one that Cleave owns, unless it exists; raise OSError for a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
@@ -71,7 +71,7 @@ def refuse_link(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, for a power loss; on Windows, do nothing."""
+    """Flush a folder's entries to disk, so that they survive a power loss; no-op on Windows."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -85,18 +85,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Create a file for unbuffered writing; FileExistsError if the path exists, even as a link."""
+    """Create a file for unbuffered writing; raise FileExistsError for an existing file or link."""
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
-    """Replace a file atomically: readers see either the old content or the new content.
+    """Create or replace a file atomically: readers see either the old or the new content.
 
-    Missing parent folders are created. A link is replaced, and its target does not change. If an
-    error is raised, no temporary file remains.
+    Missing parent folders are created. A link is replaced, and its target does not change.
 
     Args:
-        mode: permissions of the new file, less the user's umask.
+        mode: permissions of the new file, before the umask is applied.
         sync: whether to flush the new file to disk, so that it survives a power loss.
     """
     make_folder(path.parent)
@@ -116,7 +115,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
 
 @contextmanager
 def private_file(data: bytes, prefix: str) -> Iterator[Path]:
-    """Yield the path of a temporary file that only the current user can read."""
+    """Yield the path of a temporary file with `data`, readable only by the user; then delete it."""
     written, name = tempfile.mkstemp(prefix=prefix)  # `mkstemp` creates files with mode 0600
     path = Path(name)
     try:
@@ -128,7 +127,7 @@ def private_file(data: bytes, prefix: str) -> Iterator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Raise OSError if `write_output` could not write to a path; do not change the file."""
+    """Raise OSError if `write_output` cannot write to a path. The file is not changed."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
@@ -140,10 +139,10 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write an output file whose path a user gave, such as a plot or a report.
+    """Write an output file, such as a plot or a report, to a user-supplied path.
 
-    An existing regular file is replaced (see `write_atomically`). If the path is a pipe or a
-    device, such as /dev/stdout, the data is written into it. The folder must exist.
+    An existing regular file is replaced (see `write_atomically`). Pipes and devices, such as
+    /dev/stdout, are written to. The folder must exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
@@ -154,7 +153,7 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Save a matplotlib figure to a file whose path a user gave (see `write_output`).
+    """Save a matplotlib figure to a user-supplied path (see `write_output`).
 
     The path's suffix sets the format; without a suffix, ".png" is appended.
 
@@ -169,7 +168,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Open an emptied output file, such as a log, that others read while Cleave appends to it."""
+    """Empty an output file, such as a log, and open it for appending while others read it."""
     write_output(path, b"")
     if not path.is_file():
         return FileIO(path, "w")
@@ -180,7 +179,7 @@ def open_to_append(path: Path) -> FileIO:
     """Open one of Cleave's own files for appending. The file is created if it does not exist.
 
     If the file has several hard links, it is first replaced by a copy, so that the content under
-    its other names does not change. A link is refused.
+    its other names does not change. Raises OSError for a symbolic link.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     if os.fstat(file.fileno()).st_nlink <= 1:
@@ -194,8 +193,8 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
     """Open one of Cleave's own files for reading and writing, at the start of the file.
 
     The file is created if it does not exist. A file with several hard links is first replaced by a
-    copy, as in `open_to_append`. A link, or a file with another `header`, is refused. A file that
-    contains only the beginning of the header is accepted.
+    copy, as in `open_to_append`. Raises OSError for a symbolic link, or if the file does not start
+    with `header`. A file that contains only the beginning of the header is accepted.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT, mode)
     if not _begins(file, header):
@@ -226,7 +225,7 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return whether a file begins with the header, or has only its beginning; rewind the file."""
+    """Return True if a file starts with `header` or is a prefix of it; rewind the file."""
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
@@ -254,7 +253,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """A lock is held elsewhere, by `holder`, such as `process 4711`."""
+    """The lock is already held; `holder` names the process, for example "process 4711"."""
 
     def __init__(self, text: str, holder: str) -> None:
         super().__init__(text)
@@ -264,15 +263,14 @@ class LockedError(CleaveError):
 class Lock:
     """An exclusive lock on a file, acquired on construction; a context manager releases it on exit.
 
-    The operating system releases the lock when the process ends. While the
-    lock is held, the file contains the ID and host of the holder. The file is never deleted. A
-    read-only file can also be locked.
+    The operating system releases the lock when the process ends. While locked, a writable file
+    contains the process ID and host name of the holder. The file is never deleted.
 
     Args:
         wait_s: maximum seconds to wait until another process releases the lock.
 
     Raises:
-        LockedError: when the lock is still held elsewhere after `wait_s` seconds.
+        LockedError: when the lock is still held after `wait_s` seconds.
         OSError: when the file cannot be opened or locked, or was not written by Cleave.
     """
 

@@ -4,7 +4,7 @@ A GEMM is ``C[M, N] = A[M, K] @ B[K, N]``. A *tile* is a box ``m x n x k`` of th
 that is assigned to one device. A tile's rows are *cut* into A-strips, and its columns into
 B-strips. One A-strip times one B-strip gives a *block*. Devices return results block by block, and
 lost results are recomputed block by block. If the tile's depth is cut as well, each strip consists
-of several pieces. A block is then the sum over the depth of A-piece times B-piece.
+of several pieces, and a block is the sum of the products of matching A-pieces and B-pieces.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """``C[m, n] = A[m, k] @ B[k, n]``; any side may be zero."""
+    """The matrix product ``C[m, n] = A[m, k] @ B[k, n]``; any dimension may be zero."""
 
     m: int
     n: int
@@ -63,7 +63,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of a GEMM's index space, with rows and columns of C and a range of the depth."""
+    """A box of a GEMM's index space: ranges of C's rows (m), C's columns (n) and the depth (k)."""
 
     m: Span
     n: Span
@@ -74,7 +74,7 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Return True if the tile's blocks are partial sums, which the PS adds to others."""
+        """Return True if the tile covers only part of the depth; its blocks are partial sums."""
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -83,7 +83,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """A tile and how it is cut into strips.
+    """A tile with the cuts that divide it into strips.
 
     Attributes:
         m_cuts: rows of each A-strip; consecutive spans that cover `tile.m`.
@@ -99,7 +99,7 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One A-strip times one B-strip of a tile. `pieces` of the depth are in summation order."""
+    """The product of two strips of a tile; `pieces` are its depth ranges in summation order."""
 
     m: Span
     n: Span
@@ -121,8 +121,8 @@ class Block:
 def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
 
-    The distance from the start of `span` to each inner boundary is a multiple of `align`. There are
-    fewer spans than `pieces` if `span` is too short. An empty span is returned unchanged.
+    The distance from the start of `span` to each inner boundary is a multiple of `align`. A short
+    `span` yields fewer than `pieces` spans. An empty span is returned unchanged.
     """
     if span.size == 0 or pieces <= 1:
         return (span,)
@@ -140,7 +140,7 @@ def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
 
 
 def wavefront(cut: TileCut) -> Iterator[Block]:
-    """Yield a tile's blocks in the order in which a device computes the blocks.
+    """Yield a tile's blocks in the order in which a device computes them.
 
     Strips are sent in the order A0 B0 A1 B1 .... When an A-strip arrives, the device multiplies
     this strip by every B-strip that has arrived, and vice versa. So when a share f of the download
@@ -159,7 +159,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
 
 
 def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
-    """Return few boxes that cover the same index space, by joining neighbouring blocks."""
+    """Join neighbouring blocks into fewer boxes that cover the same index space."""
     rows_first = sorted((b.k, b.m, b.n) for b in blocks)
     joined = [
         _joined(_joined(rows_first, 2), 1),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 X: Final = "x"  # the input of a layer or of the loss
-Y: Final = "y"  # A layer's output
+Y: Final = "y"  # the output of a layer
 DX: Final = "dx"  # the gradient of the loss with respect to the input
 DY: Final = "dy"  # the gradient of the loss with respect to the output
 
 
-TARGETS: Final = "targets"  # target token of each position; -100 if it has no loss
-SCALE: Final = "scale"  # of each token's loss: one over the tokens of the global batch
-FIRST: Final = "first"  # row in the whole LM head at which a slice begins
-SLICE_COLUMNS: Final = 2  # a slice's output for a token: log-sum-exp and target logit
+TARGETS: Final = "targets"  # target token of each position; -100 for positions without loss
+SCALE: Final = "scale"  # factor of each token's loss: 1 / number of tokens in the global batch
+FIRST: Final = "first"  # first row of a slice of the LM head
+SLICE_COLUMNS: Final = 2  # outputs of a slice per token: log-sum-exp and target logit
 LOSS: Final = "loss"  # the sum of the losses of all tokens, each multiplied by the scale
 
 
@@ -33,10 +33,10 @@ def total(name: str) -> str:
 
 
 def new_total(name: str) -> str:
-    """Return the graph output for a parameter's gradient, including this micro-batch."""
+    """Return the name of the graph output for the gradient sum that includes this micro-batch."""
     return f"new:{name}"
 
 
 def activation(number: int) -> str:
-    """Return the name of the activation with this index, which the backward graph takes."""
+    """Return the name of an activation, which forward graphs return and backward graphs take."""
     return f"activation:{number}"

@@ -15,11 +15,11 @@ from typing import Any, Final
 from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
-_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module, which no other package has
+_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module; no other package has it
 
 
 def need_ray(option: str) -> None:
-    """Check that Ray is installed, and that `import ray` does not import another module.
+    """Check that Ray is installed, and that `import ray` imports Ray and no other module.
 
     Args:
         option: the command-line option that needs Ray, for the error message.
@@ -42,7 +42,7 @@ def need_ray(option: str) -> None:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Connect to a running Ray cluster in the `with` block, whose value is the module `ray`.
+    """Connect to a running Ray cluster and yield the module `ray`; disconnect on exit.
 
     Args:
         address: host:port of the cluster's head node, or "auto" on a machine of the cluster.
@@ -69,10 +69,10 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 @contextmanager
 def ray_here(address: str, cpus: int) -> Iterator[Any]:
-    """Start a Ray cluster on this machine for the `with` block, whose value is the module `ray`.
+    """Start a Ray cluster on this machine and yield the module `ray`; stop the cluster on exit.
 
     Args:
-        address: network address of this machine. Ray hangs with a loopback address.
+        address: network address of this machine; not a loopback address, with which Ray hangs.
         cpus: number of CPUs that Ray may assign to tasks.
     """
     with _session(address) as ray:
@@ -90,7 +90,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Restore this process's SIGTERM handler on exit. Ray's handler ends the process at once."""
+    """Restore the SIGTERM handler on exit, because Ray's handler ends the process immediately."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -101,13 +101,13 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Import `ray`, and shut Ray down on exit. Report a rejected authentication token."""
-    # Without a token, a cluster runs the code of anybody who can connect.
+    """Import and yield `ray`; shut Ray down on exit. A rejected token raises UsageError."""
+    # Without a token, a cluster runs code from anyone who can connect.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
-    # Despite `log_to_driver=False`, Ray reports crashed worker processes on the output, in between
-    # the records of --json. `cleave.cluster.board` reports crashed workers in one line.
+    # Despite `log_to_driver=False`, Ray prints reports of crashed workers between the records of
+    # --json. `cleave.cluster.board` reports crashed workers in one line.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
@@ -121,7 +121,7 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Check that the address accepts TCP connections. Ray itself would retry for minutes."""
+    """Raise UsageError if `address` refuses TCP connections. Ray would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -1,1 +1,1 @@
-"""The device side: the state machine, the session with a server, and the owner's policy."""
+"""The device program: protocol state machine, session with a server, and owner's policy."""

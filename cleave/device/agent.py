@@ -16,17 +16,17 @@ from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
 from cleave.errors import CleaveError, ProtocolError, UsageError, VersionError
 from cleave.transport.join_url import JoinUrl, parse_join_url
 
-LOOK_S: Final = 5.0  # between two checks of the machine, unless a check sets another time
-DRAIN_S: Final = 30.0  # for a draining device's runs; then the PS reassigns them
-LONGEST_WAIT_S: Final = 300.0  # between two connection attempts; the first wait is at most 1 s
-STEADY_S: Final = 60.0  # of a session, after which the backoff is reset to 1 s
+LOOK_S: Final = 5.0  # interval between checks of the machine, unless a check sets another time
+DRAIN_S: Final = 30.0  # time for a draining device to finish its runs; then the PS reassigns them
+LONGEST_WAIT_S: Final = 300.0  # maximum wait between connection attempts; the first is up to 1 s
+STEADY_S: Final = 60.0  # a session of at least this length resets the backoff to 1 s
 
 INTERRUPTED: Final = "interrupted"
 ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come from the policy
 
 
 class State(Enum):
-    """State of an agent. `READY` means that the PS welcomed the device; a probe may still run."""
+    """State of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -39,11 +39,11 @@ _NOTHING_DONE: Final = DeviceStatus()
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change of the agent's state, for display.
+    """A change of the agent's state, to show to the user.
 
     Attributes:
         reason: readable reason for the change; empty for `State.READY`.
-        status: status of the session that is ready, draining or closed.
+        status: status of the session whose state changed.
         retry_s: seconds until the next connection attempt; None if no attempt is scheduled.
     """
 
@@ -66,29 +66,29 @@ class AgentSession(Protocol):
     def drain(self) -> None: ...
 
 
-# Opens a session. The argument is called with the device's number once it is welcomed.
+# Opens a session. Calls its argument with the device's number once the PS welcomes the device.
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
 
-Look: TypeAlias = Callable[[], Awaitable[Permission]]  # whether the machine may compute now
+Look: TypeAlias = Callable[[], Awaitable[Permission]]  # returns whether the machine may compute now
 
 
 class Agent:
     """Keeps a machine connected to a server while the policy permits computation.
 
     With `stays`, the agent retries an unreachable server with exponential backoff. Without `stays`,
-    `run` raises if the first attempt fails, unless `known` returns True. The agent always
-    reconnects when the connection is lost or the server stops, even before the first welcome. It
-    ends when the server refuses the device permanently or, without `stays`, no longer needs the
-    device.
+    `run` raises if the server is unreachable, unless `known` returns True. The agent reconnects
+    when the connection is lost or the server stops, even before the first welcome. It ends when the
+    server refuses the device permanently or, without `stays`, no longer needs the device.
 
     Args:
         say: called with every change of the agent's state.
         look: returns whether the machine may compute now; None to compute at any time.
-        stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
+        stays: whether to retry an unreachable server; by default, True if `look` is given.
+        once: whether to end after one session.
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
-        drain_s: seconds to finish the current runs when the policy no longer permits computation; 0
-            to disconnect at once.
+        drain_s: seconds to finish current runs when the policy forbids computation; 0 to leave at
+            once.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
@@ -128,11 +128,11 @@ class Agent:
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`, or until the server does not need the device or refuses it for good.
+        """Run until `stop` is called, or the server refuses or no longer needs the device.
 
         Raises:
-            CleaveError: when the server refuses the device; without `stays`, also if none is
-                reached.
+            CleaveError: when the server refuses the device permanently or, without `stays`, is
+                unreachable and `known` returns False.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -144,7 +144,10 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain, then end the agent; a second call ends it at once. Call it from the event loop."""
+        """Stop the agent: the first call drains its session, and a second call ends it at once.
+
+        Call this method from the event loop.
+        """
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:
             self._drain(self._session, ASKED)
@@ -152,7 +155,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_and_go(self) -> None:
-        """Run sessions one after another while the policy permits, until none may follow."""
+        """Run sessions one after another, while the policy permits, until the agent must end."""
         permission = ALLOWED
         while not self._stopping:
             if self._look is not None:
@@ -191,7 +194,7 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return the reason it ended, or raise the server's error."""
+        """Run a session to its end; return why it ended, or raise the server's error."""
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED
@@ -217,7 +220,7 @@ class Agent:
     async def _watch(
         self, session: AgentSession, running: asyncio.Future[str], permission: Permission
     ) -> None:
-        """Wait until the session ends; drain it once the policy no longer permits computation."""
+        """Wait until the session ends; drain the session once the policy forbids computation."""
 
         def ends() -> bool:
             return bool(self._draining) or running.done()
@@ -261,7 +264,7 @@ class Agent:
         self._say(Notice(State.READY, status=DeviceStatus(device)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Report why the agent waits; with `stays`, only if the cause `what` changed."""
+        """Report why the agent is waiting; with `stays`, only if the cause `what` changed."""
         if what != self._waits_for or not self._stays:
             self._waits_for = what
             self._say(notice)
@@ -278,7 +281,7 @@ class Agent:
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return the seconds before the next connection attempt, which grow with each failure."""
+        """Return the wait before the next connection attempt in seconds; it grows with failures."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
@@ -298,8 +301,8 @@ class _Moving(Protocol):
 class ServerSelection:
     """Selects the server for the next session: the home server, or the target of a redirect.
 
-    After a redirect, the device stays with the new server while it welcomes the device. If it does
-    not answer or is full, the device returns to its home server.
+    After a redirect, the new server remains selected as long as it welcomes the device. Otherwise
+    the device returns to its home server.
     """
 
     def __init__(self) -> None:
@@ -309,13 +312,13 @@ class ServerSelection:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the selected server; after an error, the home server is next."""
+        """Open a connection to the selected server; after an error, select the home server."""
         last, self._session = self._session, None
         if last is not None and not last.welcomed:
             self._elsewhere = None
         if last is not None and last.moves_to:
             with suppress(UsageError):  # ignore an invalid address
-                # The home server knows the credential, so a server that it trusts may see it too.
+                # The home server knows the credential, and trusts the server that it redirects to.
                 moved = parse_join_url(last.moves_to)
                 if moved.address.startswith("wss:") or home.address.startswith("ws:"):
                     self._elsewhere = replace(moved, credential=home.credential)
@@ -326,5 +329,5 @@ class ServerSelection:
             raise
 
     def at(self, session: _Moving) -> None:
-        """Record a new session, whose outcome determines the next server."""
+        """Set the current session, whose outcome determines the next server."""
         self._session = session

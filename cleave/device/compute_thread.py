@@ -1,4 +1,4 @@
-"""Executes a device's orders in a separate thread."""
+"""Executes a device's orders (products, graph runs, fetches) in a separate thread."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Computer(Protocol):
 
 
 class ComputeThread:
-    """Executes orders (matrix multiplications, graphs, fetches) in one thread.
+    """Executes orders in one thread.
 
-    Small matrix multiplications, up to `inline_flops`, run at once in the caller's thread if no
+    Matrix multiplications of up to `inline_flops` FLOPs run in the caller's thread if no other
     order is running. `make_session` opens an ONNX Runtime session for a graph.
     """
 
@@ -73,7 +73,7 @@ class ComputeThread:
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute one order; return its result and seconds, or an error message for the PS."""
+    """Execute one order; return its result and compute seconds, or an error message for the PS."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

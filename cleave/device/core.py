@@ -1,8 +1,8 @@
 """The device's protocol state machine, without sockets, clocks or computations.
 
-`DeviceCore.received` turns a message from the PS into orders to execute and messages to send. The
-caller reports the end of each order with `computed` or `failed`. Orders must be executed in
-sequence, because an order may need the outputs of an earlier order.
+`DeviceCore.received` converts a message from the PS to orders (work to execute) and messages to
+send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed
+in sequence, because an order may need the outputs of an earlier order.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15  # of one graph run, to display; the fastest GPU needs seconds for them
+_MOST_FLOPS: Final = 10**15  # maximum counted per graph run; the fastest GPU needs seconds for it
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
 class DeviceCore:
-    """Tracks a device's stored arrays and unfinished runs, and turns PS messages into actions.
+    """Tracks a device's stored arrays and unfinished runs, and converts PS messages to actions.
 
     Args:
-        memory_bytes: memory budget that `hello` declared. If the PS exceeds it, `received` raises
-            ProtocolError and the session ends.
-        graphs, coding: whether `hello` offered the feature. It becomes active once `welcome` names
-            it too.
+        memory_bytes: memory budget that `hello` declared. If the PS exceeds the budget, `received`
+            raises ProtocolError and the session ends.
+        graphs, coding: whether `hello` offered this feature. A feature is active once `welcome`
+            names it too.
 
     Attributes:
-        codes_results: whether the PS asked for compressed results.
+        codes_results: whether the PS permitted compressed results.
     """
 
     def __init__(self, memory_bytes: int, *, graphs: bool = False, coding: bool = False) -> None:
@@ -67,11 +67,11 @@ class DeviceCore:
 
     @property
     def idle(self) -> bool:
-        """Return True if all requested runs are finished or cancelled."""
+        """Return True if the device has no unfinished runs."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Return orders to execute and messages to send for one message from the PS, in sequence.
+        """Process a message from the PS; return orders to execute and messages to send, in order.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -110,7 +110,7 @@ class DeviceCore:
         return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Return the `put` for a `put_coded`. This may run in another thread.
+        """Decompress a `put_coded` to a `put`. May be called from another thread.
 
         Raises:
             ProtocolError: when the message violates the protocol. The caller must end the session.
@@ -120,7 +120,7 @@ class DeviceCore:
         return codes.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Return the message for a finished run, if not cancelled; a graph run has no payload."""
+        """Return the response to a finished run; an empty list if the PS cancelled the run."""
         order = self._take(run)
         if order is None:
             return []
@@ -133,7 +133,7 @@ class DeviceCore:
         ]
 
     def failed(self, run: int, reason: str) -> list[Action]:
-        """Return the message that reports a failed run; nothing if the PS cancelled the run."""
+        """Return the response to a failed run; an empty list if the PS cancelled the run."""
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return the `drain` message, which asks for no new runs; nothing if it was sent."""
+        """Return a `drain` message, which tells the PS to send no new runs; at most once."""
         if self.draining:
             return []
         self.draining = True
@@ -247,7 +247,7 @@ class DeviceCore:
                 raise ProtocolError(f"array {name} was sent twice")
         made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
         found = {name: self._store.get(name) for name in message.inputs}
-        # Even if this run fails, the outputs that it replaces can no longer be used.
+        # Even if this run fails, the replaced outputs can no longer be used.
         self._store.update((name, made[name]) for name in replaced)
         graph = self._store.get(message.graph)
         if not isinstance(graph, StoredGraph):
@@ -262,7 +262,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the arrays that this run reads as inputs and overwrites as outputs, by ID."""
+        """Return the arrays that a run both reads and replaces, as a map from array IDs."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)
@@ -341,7 +341,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(na
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return an array's size in bytes, computed from its shape."""
+    """Return an array's size in bytes; raise ProtocolError if the payload has another size."""
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

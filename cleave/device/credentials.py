@@ -16,7 +16,7 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 
 @dataclass(frozen=True, slots=True)
 class SavedCredential:
-    """A device's credential for the server with the ID `server`; devices need different names."""
+    """The credential of the device `name` for the server with the ID `server`."""
 
     server: str
     name: str
@@ -25,13 +25,13 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """A folder with one file per credential, which only the user can read."""
+    """A folder with one file per credential, readable only by the user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return a device's credential for a server, by ID or else address; empty if none."""
+        """Return the saved credential for a server and a device name; empty if there is none."""
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
             if saved is None or saved.name != name:
@@ -47,14 +47,14 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return the values of `credential` and `join_code` for `hello`.
 
-        If a credential is saved, the join URL's credential is the `join_code`.
+        A saved credential is sent as `credential`, and the join URL's credential as `join_code`.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential, in place of one with the same server and device name."""
-        # A server chooses its ID freely, so a hash of the ID and the name is the file name.
+        """Save a credential; replace any older one for the same server and device name."""
+        # A server chooses its ID freely, so the file name is a hash of the ID and the device name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
         try:
@@ -76,7 +76,7 @@ def _read(path: Path) -> SavedCredential | None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the credentials folder, in $CLEAVE_STATE if set, else in the user's state folder."""
+    """Return the credentials folder: in $CLEAVE_STATE if set, else in the user's state folder."""
     if chosen := environment.get("CLEAVE_STATE"):
         return Path(chosen) / "credentials"
     from platformdirs import user_state_path

@@ -22,20 +22,19 @@ end."""
 _DOMAINS: Final = (b"", b"ai.onnx")  # both names of the default domain
 
 
-_LONGEST_DOMAIN: Final = 8  # prefix length that separates `_DOMAINS` from other domains
+_LONGEST_DOMAIN: Final = 8  # prefix length that distinguishes `_DOMAINS` from other domains
 
 
 _MOST_ELEMENTS_OF_A_BYTE: Final = 2  # 4-bit types store 2 elements in a byte
 
 
 def check_graph(model: bytes | memoryview) -> None:
-    """Raise if a model is not a valid graph as defined in docs/protocol.md (section *Graphs*).
+    """Check that a model is a valid graph as defined in docs/protocol.md (section *Graphs*).
 
     The check takes time proportional to the model's length, and no extra memory.
 
     Raises:
-        GraphError: when the data is not an ONNX model, or the model has a forbidden part, which the
-            message names.
+        GraphError: when the data is not an ONNX model, or the model contains a forbidden element.
     """
     try:
         _Check().model(memoryview(model))
@@ -45,7 +44,7 @@ def check_graph(model: bytes | memoryview) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """Checks one model; protobuf merges repeated fields, so every occurrence is checked."""
+    """Checks one model. Protobuf merges repeated fields, so every occurrence is checked."""
 
     nodes: int = 0
 
@@ -108,7 +107,7 @@ class _Check:
 
 
 def _check_tensor(tensor: memoryview) -> None:
-    """Raise if a constant is in an external file, or declares more elements than its bytes hold."""
+    """Raise GraphError for a constant in an external file, or with too few bytes for its shape."""
     most, elements, empty = _MOST_ELEMENTS_OF_A_BYTE * len(tensor), 1, False
     for number, value in onnx.fields(tensor):
         match number:
@@ -125,7 +124,7 @@ def _check_tensor(tensor: memoryview) -> None:
 
 
 def _check_value(value: memoryview) -> None:
-    """Raise if a graph's input or output is not a tensor, for example a sequence of tensors."""
+    """Raise GraphError if a graph input or output is not a tensor, for example a sequence."""
     for number, of in onnx.fields(value):
         if number == onnx.ValueField.TYPE:
             for kind, _ in onnx.fields(_content(of)):

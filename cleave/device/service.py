@@ -1,4 +1,4 @@
-"""Installs and removes the `cleave join` service with systemd or launchd."""
+"""Installs and removes `cleave join` as a service of systemd or launchd."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ class Service:
     """The parameters of a service that runs `cleave join`.
 
     Attributes:
+        command: program and arguments.
         memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
-        account: account that a system-wide service runs as; None for a service of the user.
+        account: account under which a system-wide service runs; None for a user service.
     """
 
     command: tuple[str, ...]
@@ -84,7 +85,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Paths of the unit file or property list, the file with the join URL, and launchd's log."""
+    """Paths of the unit file or property list, the file with the join URL, and the launchd log."""
 
     unit: Path
     url: Path
@@ -97,7 +98,7 @@ def places(
     """Return the paths of a service's files.
 
     Args:
-        system: True for a system-wide service, False for a service of the user.
+        system: True for a system-wide service, False for a user service.
         config: the user's configuration folder, usually `~/.config`.
     """
     if manager is ServiceManager.SYSTEMD:
@@ -118,7 +119,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a command line for `ExecStart=`; raise UsageError for a path with quotes."""
+    """Return a value for `ExecStart=`; raise UsageError for quotes or backslashes in the path."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
             f"systemd starts no program with quotes or backslashes in its path, as in "
@@ -128,7 +129,7 @@ def systemd_command(command: Sequence[str]) -> str:
 
 
 def systemd_unit(service: Service) -> str:
-    """Return a systemd unit file: system-wide if the service has an account, else for a user."""
+    """Return a systemd unit: for a system service if `account` is set, else for a user service."""
     system = service.account is not None
     return _UNIT.format(
         command=systemd_command(service.command),
@@ -141,7 +142,7 @@ def systemd_unit(service: Service) -> str:
 
 
 def launchd_plist(service: Service, log: Path) -> bytes:
-    """Return a launchd property list: a daemon if the service has an account, else an agent."""
+    """Return a launchd property list: for a daemon if `account` is set, else for an agent."""
     entries: dict[str, object] = {
         "Label": LABEL,
         "ProgramArguments": list(service.command),
@@ -170,7 +171,7 @@ Runner: TypeAlias = Callable[[Sequence[str]], ServiceOutcome]
 
 
 def run_command(command: Sequence[str]) -> ServiceOutcome:
-    """Run a command. The exit status is 127 if the command does not exist or runs over 60 s."""
+    """Run a command. The exit status is 127 if it cannot be started or runs longer than 60 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -215,7 +216,7 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Installs, removes and inspects the service of a user (`user` is its ID) or the system."""
+    """Installs, removes and inspects a system service, or a service of the user with ID `user`."""
 
     manager: ServiceManager
     places: Places
@@ -225,7 +226,7 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Raise CleaveError, which says what to do instead, if no service manager runs here."""
+        """Raise CleaveError, with a suggestion, if the service manager is not running."""
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
         else:
@@ -246,7 +247,7 @@ class Installer:
             account: account that owns the file with the join URL; None for this user.
 
         Raises:
-            CleaveError: when the service manager does not run or refuses the service.
+            CleaveError: when the service manager is not running or rejects the service.
         """
         self.require_manager()
         changes = _Changes()
@@ -266,7 +267,7 @@ class Installer:
             raise CleaveError(f"the service was not installed: {_plain(error)}") from None
 
     def uninstall(self) -> None:
-        """Stop the service and remove its files."""
+        """Stop the service and remove its files; raise CleaveError if it is not installed."""
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
         self._stop()
@@ -278,11 +279,11 @@ class Installer:
         self._reload()
 
     def status(self) -> str:
-        """Return the service manager's name for the service's state, or `not installed`."""
+        """Return the state that the service manager reports for the service, or "not installed"."""
         if not self.places.unit.exists():
             return "not installed"
         if self.manager is ServiceManager.SYSTEMD:
-            # Several states share one exit status, so the text is more precise.
+            # Several states have the same exit status, so return the text.
             return self._systemctl("is-active", UNIT_NAME).text or "unknown"
         shown = self.run(["launchctl", "print", f"{self._domain}/{LABEL}"])
         states = [line.split("=")[1] for line in shown.text.splitlines() if "state =" in line]
@@ -312,7 +313,7 @@ class Installer:
                 raise CleaveError(f"{self.manager.value} says: {outcome.text or outcome.code}")
 
     def _stop(self) -> None:
-        """Stop the service if it is running, and do not start it at the next boot or login."""
+        """Stop the service if it is running, and disable its start at the next boot or login."""
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("disable", "--now", UNIT_NAME)
         else:

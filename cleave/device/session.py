@@ -1,4 +1,4 @@
-"""A device's session, which links a connection to the PS, a `DeviceCore` and a `Computer`."""
+"""A device's session, which combines a connection to the PS, a `DeviceCore` and a `Computer`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds before a reconnect (table in docs/protocol.md); None for never."""
+    """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s
@@ -40,17 +40,16 @@ def least_wait_s(message: Bye | Error) -> float | None:
 
 
 VERSIONS: Final = (limits.VERSION,)  # protocol versions that a device supports
-_ANSWER_S: Final = 60.0  # to wait for the pong, which a long message may delay on a slow link
+_ANSWER_S: Final = 60.0  # time to wait for a pong, which a long message may delay on a slow link
 
 
 class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        code: the error code.
         comes_back_s: minimum seconds before a reconnect; None if the device must not reconnect.
-        for_good: whether the refusal is permanent: an invalid credential or version, a quarantine,
-            or a second session of the same device.
+        for_good: whether the refusal is permanent, for example for an invalid credential or
+            version, a quarantine, or a second session of the same device.
     """
 
     def __init__(self, error: messages.Error) -> None:
@@ -61,12 +60,12 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """The server closed the connection, or timed out, without a welcome. A retry may succeed."""
+    """The server closed the connection or timed out before the welcome. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """The number of a device (0 until the PS welcomes it) and the work counters of its session."""
+    """A device's number (0 until the PS welcomes the device) and its session's work counters."""
 
     device: int = 0
     done: DeviceCounters = field(default_factory=DeviceCounters)
@@ -78,21 +77,21 @@ TELEMETRY_S: Final = 30.0  # interval between two telemetry messages of a device
 class DeviceSession:
     """Runs one device over one connection to the PS.
 
-    The session passes the PS's messages to a `DeviceCore`. It starts the orders and sends the
-    messages that the core returns.
+    The session passes the PS's messages to a `DeviceCore`, starts the orders and sends the messages
+    that the core returns.
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called, at most once a second, when the device holds no arrays and no runs.
+        on_idle: called, at most once a second, when no run and less than `IDLE_BYTES` remain.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
-        telemetry: returns measurements to send to the PS. Called in a thread every `TELEMETRY_S`.
+        telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the
             session.
         silence_s: seconds without a message after which the session pings the PS.
 
     Attributes:
-        bye: the PS's `bye` message; None if the session has not ended or ended without `bye`.
-        measured: the measured link rates; this message ends a session that asked for a measurement.
+        bye: the PS's `bye` message; None until the session ends with `bye`.
+        measured: the PS's `measured` message, which ends a session that asked for it; else None.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class DeviceSession:
 
     @property
     def status(self) -> DeviceStatus:
-        """Return the device's number and its work counters."""
+        """Return the device's number and work counters."""
         welcome = self.core.welcome
         done = DeviceCounters(
             self.core.blocks, self.core.flops, self.downlink_bytes, self.uplink_bytes
@@ -150,7 +149,7 @@ class DeviceSession:
 
     @property
     def welcomed(self) -> bool:
-        """Return whether the PS has welcomed the device."""
+        """Return True once the PS has welcomed the device."""
         return self.core.welcome is not None
 
     @property
@@ -161,14 +160,14 @@ class DeviceSession:
         return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
-        """Tell the PS to send no new requests; the session ends after the pending requests.
+        """Tell the PS to send no new requests. The PS ends the session after the pending ones.
 
         Call this method from the session's event loop.
         """
         self._act(self.core.drain())
 
     async def run(self) -> str:
-        """Process the PS's messages until the session ends; return the reason it ended.
+        """Process the PS's messages until the session ends; return why it ended.
 
         Raises:
             CleaveError: when the PS refuses the device.
@@ -192,7 +191,7 @@ class DeviceSession:
             await self._connection.close()
 
     async def _serve(self, sending: asyncio.Task[None]) -> str:
-        """Receive messages until the session ends; return the reason it ended."""
+        """Receive messages until the session ends; return why it ended."""
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
@@ -208,7 +207,7 @@ class DeviceSession:
             raise
 
     async def _receive_all(self) -> str:
-        """Pass each message to the core and act on the result; return why the session ended."""
+        """Pass each message to the core and execute the actions; return why the session ended."""
         while True:
             timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
             try:
@@ -248,7 +247,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Call `on_idle`, at most once a second, if the device holds no arrays and no runs."""
+        """Call `on_idle`, at most once a second, if no run and less than `IDLE_BYTES` remain."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
@@ -256,7 +255,7 @@ class DeviceSession:
             self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
-        """Start the orders and queue the messages that the core returned."""
+        """Execute actions from the core: start orders and queue messages."""
         for action in actions:
             if isinstance(action, Order):
                 self._computer.start(action, self._answer)
@@ -264,7 +263,7 @@ class DeviceSession:
                 self._send(action)
 
     def _answer(self, order: Order, outcome: Outcome) -> None:
-        """Pass an order's outcome to the core, and act on the result."""
+        """Pass an order's outcome to the core and execute the resulting actions."""
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
@@ -289,7 +288,7 @@ class DeviceSession:
             return  # `_receive_all` gets the same error and reports it
 
     async def _encoded(self, message: Message) -> list[codec.Buffer]:
-        """Return a message's encoded parts; compress large results if the PS asked for that."""
+        """Encode a message; compress a large result if the PS permitted compressed results."""
         if (
             isinstance(message, messages.Result)
             and self.core.codes_results
@@ -302,9 +301,9 @@ class DeviceSession:
     async def _watch(self) -> None:
         """Close the connection when the PS no longer answers pings.
 
-        An idle PS may send nothing for a long time, but it answers pings. Otherwise a failure of
+        An idle PS may send nothing for a long time, but answers pings. Without pings, a failure of
         the PS or the network would stay undetected for about 15 minutes, because the operating
-        system keeps accepting data to send.
+        system continues to accept data to send.
         """
         with suppress(ConnectionLostError):  # `_receive_all` reports the error
             while True:
@@ -320,7 +319,7 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
-        """Send the device's measurements every `TELEMETRY_S` seconds."""
+        """Send telemetry every `TELEMETRY_S` seconds."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -352,11 +351,11 @@ def device_hello(
     kind: DeviceKind | None = None,
     graphs: bool = False,
 ) -> messages.Hello:
-    """Return the `hello` message of this machine as a device. A rate of 0 is unknown.
+    """Return the `hello` message of a device. A rate of 0 means unknown.
 
     Args:
         memory_bytes: memory budget for arrays and results.
-        join_code: join code to exchange for a new credential; empty for none.
+        join_code: join code to exchange for a new credential; empty without a join code.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.
         graphs: whether the device can run ONNX graphs.

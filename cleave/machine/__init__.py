@@ -1,1 +1,1 @@
-"""Access to this machine: compute backends, sensors, and memory settings of device processes."""
+"""Access to this machine: compute backends, graph execution, sensors, and memory settings."""

@@ -18,7 +18,7 @@ from cleave.errors import CleaveError, UsageError, to_install
 
 @dataclass(slots=True)
 class StoredArray:
-    """A floating-point array that a device stores; some backends set `used` in a multiplication."""
+    """A floating-point array stored on a device; emulated backends set `used` at the first use."""
 
     rows: int
     columns: int
@@ -43,12 +43,11 @@ class Compute:
 
     @property
     def result_bytes(self) -> int:
-        """Return the size of the result in bytes."""
         return self.rows * self.columns * self.out.itemsize
 
 
 class MatmulBackend(Protocol):
-    """A library or device that multiplies matrices."""
+    """The interface of a library that multiplies matrices on one kind of processor."""
 
     @property
     def name(self) -> str: ...
@@ -60,12 +59,11 @@ class MatmulBackend(Protocol):
             a, b: operands of the same dtype, shapes (m, k) and (k, n), any strides.
             out: receives the result, shape (m, n). Its dtype is the operands' dtype or fp32, and
                 must be fp32 if `accumulate` is set.
-            accumulate: whether to add to `out` instead of overwriting `out`.
         """
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy: upcasts 16-bit operands, and rounds a result once."""
+    """Multiplies matrices with numpy. 16-bit operands are upcast, and a result is rounded once."""
 
     name = "numpy"
 
@@ -82,12 +80,11 @@ class NumpyBackend:
 class TorchBackend:
     """Multiplies matrices with torch.
 
-    On the CPU, torch writes directly to `out`. For other devices, operands and results are copied,
-    because tiles arrive in and leave from host memory.
+    On the CPU, torch writes directly to `out`. For other devices, operands and results are copied
+    from and to host memory.
 
     Args:
-        by_copies: whether to copy even on the CPU, so that tests can cover copying without an
-            accelerator.
+        by_copies: whether to copy even on the CPU, for tests without an accelerator.
 
     Raises:
         ImportError: when torch is not installed.
@@ -100,7 +97,7 @@ class TorchBackend:
         self._torch = torch
         self._device = torch.device(device)
         self._by_copies = by_copies or device != "cpu"
-        # Received arrays are read-only, and torch warns once about the first read-only array. The
+        # Received arrays are read-only, and torch warns about the first read-only array. The
         # backend never writes to operands, so trigger the warning here and suppress it.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,7 +130,7 @@ class TorchBackend:
 
 
 def backend_named(name: str) -> MatmulBackend:
-    """Create the backend for a full name such as `numpy` or `torch:cuda`, which may need torch."""
+    """Create a backend from its full name, such as `numpy` or `torch:cuda`."""
     library, _, device = name.partition(":")
     return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
@@ -153,14 +150,14 @@ def torch_devices() -> list[str]:
 
 
 def as_buffer(array: StoredArray) -> Buffer:
-    """Return a stored array as a matrix that shares the stored bytes."""
+    """Return a stored array as a buffer that shares the array's memory."""
     if isinstance(array.payload, Buffer):
         return array.payload
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Multiply the pairs of a request; return the fp32 sum, rounded to the dtype `order.out`."""
+    """Return the sum of the pairs' products, accumulated in fp32 and rounded to `order.out`."""
     pairs = []
     for stored_a, stored_b in order.pairs:
         a, b = as_buffer(stored_a), as_buffer(stored_b)
@@ -190,11 +187,11 @@ def measure(
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
+    """Measure a backend's throughput. On a laptop this takes tens of milliseconds.
 
     Args:
         side: number of rows and columns of the square operands.
-        repeats: number of timed multiplications; the fastest determines the throughput.
+        repeats: number of timed multiplications; the fastest one counts.
     """
     rng = np.random.default_rng(0)
     a, b = (
@@ -211,7 +208,7 @@ def measure(
     return Speed(backend, 2 * side**3 / max(best_s, 1e-9))
 
 
-# Maximum relative error of rounding a result; for fp32, of the summation.
+# Maximum relative error of a result: from rounding for 16-bit dtypes, from summation for fp32.
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
 
 _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
@@ -220,10 +217,10 @@ are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small matrix multiplications of a backend with fp64 results; return the first fault.
+    """Compare a backend's matrix products with fp64 results; return the first fault, or None.
 
-    All dtypes, transpositions and accumulation modes are tested. This detects backends that
-    silently use less precision than their operands have, such as TF32 or 16-bit sums.
+    All dtypes, transpositions and accumulation modes are tested. The test detects backends that
+    silently compute with reduced precision, such as TF32 or 16-bit sums.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -268,7 +265,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return the backends that are available here; `torch` says whether to import torch."""
+    """Return the backends available on this machine; without `torch`, only numpy."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -277,7 +274,7 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`."""
+    """Return a backend's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
     name = _SHORT.get(name, name)
     if name not in NAMES:
         raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
@@ -294,14 +291,13 @@ def choose(
     """Return the fastest backend that passes `self_check`, with its measured fp32 throughput.
 
     The measurement includes copies between host and device memory. The fastest backend has the
-    least total time for one fp32 and one bf16 multiplication. Both dtypes count, because numpy, for
-    example, may be faster in fp32 but ten times slower in bf16.
+    lowest total time for one fp32 and one bf16 multiplication. Both dtypes count, because numpy may
+    be faster in fp32 but ten times slower in bf16.
 
     Args:
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
         available: candidates; None for all backends that are available on this machine.
-        notify: called with a sentence for each requested backend that fails or computes wrong
-            results.
+        notify: called with a message for each candidate that fails or computes wrong results.
 
     Raises:
         UsageError: for an unknown name, or a backend that is not available.

@@ -1,4 +1,4 @@
-"""Descriptions of a graph's arrays and operations, for computing the sizes of all its arrays."""
+"""Data classes that describe a graph's arrays and operations, for computing the arrays' sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose valu
 
 
 class Refusal(StrEnum):
-    """Reason why a run's working memory cannot be computed before the run."""
+    """The kinds of reasons why a run's working memory cannot be computed in advance."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -36,7 +36,7 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """A run's working memory cannot be computed before the run, for the reason `refusal`."""
+    """The working memory of a graph run cannot be computed in advance."""
 
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
@@ -45,7 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """The type, shape and (at most one dimension) known elements of an array."""
+    """An array's shape, ONNX element type and, if tracked, elements (at most one dimension)."""
 
     shape: Shape
     type: int
@@ -68,18 +68,16 @@ class Sized:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements of the array."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Return the array's size in bytes."""
         return self.elements * ITEM_BYTES[self.type]
 
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation, with the value in the field of its type."""
+    """An attribute of an operation. The field for its type contains the value."""
 
     integer: int = 0
     integers: list[int] = field(default_factory=list)
@@ -90,7 +88,7 @@ class Attribute:
 
 @dataclass(slots=True)
 class Operation:
-    """An operation of a graph, such as `MatMul`. An empty name stands for an omitted array."""
+    """An operation of a graph, such as `MatMul`. Omitted inputs and outputs have empty names."""
 
     name: str = ""
     inputs: list[str] = field(default_factory=list)
@@ -108,5 +106,5 @@ class Operation:
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error for a result whose shape cannot be computed; `what` is a clause."""
+        """Return the error for a result whose shape cannot be computed, for the reason `what`."""
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

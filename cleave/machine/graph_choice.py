@@ -1,8 +1,8 @@
-"""Chooses ONNX Runtime's execution provider: the best that computes in full fp32 precision.
+"""Chooses ONNX Runtime's execution provider: the fastest with full fp32 precision.
 
 A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Such results look
-plausible but change the trained model. So small graphs are compared with fp64 arithmetic, with
-inputs for which lower precision causes large errors.
+plausible but change the trained model. So the results of small graphs are compared with fp64
+results, for inputs with which lower precision causes large errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cleave.machine.graph_session import (
 )
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
-OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # or raises GraphError
+OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # may raise GraphError
 
 # Operations that take most of a layer's compute time; fused operations contain these names.
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
@@ -43,21 +43,21 @@ def installed() -> tuple[str, ...]:
 
 
 def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
-    """Open a session with the default number of threads (see `GraphSession`)."""
+    """Open a `GraphSession` with the default number of threads."""
     return GraphSession(model, setup=setup)
 
 
 class GraphChoice:
-    """Opens sessions with the best provider, which is chosen when the first graph arrives.
+    """Opens sessions for graphs with the best provider, which the first call chooses.
 
-    The choice is late because it imports ONNX Runtime, and most devices never receive a graph. This
-    class is not thread-safe.
+    The choice is deferred because it imports ONNX Runtime, and most devices never receive a graph.
+    This class is not thread-safe.
 
     Args:
         asked: the provider to use if it is available and has full fp32 precision; otherwise the CPU
             is used. None to choose among all providers.
-        notify: called with a sentence for each provider that is chosen or rejected, and for each
-            graph that the CPU must run.
+        notify: called with a message for each provider that is chosen or rejected, and for each
+            graph that the CPU must run completely or in large part.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class GraphChoice:
         self._fault = ""  # why the last rejected setup must not be used
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session with the chosen provider; the CPU runs what the provider does not support.
+        """Open a session with the chosen provider; the CPU runs unsupported operations or graphs.
 
         Args:
             given: dtype of each graph input; None for inputs that are not floating-point. On the
-                CPU, graphs take 16-bit inputs without an upcast before the run.
+                CPU, 16-bit inputs are upcast during the run, not before.
 
         Raises:
             GraphError: when the CPU cannot run the graph either, or when no provider has full fp32
@@ -129,7 +129,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Return why the self-test forbids a setup; None if it passes."""
+        """Return why a setup fails the self-test; None if it passes."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -149,8 +149,8 @@ class GraphChoice:
 Array: TypeAlias = npt.NDArray[Any]
 
 LARGEST_ERROR: Final = 2e-5
-"""Relative error from which on a provider does not compute in fp32. In these tests, the error of
-fp32 is at most 2e-6, and the error of TF32 is 3e-4."""
+"""Relative error at which a provider is rejected. In these tests, the error of fp32 is at most
+2e-6, and the error of TF32 is 3e-4."""
 
 _SEED: Final = 20
 _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
@@ -158,7 +158,7 @@ _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph with inputs and fp64 outputs; `each` takes errors relative to each element."""
+    """A test graph, its inputs and fp64 outputs; with `each`, errors are relative per element."""
 
     name: str
     model: bytes
@@ -167,7 +167,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: GraphSession) -> float:
-        """Run the trial; return the largest relative error, infinite for NaN or a wrong shape."""
+        """Run the trial; return the largest relative error, infinity for NaN or a wrong shape."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -189,13 +189,13 @@ class Accuracy:
 
 
 def accuracy(open_graph: Callable[[bytes], GraphSession]) -> Accuracy:
-    """Return the accuracy of the worst trial; `open_graph` prepares a serialized model to run."""
+    """Run all trials and return the worst result; `open_graph` opens a session for a model."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 
 
 def trials() -> Iterator[Trial]:
-    """Yield all trials. The trials and their inputs are the same in every call."""
+    """Yield all trials. Every call yields the same trials with the same inputs."""
     random = np.random.default_rng(_SEED)
 
     def normal(*shape: int) -> Array:
@@ -211,7 +211,7 @@ def trials() -> Iterator[Trial]:
 
 
 def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
-    """Return a trial of long dot products, whose results are small relative to the terms."""
+    """Return a trial of long dot products, whose results are small compared with the terms."""
     model = written(
         [
             Node("MatMul", ["x", "w"], ["y"]),
@@ -297,7 +297,7 @@ def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
 
 
 def _rows(table: Array, rows: Array, places: Array) -> Trial:
-    """Return a trial that gathers rows of a table by index and adds their elements by index."""
+    """Return a trial that gathers rows of a table and adds their elements with a scatter."""
     model = written(
         [
             Node("Gather", ["table", "rows"], ["found"], {"axis": 0}),

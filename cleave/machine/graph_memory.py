@@ -51,7 +51,7 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed (sub)graph; a dynamic size in the shape of an input is a name."""
+    """A parsed graph or subgraph. Input shapes have names for dynamic dimensions."""
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ _MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 
 
 class _Pass:
-    """Computes the sizes of all arrays of a graph whose inputs have known shapes."""
+    """Computes the sizes of all arrays in a graph, in one pass from the inputs' shapes."""
 
     def __init__(
         self, graph: _Graph, inputs: Mapping[str, Sized], outer: Mapping[str, Sized]
@@ -175,7 +175,7 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Return a pass through the subgraph of an operation."""
+        """Compute the sizes of the arrays in the subgraph `name` of an operation."""
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -228,7 +228,7 @@ class _Pass:
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return True if a stored output overwrites an input, which is only added to something."""
+        """Return True if an input's only use is an addition whose stored result replaces it."""
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
             return False
@@ -243,9 +243,10 @@ class _Pass:
     def peak_bytes(self, kept: Set[str], widened: Mapping[str, int]) -> int:
         """Return the peak size in bytes of the arrays that are in memory at the same time.
 
-        This is the larger of two peaks: the peak in the model's order of operations, and 2/3 of the
-        peak if each operation runs as late as possible. ONNX Runtime uses the second order, but
-        fusion of operations changes it. `widened` maps upcast inputs to the bytes of their copies.
+        The result is the larger of two values: the peak in the model's order of operations, and 2/3
+        of the peak if each operation runs as late as possible. ONNX Runtime uses the second order,
+        but fuses operations. `widened` maps each upcast input to the size of its fp32 copy in
+        bytes.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -278,8 +279,8 @@ class _Pass:
     def _memory(self, kept: Set[str]) -> dict[str, str]:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
-        The name is empty if the memory does not count: a matrix product that is only added to an
-        input, for a stored output, uses that output's memory.
+        The name is empty if the array has no memory of its own: a matrix product whose only use is
+        an addition to an input is computed in the memory of the stored sum.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -309,7 +310,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices that only matrix products use, from the original."""
+        """Return the transposed matrices that only matrix products use; these are not copied."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -328,8 +329,8 @@ class _Pass:
     def _late(self) -> Iterator[int]:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
-        The order is a depth-first traversal that starts at the last operation whose outputs no
-        operation uses. Among an operation's inputs, it visits the last in the model first.
+        The order is a depth-first traversal from the last operation whose outputs no operation
+        uses. Among an operation's producers, it visits the last in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -377,7 +378,7 @@ def _with_values(shape: Sequence[int], type: int, values: Sequence[int]) -> Size
 
 
 def _enclosed(operation: Operation) -> set[str]:
-    """Return the names of the enclosing graph's arrays that the subgraphs of an operation use."""
+    """Return the names of the outer graph's arrays that the subgraphs of an operation use."""
     found: set[str] = set()
     for attribute in operation.attributes.values():
         if attribute.graph:
@@ -391,12 +392,12 @@ def _enclosed(operation: Operation) -> set[str]:
 
 
 def _open(sizes: Sequence[int | str]) -> int:
-    """Return the number of dynamic sizes in a shape."""
+    """Return the number of dynamic dimensions in a shape."""
     return sum(isinstance(size, str) for size in sizes)
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return the properties of an input. Its dynamic size follows from the number of elements."""
+    """Return an input's `Sized`; compute its dynamic dimension from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -433,7 +434,7 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Parse a serialized graph. The types of a subgraph's inputs follow from the operation."""
+    """Parse a serialized graph. A subgraph's input types are set later, by its operation."""
     graph = _Graph()
     for number, value in onnx.parts(memoryview(message)):
         match number:
@@ -515,7 +516,7 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
-    """Return the element type and the shape of a graph input; a dynamic size is a name."""
+    """Return the element type and shape of a graph input, with names for dynamic dimensions."""
     kind = _joined(memoryview(_joined(message, onnx.ValueField.TYPE)), onnx.TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0
@@ -534,7 +535,7 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
 
 
 def _number(size: memoryview) -> int | str:
-    """Return the value of a fixed size, or the name of a dynamic size."""
+    """Return the size of a fixed dimension, or the name of a dynamic dimension."""
     found: int | str = ""
     for number, value in onnx.fields(size):
         if number == onnx.SizeField.NUMBER and isinstance(value, int):

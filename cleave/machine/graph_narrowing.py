@@ -22,8 +22,7 @@ _PREFIX: Final = "narrowed"
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
     """Return an equivalent model that takes 16-bit inputs wherever the given arrays are 16-bit.
 
-    Inputs with a dynamic shape stay fp32: they are activations, whose dtype may differ between
-    runs.
+    Inputs with a dynamic shape stay fp32: they are activations, whose dtype may vary between runs.
 
     Args:
         given: dtype of the array for each input, in order; None if it is not floating-point.
@@ -48,14 +47,13 @@ class _Narrowing:
     """Rewrites a graph to take the 16-bit inputs in `dtypes`.
 
     The rewritten graph lists all casts first. ONNX Runtime computes an operation's inputs in
-    reverse order of their listing. So a cast that is listed first runs right before the operation
-    that uses its result.
+    reverse order of their listing. So each cast runs right before the operation that uses it.
     """
 
     def __init__(self, graph: onnx.OnnxGraph, dtypes: dict[str, DType]) -> None:
         self._dtypes = dtypes
-        # A transposed parameter is upcast only where it is used, like the parameter itself. So map
-        # the name of each such array to the parameter's name and the `Transpose` nodes to repeat.
+        # A transposed parameter is upcast only where it is used, like the parameter itself. This
+        # maps the array's name to the parameter's name and the `Transpose` nodes to repeat.
         self._turned: dict[str, tuple[str, list[onnx.OnnxNode]]] = {n: (n, []) for n in dtypes}
         self._made = 0
         self._first: list[bytes] = []
@@ -88,7 +86,7 @@ class _Narrowing:
         return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of a new fp32 copy of a 16-bit parameter, or the name itself."""
+        """Add casts for a 16-bit parameter; return the fp32 copy's name, or `name` for others."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -104,24 +102,24 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return the serialized description of a graph input with the new element type."""
+        """Return a graph input's serialized description, with any new element type."""
         parts = list(onnx.fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
             return bytes(value)
         element = onnx.integer(onnx.TensorTypeField.ELEMENT, ONNX_ELEMENTS[self._dtypes[name]])
-        # In protobuf the last value of a field counts, so append the new element type.
+        # In protobuf the last value of a field applies, so append the new element type.
         more = onnx.content(onnx.ValueField.TYPE, onnx.content(onnx.TypeField.TENSOR, element))
         return bytes(value) + more
 
 
 def _is_plain(graph: onnx.OnnxGraph, name: str) -> bool:
-    """Return True if an array is not an output of the graph and no subgraph uses it."""
+    """Return True if an array is neither an output of the graph nor used in a subgraph."""
     return name not in graph.outputs and all(name not in node.enclosed for node in graph.nodes)
 
 
 def _is_fixed_float(value: memoryview) -> bool:
-    """Return True if a graph input is fp32 and its shape has no dynamic size."""
+    """Return True if a graph input is fp32 and its shape has no dynamic dimension."""
     shapes = 0
     for number, held in _inside(value, onnx.ValueField.TYPE, onnx.TypeField.TENSOR):
         if number == onnx.TensorTypeField.ELEMENT and held != _FLOAT:
@@ -137,7 +135,7 @@ def _is_fixed_float(value: memoryview) -> bool:
 
 
 def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
-    """Return the fields of all messages that a path of field numbers leads to."""
+    """Return the fields of all nested messages at a path of field numbers."""
     found = list(onnx.fields(message))
     for number in path:
         found = [
@@ -150,7 +148,7 @@ def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview
 
 
 def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Serialize a node with other inputs and outputs, and without the node's name."""
+    """Serialize a node with the given inputs and outputs, but without the node's name."""
     kept = (onnx.NodeField.OPERATION, onnx.NodeField.ATTRIBUTE, onnx.NodeField.DOMAIN)
     return b"".join(
         (

@@ -1,6 +1,6 @@
-"""The supported operations of graphs (docs/protocol.md, *Operations*), and their results' shapes.
+"""The supported graph operations (docs/protocol.md, *Operations*) and their outputs' shapes.
 
-A shape may depend on integer inputs. So the elements of small integer arrays are tracked.
+Because a shape may depend on integer inputs, the elements of small integer arrays are tracked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Given: TypeAlias = Sequence[Sized | None]  # None for an omitted optional input
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An operation's outputs, in order, and its temporary memory without inputs and outputs."""
+    """An operation's outputs, in order, and its temporary memory, without inputs and outputs."""
 
     outputs: Sequence[Sized]
     working_bytes: int = 0
@@ -40,7 +40,7 @@ _Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return the properties of a result; raise UnboundedError if they are not known."""
+    """Return an operation's outputs and working memory; raise UnboundedError if unknown."""
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
@@ -59,7 +59,7 @@ def _input(operation: Operation, given: Given, number: int) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an integer input."""
+    """Return the elements of an integer input; raise UnboundedError if they are not tracked."""
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -97,7 +97,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the properties of an array, including its elements if it is small enough to track."""
+    """Return the `Sized` of an array, including the elements if the array is small enough."""
     if (
         values is None
         or type not in FOLLOWED
@@ -112,7 +112,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the properties of an elementwise result; `each` computes an element, or None."""
+    """Return the `Sized` of an elementwise result; `each` computes one element, or None."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -418,7 +418,7 @@ def _slice(operation: Operation, first: Sized, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices that a slice selects, as ONNX clamps `start` for a negative step."""
+    """Return the indices that a slice selects, with bounds clamped as in ONNX."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)

@@ -1,4 +1,4 @@
-"""Runs graphs on a device, with the arrays and graphs that the device stores."""
+"""Runs the graphs stored on a device, with stored arrays as inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
 
-# Element types of non-floating-point arrays, which only graphs can take as inputs.
+# Element types of arrays that are not floating-point, which only graphs can take as inputs.
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
 
 
@@ -33,7 +33,7 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """A stored array of integers, booleans or quantized weights, for graphs only."""
+    """A stored array of integers, booleans or quantized weights, which only graphs can use."""
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
@@ -47,9 +47,9 @@ class Kept:
     Attributes:
         nbytes: size in bytes, as declared by the PS.
         value: the output array; None until it is computed.
-        replaces: the older output with the same ID that the run takes as an input and then replaces
-            by this output; None if there is no such output, or after the run.
-        returned: whether a `result` shares the array's memory, which must then stay unchanged.
+        replaces: older output with the same ID, which is an input of the run that computes this
+            output; None without such an output, and after the run.
+        returned: whether a `result` shares the array's memory, which then must not be changed.
     """
 
     nbytes: int
@@ -60,7 +60,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Concatenated:
-    """An array that came in several parts, because it is too large for one message."""
+    """An array received in several parts, because it is too large for one message."""
 
     parts: Sequence[StoredArray]
     rows: int
@@ -88,13 +88,14 @@ GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 class GraphRun:
     """A request to run a graph.
 
-    The run sets the values of all stored outputs, or of none if it fails. An output may reuse the
-    memory of the older output that it replaces. The older output's value is discarded even if the
-    run fails.
+    A successful run sets the values of all stored outputs, a failed run of none. An output may
+    reuse the memory of the older output that it replaces. The older output's value is discarded
+    even if the run fails.
 
     Attributes:
-        outputs: receive the graph's outputs, in order; None for an output that is discarded.
-        room: returns the working memory in bytes that is available when the run starts.
+        inputs: in the order of the graph's inputs; None for zeros.
+        outputs: in the order of the graph's outputs; None for an output to discard.
+        room: returns the number of bytes available as working memory when the run starts.
     """
 
     run: int
@@ -108,7 +109,7 @@ class GraphRun:
 
 @dataclass(slots=True)
 class FetchRun:
-    """A request for rows of an array, whose dimensions except the last are flattened to rows."""
+    """A request for consecutive rows of an array that is reshaped to `columns` columns."""
 
     run: int
     array: StoredArray | Concatenated | Kept
@@ -120,7 +121,6 @@ class FetchRun:
 
     @property
     def result_bytes(self) -> int:
-        """Return the size of the result in bytes."""
         return self.rows * self.columns * self.out.itemsize
 
 
@@ -133,7 +133,7 @@ MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session; `given` has each input's dtype, None if it is not floating-point."""
+    """Open a CPU session; `given` is the dtype of each input, or None if not floating-point."""
     return GraphSession(narrowed(model, given))
 
 
@@ -142,7 +142,9 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph, store its outputs, and return the seconds without opening the session.
+    """Run a graph and store its outputs; return the run time in seconds.
+
+    The run time does not include opening the session.
 
     Args:
         make_session: opens a session at the graph's first run.
@@ -227,14 +229,14 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array, because nothing else will read it."""
+    """Return True if an output may overwrite an input array that has no later use."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return the requested rows as bytes in the requested dtype; raise GraphError without them."""
+    """Return the requested rows as bytes in the requested dtype; raise GraphError if missing."""
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
     if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):
@@ -262,7 +264,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return a stored array at an aligned address, which some processors need."""
+    """Return a stored array at an aligned address, which some processors require."""
     buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
         buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)
@@ -270,7 +272,7 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 
 
 def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Array:
-    """Return the array for a graph input in the graph's shape, or zeros."""
+    """Return the array for a graph input in the graph's shape; zeros if `given` is None."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if given is None:
         return np.zeros(sizes, np.float32)

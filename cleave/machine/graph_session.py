@@ -40,7 +40,7 @@ _RUNTIME_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProviderSetup:
-    """An execution provider with options, which map ONNX Runtime's names to values."""
+    """An execution provider and its options in ONNX Runtime."""
 
     provider: Provider
     options: Mapping[str, str] = field(default_factory=dict)
@@ -76,12 +76,12 @@ SETUPS: Final = (
     ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
     CPU_SETUP,
 )
-"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
-For each provider, the fastest setup comes first."""
+"""Provider setups that should compute in full fp32 precision, in the order of trial. For each
+provider, the fastest setup comes first."""
 
 
 def parse_provider(name: str) -> Provider | None:
-    """Convert a provider's command-line name to the provider, and `auto` to None."""
+    """Return the provider with this name, or None for `auto`; raise UsageError if unknown."""
     if name == AUTO:
         return None
     try:
@@ -94,11 +94,11 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the provider setups to try, best first; the last is the CPU's, which always exists.
+    """Return the provider setups to try, best first. The last is always the CPU's.
 
     Args:
         asked: the only provider other than the CPU that may be used; None to allow all providers.
-        runtime_names: ONNX Runtime's names of the available providers.
+        runtime_names: names of the available providers in ONNX Runtime.
     """
     return tuple(
         setup
@@ -109,10 +109,10 @@ def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[Pro
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Map each graph output that can overwrite a graph input to that input.
+    """Map each graph output that can overwrite a graph input to the name of this input.
 
     The output, such as a gradient sum, is the result of an addition that is the only use of the
-    input. An addition reads each element before it writes the element.
+    input. An addition reads each element before writing the result.
 
     Raises:
         ProtobufError: when `model` is not a serialized ONNX model.
@@ -155,16 +155,15 @@ class GraphSession:
         threads: number of threads; None for the value of `OMP_NUM_THREADS`, as in numpy and torch,
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.
-        shares_memory: whether to allocate from an arena that all such sessions of this process
-            share and that is never freed. Otherwise the session's own arena keeps the memory of its
-            largest run.
+        shares_memory: whether to allocate from the arena that sessions of this process share, which
+            is never freed. Otherwise the session keeps the memory of its largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape; a text is the dynamic batch size.
+        inputs: maps the name of each input to its shape, with a name for a dynamic batch size.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
-        on_cpu: counts, by name, the operations that the CPU runs instead of the provider; empty if
+        on_cpu: number of operations, by name, that the CPU runs instead of the provider; empty if
             ONNX Runtime is too old to report it.
 
     Raises:
@@ -195,8 +194,8 @@ class GraphSession:
             options.add_session_config_entry("session.use_env_allocators", "1")
         # Elimination of common subexpressions would merge all casts of a parameter, and keep the
         # upcast parameter in memory from its first use to its last use. Layers exported by torch
-        # have no other common subexpressions. Constant folding would keep results computed from
-        # constants in memory for the whole session, however large they are.
+        # have no other common subexpressions. Constant folding would keep large results in memory
+        # for the whole session.
         disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
         # A malicious graph could load local files as constants, so use a folder that cannot exist.
         options.add_session_config_entry(
@@ -221,7 +220,6 @@ class GraphSession:
         if setup.runtime_name not in self._session.get_providers():
             raise GraphError(f"ONNX Runtime cannot load {setup} here")
         self.on_cpu: Mapping[str, int] = _on_cpu(self._session) if setup != CPU_SETUP else {}
-        # A string in a shape is the name of the dynamic batch size.
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -236,7 +234,7 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Return the `wanted` outputs (None: all); raise GraphError for missing or wrong inputs."""
+        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
@@ -257,12 +255,12 @@ class GraphSession:
 
         Args:
             given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
-            into: maps the name of each output to write in place to the array to write to. This must
-                be the array in `given` for the input that `in_place` names.
+            into: maps each output to write in place to the array to overwrite, which must be the
+                array in `given` for the input `in_place[output]`.
             wanted: names of the outputs to return; None for all outputs.
 
         Raises:
-            GraphError: when the run fails. The elements of the arrays in `into` are undefined then.
+            GraphError: when the run fails. The arrays in `into` then have undefined elements.
         """
         import onnxruntime
 
@@ -290,7 +288,7 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Map outputs that may overwrite an input of the same fixed fp32 shape to that input."""
+        """Map each output that may overwrite an fp32 input of the same fixed shape to the input."""
         try:
             found = additions(model)
         except ProtobufError:  # the model is valid, because ONNX Runtime accepted it
@@ -307,7 +305,7 @@ class GraphSession:
 
 
 def _on_cpu(session: Any) -> Counter[str]:
-    """Return the number of operations that the CPU runs, for each operation name."""
+    """Count the operations that the CPU runs, by operation name."""
     tell = getattr(session, "get_provider_graph_assignment_info", None)
     return Counter(
         node.op_type

@@ -10,20 +10,19 @@ from typing import Final
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
-IDLE_BYTES: Final = 2 * 2**20  # an idle device that stores less is between two training steps
+IDLE_BYTES: Final = 2 * 2**20  # a device that stores less, and has no runs, is between two steps
 
 
 def hold_strips_well() -> Callable[[], None]:
-    """Make glibc reuse the memory of freed strips (large operands) instead of returning it to the
-    kernel.
+    """Make glibc reuse the memory of freed arrays instead of returning it to the kernel.
 
-    By default glibc adapts its thresholds to the sizes of freed memory blocks. With strips of many
-    sizes, a process would then spend much of its time on page faults, and fragmentation would
-    increase its memory use.
+    By default, glibc adapts its thresholds to the sizes of freed memory blocks. With arrays of many
+    sizes, a process would spend much of its time on page faults, and fragmentation would increase
+    its memory use.
 
     Returns:
         A function that returns all free memory to the kernel, to call when the device is idle.
-        Without glibc the function does nothing.
+        Without glibc, the function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return _nothing

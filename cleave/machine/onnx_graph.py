@@ -1,7 +1,7 @@
 """Reads and writes ONNX models without the `onnx` package, which devices do not have.
 
 A protobuf message is a sequence of fields. A field has a number and a value: an integer or bytes.
-The bytes may be a text or an embedded message; only the message's schema distinguishes these.
+The bytes may be text or an embedded message; only the message's schema distinguishes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProtobufError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield a message's fields in order, bytes as views; raise ProtobufError for invalid ones."""
+    """Yield a message's fields in order, bytes as memoryviews; raise ProtobufError if invalid."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -53,7 +53,7 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """Yield the unsigned integers in a repeated field's value; bytes are a packed list."""
+    """Yield the unsigned integers of a repeated field: one integer, or a packed list in bytes."""
     if isinstance(value, int):
         yield value
         return
@@ -76,12 +76,12 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Encode an integer field; the value is from -2^63 to 2^64 - 1."""
+    """Encode an integer field, with a value from -2^63 to 2^64 - 1."""
     return _written(number << 3 | _VARINT) + _written(value % _WORD)
 
 
 def content(number: int, *parts: bytes | str) -> bytes:
-    """Encode a text, bytes or message field, whose value is the concatenation of `parts`."""
+    """Encode a text, bytes or message field with the concatenation of `parts` as its value."""
     held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     return _written(number << 3 | _BYTES) + _written(len(held)) + held
 
@@ -180,7 +180,7 @@ Bytes = bytes | memoryview
 
 @dataclass(slots=True)
 class OnnxNode:
-    """A node of a graph; `enclosed` has the names of all arrays that the node's subgraphs use."""
+    """A node of a graph; `enclosed` contains the names of all arrays that its subgraphs use."""
 
     message: memoryview
     operation: str = ""
@@ -199,14 +199,14 @@ class OnnxGraph:
     nodes: Sequence[OnnxNode]
 
     def uses(self, name: str) -> int:
-        """Return how often nodes use an array, plus one if the array is an output of the graph."""
+        """Return the number of uses of an array by nodes, plus one if it is a graph output."""
         return sum(node.inputs.count(name) + (name in node.enclosed) for node in self.nodes) + (
             name in self.outputs
         )
 
 
 def read_graph(model: Bytes) -> OnnxGraph:
-    """Parse the graph of a model that passed `check_graph`; raise ProtobufError for other bytes."""
+    """Parse the graph of a model that passed `check_graph`; raise ProtobufError if invalid."""
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
     for number, value in parts(model):
         if number == ModelField.OPSET:
@@ -257,7 +257,7 @@ def _enclosed(graph: memoryview) -> set[str]:
 
 
 def name_in(message: memoryview, number: int) -> str:
-    """Return the last text in the field `number` of a message; empty if there is none."""
+    """Return the last value of a message's text field `number`; an empty string if missing."""
     found = [text(value) for part, value in parts(message) if part == number]
     return found[-1] if found else ""
 
@@ -282,7 +282,7 @@ _INTEGER, _TEXT = 2, 3  # ONNX's codes of attribute types
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a graph, which applies an operation of ONNX's default domain, such as `MatMul`."""
+    """A node of a graph with an operation of ONNX's default domain, such as `MatMul`."""
 
     operation: str
     inputs: Sequence[str]
@@ -292,7 +292,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of a graph input or output; a dynamic size in the shape is a name."""
+    """The type of a graph input or output. The shape has names for dynamic dimensions."""
 
     shape: Sequence[int | str]
     dtype: str = "float32"
@@ -304,12 +304,12 @@ def written(
     outputs: Mapping[str, ArrayType],
     constants: Mapping[str, Array] | None = None,
 ) -> bytes:
-    """Return a serialized ONNX model. A node must follow the nodes that compute its inputs.
+    """Return a serialized ONNX model.
 
     Args:
-        nodes: nodes of the graph.
+        nodes: nodes in topological order.
         inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
-        constants: maps the names of constants to little-endian arrays; None for no constants.
+        constants: maps the names of constants to little-endian arrays; None without constants.
     """
     graph = (
         *(content(GraphField.NODE, written_node(node)) for node in nodes),
@@ -326,7 +326,7 @@ def written(
 
 
 def written_node(node: Node) -> bytes:
-    """Serialize a node."""
+    """Return a node as a serialized ONNX `NodeProto`."""
     return b"".join(
         (
             *(content(NodeField.INPUT, name) for name in node.inputs),

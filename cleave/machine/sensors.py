@@ -1,6 +1,7 @@
-"""Reads this machine's description, kind and sensors; what the system does not expose is None.
+"""Reads the description, kind and sensors of this machine. Unavailable values are None.
 
-Only Linux has sensors, in `/proc` and `/sys`. Elsewhere `psutil` and `platform` describe it.
+Sensors are read from `/sys`, on Linux only. Other systems only have a description, which comes from
+`psutil` and `platform`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A description of this machine; a text is empty and a value is None if unknown.
+    """A description of this machine. Unknown strings are empty; other unknown values are None.
 
     Attributes:
         cores: number of cores that this process may use.
         system: name and release of the operating system, and processor architecture.
-        board: name of the machine in its device tree; PCs have none.
+        board: name of the machine in its device tree; empty for PCs.
     """
 
     cpu: str
@@ -108,7 +109,7 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest temperature of processor sensors, else of any; None without."""
+        """Return the highest temperature of the CPU, or else of any sensor; None if unknown."""
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
@@ -124,7 +125,7 @@ class Sensors:
             yield from _celsius(read_file(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
-        """Return the mean of all cores' current frequencies in Hz; None if unknown."""
+        """Return the mean current frequency of all cores in Hz; None if unknown."""
         folder = self._root / "sys/devices/system/cpu"
         files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
         kilohertz = [value for file in files if (value := _number(file)) is not None]
@@ -146,7 +147,7 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return RAPL counters of the whole platform, else of processors and memory."""
+        """Return the RAPL counter of the whole platform, or else those of CPUs and memory."""
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)
@@ -174,7 +175,7 @@ class EnergyCounter:
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the joules since the previous call; 0 at first or if it cannot be read."""
+        """Return the energy since the previous call in J; 0 at the first call or if unreadable."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -187,8 +188,8 @@ class EnergyCounter:
 class PowerMeter:
     """Measures this machine's energy and mean power between the first and last call of `sample`.
 
-    RAPL counters are used if available, otherwise batteries. `source` is the readable name of the
-    sensors; empty if the machine has none.
+    RAPL counters are used if available, otherwise batteries. `source` describes the sensors for
+    users; it is empty if the machine has none.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -209,7 +210,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Add the energy since the previous call, before a RAPL counter can overflow twice."""
+        """Add the energy since the previous call. Call it before a counter can overflow twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -233,7 +234,7 @@ class PowerMeter:
 
 
 class SessionEnergy:
-    """Reports the energy that this machine has used since the object's creation."""
+    """Reports the energy that this machine has used since this object was created."""
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter
@@ -268,16 +269,15 @@ def _number(file: Path) -> float | None:
 
 
 def read_file(file: Path) -> str | None:
-    """Return the stripped text of a sensor's file; None if it cannot be read now."""
+    """Return the stripped text of a sensor's file; None if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:  # missing, not readable, or the driver has no value now
         return None
 
 
-# Matches the names of single-board computers in device trees, with or without the manufacturer's
-# name. The presence of a device tree is not enough: phones, laptops and virtual machines also have
-# device trees.
+# Matches the names of single-board computers in device trees. A device tree alone is not enough:
+# phones, laptops and virtual machines also have device trees.
 _BOARDS: Final = re.compile(
     r"\b(raspberry pi|orange ?pi|banana ?pi|rock ?pi|rock ?\d|rockpro|nanop[ic]|odroid|jetson|"
     r"orin\b|beagle|tinker board|visionfive|khadas|libre computer)",
@@ -286,8 +286,8 @@ _BOARDS: Final = re.compile(
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return a machine's kind: every Android machine is a phone; None for desktops and servers."""
-    from profiles.device_profile import DeviceKind  # its msgspec would slow down every command
+    """Return a machine's kind: phone for all Android machines, None for desktops and servers."""
+    from profiles.device_profile import DeviceKind  # its imports would slow down every command
 
     if android:
         return DeviceKind.PHONE
@@ -297,5 +297,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True on Android, as Python 3.13 or Termux (`ANDROID_ROOT`) report it."""
+    """Return True on Android, as indicated by the platform name or by Termux's `ANDROID_ROOT`."""
     return platform == "android" or "ANDROID_ROOT" in environ

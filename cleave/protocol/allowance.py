@@ -1,8 +1,8 @@
 """Rate limits on a device's unrequested messages, such as heartbeats and telemetry.
 
-An honest device sends few, but many may arrive at once after the network was stuck. So token
-buckets count messages and bytes. A bucket holds what a device normally sends in an hour, and
-refills faster than a device normally empties it. The first response to a run never counts.
+A correct device sends few such messages, but many may arrive at once after a network stall. So
+token buckets limit messages and bytes. A bucket allows more than ten minutes of normal messages at
+once, and refills faster than normal messages empty it. The first response to a run never counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cleave.protocol import limits
 
 
 class Bucket:
-    """A token bucket with capacity `most`, which starts full and gains `per_s` per second."""
+    """A token bucket of capacity `most` that starts full and gains `per_s` tokens per second."""
 
     def __init__(self, per_s: float, most: float, now_s: float) -> None:
         self._per_s = per_s
@@ -22,7 +22,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, count: float, now_s: float) -> bool:
-        """Take `count` tokens. Return False, and take none, if the bucket holds fewer."""
+        """Take `count` tokens; return False without taking any if fewer are available."""
         back = max(0.0, now_s - self._at_s) * self._per_s
         self._tokens = min(self._most, self._tokens + back)
         self._at_s = now_s
@@ -40,7 +40,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message; return the exceeded limit, or an empty text."""
+        """Count an unrequested message; return the exceeded limit, or an empty string."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -57,10 +57,9 @@ class Allowance:
 class CancelledRuns:
     """Cancelled runs of one device whose responses may still arrive.
 
-    A device that has read a `cancel` does not respond to its runs. So once the device responds to a
-    run that was sent after the `cancel`, no response to a cancelled run can follow. If no response
-    arrives at all, the oldest cancelled runs are removed. Run IDs increase in the order of
-    creation.
+    A device that has read a `cancel` does not respond to the cancelled runs. So once it responds to
+    a run that was sent after the `cancel`, no response to a cancelled run can follow. At most
+    `MAX_RUNS_IN_FLIGHT` runs are tracked, the latest ones. Run IDs increase in order of creation.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class CancelledRuns:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """Record a response to a run; forget the runs cancelled before it was sent."""
+        """Record a response to `run`; remove the runs cancelled before `run` was sent."""
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -95,12 +94,12 @@ class CancelledRuns:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size in bytes of the largest result that may still arrive; 0 if none may."""
+        """Return the largest result that may still arrive, in bytes; 0 if there is none."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Return True for an awaited response, or the first to a cancelled run, which is removed."""
+    """Return True for a response to an awaited run, or the first response to a cancelled run."""
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True

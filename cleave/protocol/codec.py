@@ -1,7 +1,7 @@
 """Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload is the last item, a msgpack `bin`. So a sender writes header and payload without joining
-them, and a receiver reads the payload as a view of the message.
+The payload is the last item, a msgpack `bin`. So a sender can write header and payload separately,
+and a receiver reads the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Packable(Protocol):
 
 
 def payload_bytes(payload: Any) -> int:
-    """Return a payload's size in bytes. A `Packable` payload is not packed for this."""
+    """Return a payload's size in bytes, without packing a `Packable` payload."""
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
@@ -49,8 +49,8 @@ def encode(message: Message) -> list[Buffer]:
     """Encode a message; return the header and, if the message has a payload, the payload.
 
     Raises:
-        ProtocolError: when a field cannot be encoded, the peer would refuse the message's fields,
-            or the message exceeds a size limit of the protocol.
+        ProtocolError: when a field cannot be encoded, the peer would reject the fields, or the
+            message exceeds a size limit of the protocol.
     """
     cls: Any = type(message)
     try:
@@ -85,10 +85,10 @@ def wire_size(message: Message) -> int:
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Decode one message and clean its texts (`cleave.protocol.texts`).
+    """Decode one message and sanitize its texts (see `cleave.protocol.texts`).
 
-    The message's payload is a view into `data`. For a `hello` in another protocol version, only the
-    role and the version fields are read.
+    The message's payload is a view into `data`. For a `hello` in another protocol version, only
+    `role`, `version` and `versions` are read.
 
     Args:
         header_bytes: maximum size of the message without its payload, in bytes. Devices have a
@@ -103,8 +103,8 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
             f"a message of {len(data)} bytes is over the limit of {limits.MAX_MESSAGE_BYTES}"
         )
     try:
-        # Decoding an array first allocates its declared length. So split the message without
-        # allocating, which also checks that all items are present.
+        # A decoder would first allocate an array's declared length. Splitting the message does not
+        # allocate, and checks that all items are present.
         kind_part, fields_part, *payload_part = _PARTS.decode(data)
         kind = _KIND.decode(kind_part)
     except _BAD_BYTES as error:
@@ -172,7 +172,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a function that computes an encoded size quickly, which emulators need."""
+    """Return a fast function that computes a message's encoded size, for emulators."""
     names, has_payload = _fields(cls)
     # A map and an array with equally many items have headers of the same size. The keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
@@ -189,7 +189,7 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
 
 
 def _fields(cls: type[Any]) -> tuple[list[str], bool]:
-    """Return the field names of a message type without `payload`, and whether it has a payload."""
+    """Return a message type's field names except `payload`, and whether it has a payload."""
     names = [f.name for f in fields(cls) if f.name != "payload"]
     return names, len(names) < len(fields(cls))
 
@@ -212,7 +212,7 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of a `hello` with the same meaning in every version, except `version`."""
+    """Fields of a `hello` that have the same meaning in every protocol version."""
 
     role: Any
     versions: messages.Ids = ()
@@ -272,7 +272,7 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raise ValueError for a value with types other than JSON's, long map keys or deep nesting."""
+    """Raise ValueError for types that JSON does not have, long map keys, or deep nesting."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Counters of a device's work that PS and device can both derive from the exchanged messages."""
+"""Counters of a device's work. The PS and the device each derive them from exchanged messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Final
 
 @dataclass(slots=True)
 class DeviceCounters:
-    """Cumulative counters of the work of one or more devices; PS and device can both derive them.
+    """Cumulative counters of the work of one or more devices.
 
-    Subtracting an earlier snapshot gives the work since then.
+    Subtracting an earlier snapshot gives the work since the snapshot.
 
     Attributes:
         blocks: number of requested results that the PS received.
-        flops: floating-point operations that computing these results took.
+        flops: floating-point operations for these results.
         downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
+        compute_s: seconds of computation that the device reported.
         energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
-        failures: number of runs that failed, or whose result had another form than requested.
+        failures: number of runs that failed or returned a malformed result.
     """
 
     blocks: int = 0
@@ -35,5 +36,5 @@ class DeviceCounters:
         return DeviceCounters(*(getattr(self, n) - getattr(earlier, n) for n in COUNTER_FIELDS))
 
 
-# The store uses the same names.
+# The store's columns have the same names.
 COUNTER_FIELDS: Final = tuple(field.name for field in fields(DeviceCounters))

@@ -1,4 +1,4 @@
-"""Negotiation of features, which are optional parts of one protocol version.
+"""Negotiation of features, which are optional parts of a protocol version.
 
 A client names its features in `hello`. The PS replies in `welcome` with the features that both
 sides support. Neither side sends messages of any other feature.
@@ -11,33 +11,33 @@ from typing import Final
 from cleave.errors import ProtocolError
 from cleave.protocol.messages import Feature, Hello, Message, Welcome
 
-ALL: Final = tuple(feature.value for feature in Feature)  # that this code supports
+ALL: Final = tuple(feature.value for feature in Feature)  # the supported features
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:
-    """Return the features that a device lists in `hello`; `graphs` needs ONNX Runtime."""
+    """Return the features that a device lists in `hello`; set `graphs` if it can run graphs."""
     return tuple(f.value for f in Feature if graphs or f is not Feature.GRAPHS)
 
 
 def agreed(hello: Hello) -> frozenset[Feature]:
-    """Return the features that the PS and the client of this `hello` support."""
+    """Return the features that both the PS and the sender of `hello` support."""
     named = {feature for feature in Feature if feature.value in hello.features}
-    if hello.measure:  # older clients request the feature in this way
+    if hello.measure:  # older clients request the feature with this field
         named.add(Feature.MEASURE)
     return frozenset(named)
 
 
 def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Feature]:
-    """Return the features in `welcome` that the device has `offered`; the device calls this."""
+    """Return the features that a device may use: those in `offered` and `welcome`."""
     return frozenset(feature for feature in offered if feature.value in welcome.features)
 
 
 def may_send(message: Message, features: frozenset[Feature]) -> bool:
-    """Return True if a message belongs to no feature, or to one of the session's `features`."""
+    """Return True if a message needs no feature, or one of the session's `features`."""
     return message.FEATURE is None or message.FEATURE in features
 
 
 def require(message: Message, features: frozenset[Feature]) -> None:
-    """Raise ProtocolError if a received message belongs to no feature of the session (rule V4)."""
+    """Raise ProtocolError for a message whose feature is not in the session (rule V4)."""
     if not may_send(message, features):
         raise ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")

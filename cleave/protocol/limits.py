@@ -1,7 +1,7 @@
 """All limits of the protocol.
 
-The limits are part of the protocol: a client written from `docs/protocol.md` relies on these
-values. Unless a limit says otherwise, the session ends when a peer exceeds the limit.
+A client written from `docs/protocol.md` relies on these values. Exceeding a limit ends the session,
+unless the limit's comment states another consequence.
 """
 
 from typing import Final
@@ -16,10 +16,10 @@ MAX_DEVICE_HEADER_BYTES: Final = 64 * 2**10  # of a device's message; only resul
 
 # Contents of messages
 MAX_RUN_INPUTS: Final = 4096  # also outputs of a `run_graph`, and arrays in a `concat`
-MAX_IDS: Final = 65536  # in one `drop` or `cancel`
+MAX_IDS: Final = 65536  # IDs in one `drop` or `cancel`
 MAX_TEXT: Final = 4096  # characters of a text field (names, reasons)
 MAX_NESTING: Final = 32  # levels of lists and maps in an untyped value (a job's settings, a record)
-MAX_TELEMETRY: Final = 64  # differently named telemetry values in one session
+MAX_TELEMETRY: Final = 64  # different names of telemetry values in one session
 OBJECT_ID_BITS: Final = 63  # the IDs of arrays and runs are integers from 0 to 2**63 - 1
 
 # Graphs
@@ -46,28 +46,28 @@ UNASKED_PER_S: Final = 20  # sustained rate of all messages except the responses
 MAX_UNASKED: Final = 1000  # burst of such messages
 UNASKED_BYTES_PER_S: Final = 64 * 2**10
 MAX_UNASKED_BYTES: Final = 4 * 2**20
-REST_S: Final = 60.0  # for which the PS refuses a device that exceeded these rates
-SHORT_STAY_S: Final = 30.0  # a device that leaves within this time made a short stay
-MAX_SHORT_STAYS: Final = 5  # burst of short stays
-SHORT_STAY_REST_S: Final = 10.0  # after which a device may make one more short stay
+REST_S: Final = 60.0  # duration for which the PS refuses a device that exceeded these rates
+SHORT_STAY_S: Final = 30.0  # a shorter session is a short stay
+MAX_SHORT_STAYS: Final = 5  # short stays that a device may make in quick succession
+SHORT_STAY_REST_S: Final = 10.0  # time after which a device may make one more short stay
 
 # WebSocket frames. Browsers split a message wherever their send buffers end.
-MAX_FRAMES: Final = 4096  # in one message
+MAX_FRAMES: Final = 4096  # frames in one message
 FREE_FRAMES: Final = 16  # free frames in a message; each further frame counts as a ping
-FRAME_BYTES: Final = 1024  # message bytes for each additional free frame
+FRAME_BYTES: Final = 1024  # message bytes that allow one more free frame
 MAX_UNFINISHED_BYTES: Final = 256 * 2**20  # of incomplete messages in all sessions, except results
 
-# Connections. A connection is waiting until its `hello` is accepted. It fails if it ends without an
-# accepted `hello` and without a response to an HTTP request.
-HANDSHAKE_S: Final = 10.0  # within which a peer must complete `hello` / `welcome`
-CLOSE_S: Final = 2.0  # to wait for the peer to close its end of the connection
-MAX_UNADMITTED_BYTES: Final = 64 * 2**10  # before `hello` is accepted, with HTTP and frame headers
+# Connections. A connection waits until its `hello` is accepted. It fails if it ends before that and
+# without a response to an HTTP request.
+HANDSHAKE_S: Final = 10.0  # time for a peer to complete `hello` / `welcome`
+CLOSE_S: Final = 2.0  # time for the peer to close its end of the connection
+MAX_UNADMITTED_BYTES: Final = 64 * 2**10  # before `hello` is accepted, including headers
 MAX_WAITING_PER_ADDRESS: Final = 128  # waiting connections from one IP address
 MAX_WAITING: Final = 512  # waiting connections from all IP addresses
 MAX_FAILED: Final = 64  # burst of failed connections from one IP address
-FAILED_PER_S: Final = 10.0  # sustained rate; above it, the PS closes new connections at once
+FAILED_PER_S: Final = 10.0  # sustained rate; above, the PS closes new connections at once
 MAX_DEVICES: Final = 20_000
 MAX_OPERATORS: Final = 64
 MAX_RETRY_AFTER_S: Final = 3600.0  # clients reduce a larger `retry_after_s` to this
-HEARTBEAT_S: Final = 2.0  # between two `heartbeat` messages from a device
-SILENCE_S: Final = 12.0  # without a message, after which the PS considers a device lost
+HEARTBEAT_S: Final = 2.0  # interval between a device's `heartbeat` messages
+SILENCE_S: Final = 12.0  # time without a message after which the PS considers a device lost

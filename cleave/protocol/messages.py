@@ -1,4 +1,4 @@
-"""The protocol's messages as dataclasses. `docs/protocol.md` defines the messages' meaning."""
+"""The protocol's messages as dataclasses. `docs/protocol.md` defines their meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECRET: Final = {"secret": True}  # marks a field whose value is never shown in 
 
 VERBATIM: Final = {"verbatim": True}
 """Marks a field whose texts are received unchanged, because they are compared or are file names.
-The texts of all other fields are cleaned on receipt (`cleave.protocol.texts`)."""
+The texts of all other fields are sanitized on receipt (see `cleave.protocol.texts`)."""
 
 
 class Op(Enum):
@@ -96,7 +96,7 @@ class ErrorCode(_OpenEnum):
 
 
 class _Always:
-    """A message that belongs to no feature, so that every session may use it."""
+    """A message that needs no feature, so that every session may use it."""
 
     __slots__ = ()
     FEATURE: ClassVar[Feature | None] = None
@@ -202,7 +202,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: concatenate the arrays `ids` by rows into the array `id`; delete `ids`."""
+    """PS to device: concatenate the rows of the arrays `ids` to the array `id`; delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -214,8 +214,8 @@ class Concat:
 class RunGraph:
     """PS to device: run a graph, store its outputs, and respond with `computed`.
 
-    `inputs` and `outputs` have array IDs in the graph's order. An input 0 stands for zeros, and an
-    output 0 is discarded. `output_bytes` has the size of each stored output.
+    `inputs` and `outputs` are array IDs in the graph's order. An input with ID 0 is an array of
+    zeros. An output with ID 0 is discarded. `output_bytes` are the sizes of the other outputs.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -306,7 +306,7 @@ class Cancel(_Always):
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the link rates, if a measurement was requested; `bye` follows."""
+    """PS to device: the link rates that the device asked the PS to measure; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -324,7 +324,7 @@ class Heartbeat(_Always):
 
 @dataclass(slots=True)
 class Telemetry(_Always):
-    """Device to PS: any values that the device measures. Names end in the SI unit."""
+    """Device to PS: measured values by name. Each name ends in its SI unit."""
 
     TYPE: ClassVar[str] = "telemetry"
     values: dict[Text, Real] = field(default_factory=dict)

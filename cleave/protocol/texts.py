@@ -1,4 +1,4 @@
-"""Cleans texts from a peer so that a terminal, log or web page can safely show them."""
+"""Sanitizes texts from a peer so that a terminal, log or web page can safely show them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text as one line of printable characters, without terminal codes."""
+    """Return a text as one line of printable characters, without terminal control characters."""
     if text.isprintable():  # true for almost all texts
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
 def clean_plain(value: Any) -> Any:
-    """Return an untyped value in which every text, including map keys, is cleaned."""
+    """Return a value with all texts sanitized, including map keys and nested texts."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list | tuple):

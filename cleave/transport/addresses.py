@@ -17,7 +17,7 @@ _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server on `host`; empty means all addresses."""
+    """Return True if only this machine can reach a server that listens on `host`."""
     if not host:
         return False
     try:
@@ -28,12 +28,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Return whether listening on `host` means listening on every address of this machine."""
+    """Return True if `host` stands for all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
-    """Return the address of this machine that other machines see; empty without a network."""
+    """Return this machine's address on the network; an empty string without a network."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_ELSEWHERE[family], 9))
@@ -52,7 +52,7 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the host names and IP addresses of a server, given its network interfaces."""
+    """Return the names and addresses of a server; `interfaces` are the machine's IP addresses."""
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
     elif is_loopback(host):
@@ -63,7 +63,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the IP addresses of this machine, except link-local ones; needs `ifaddr`."""
+    """Return this machine's IP addresses, except link-local ones. Requires `ifaddr`."""
     import ifaddr
 
     found = []
@@ -92,7 +92,7 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """Parse a web origin that a user allows. Return it in the format of the `Origin` header."""
+    """Normalize a web origin to the format of the `Origin` header; raise UsageError if invalid."""
     parts = urlsplit(text.strip().lower())
     bare = parts.path in ("", "/") and not parts.query and not parts.fragment
     if not parts.scheme or not parts.netloc or "@" in parts.netloc or "*" in text or not bare:
@@ -105,5 +105,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """Return a link that opens the Android app and joins the server of the join page's URL."""
+    """Return a link that opens the Android app and joins the server of the page `page_url`."""
     return f"cleave://join?url={quote(page_url, safe='')}"

@@ -19,8 +19,8 @@ from cleave.transport.frame_limits import AwaitedSizes
 from cleave.transport.join_url import JoinUrl, plain_reason
 from cleave.transport.tls import WrongCertificateError, pinning
 
-WRITE_LIMIT_BYTES: Final = 2**20  # buffered before `send` waits, to keep the link busy
-_JOIN_BELOW_BYTES: Final = 65536  # sent as one frame: a copy costs less than a second frame
+WRITE_LIMIT_BYTES: Final = 2**20  # queued bytes above which `send` waits
+_JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less than a second frame
 
 
 class ConnectionLostError(Exception):
@@ -28,7 +28,7 @@ class ConnectionLostError(Exception):
 
 
 class CutError(ConnectionLostError):
-    """This side aborted the connection, because the peer exceeded the stated limit."""
+    """This side aborted the connection because the peer exceeded a limit, which the text names."""
 
 
 class Connection(Protocol):
@@ -46,7 +46,7 @@ class Connection(Protocol):
         """
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer; return whether it responded in time, or raise ConnectionLostError."""
+        """Ping the peer; return True if it responds within `within_s` seconds."""
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -59,7 +59,7 @@ class Accepted(Connection, Protocol):
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
 
     def dismiss(self) -> None:
-        """Ignore further messages from the device, which was told why its session ends."""
+        """Ignore further messages from the device, after it was told why its session ends."""
 
 
 @runtime_checkable
@@ -77,8 +77,8 @@ class WebSocketConnection:
     """A connection that sends and receives binary WebSocket messages.
 
     A large message is sent as two frames (header and payload), which the receiver concatenates.
-    With `spare_receiver`, each message is one frame. Devices set this to save the server, which has
-    many connections, the concatenation.
+    With `spare_receiver`, each message is one frame. Devices use this option because a server with
+    many connections should not spend time on concatenation.
     """
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
@@ -136,7 +136,7 @@ class WebSocketConnection:
 
 
 async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
-    """Close a WebSocket. Abort it if the peer neither reads data nor completes the handshake."""
+    """Close a WebSocket. Abort it if the peer neither reads data nor answers the closing frame."""
     task = asyncio.ensure_future(closing)
     try:
         while True:
@@ -158,11 +158,11 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server. A server with another certificate than the fingerprint's gets no data.
+    """Connect to a server. If its certificate does not match the fingerprint, no data is sent.
 
     Args:
-        memory_bytes: memory in bytes that a device offers in its `hello`. It also limits the size
-            of received messages. None for an operator.
+        memory_bytes: memory that a device offers in its `hello`, which also limits the size of
+            received messages; None for an operator.
 
     Raises:
         CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.

@@ -1,8 +1,8 @@
 """Limits on pending connections and failed attempts per address, and the log of refusals.
 
-A connection is pending until the server accepts its hello. Unknown clients can open them, so their
-number is limited per address and in total. At the total, a new connection replaces the oldest one
-of the network that has most. So slow clients cannot keep out a quick client.
+A connection is pending until the server accepts its hello. Unknown clients can open connections, so
+pending ones are limited per address and in total. At the total limit, a new connection replaces the
+oldest one of the network that has the most. So slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from cleave.protocol import limits
 
-_IPV6_HOME: Final = 64  # prefix length of one home or machine, which may use any address in it
+_IPV6_HOME: Final = 64  # prefix length of one home or machine, which may use any of the addresses
 _IPV6_NETWORK: Final = 48  # prefix length of one customer or site, which may have many /64 networks
 _SPARE_DESCRIPTORS: Final = 128  # descriptors reserved for logs, checkpoints and datasets
 
@@ -35,8 +35,8 @@ class ConnectionLimits:
         unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
-        failed, failed_per_s: failed connections allowed per address, at once and per second
-            afterwards.
+        failed, failed_per_s: failed connections allowed per address: burst and sustained rate.
+        devices, operators: maximum number of connected devices and operators.
         unfinished_bytes: maximum total bytes of incomplete messages, without awaited task results.
     """
 
@@ -51,7 +51,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return limits for a process that may open `descriptors` files, and needs some itself."""
+        """Return limits reduced to fit `descriptors` file descriptors, some of which stay free."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)
@@ -61,7 +61,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """A pending connection's ticket, and the ticket of the one that must be closed instead."""
+    """The ticket of a new pending connection, and of the one to close in its place, if any."""
 
     ticket: int
     instead_of: int | None = None
@@ -83,7 +83,7 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Return the place of a new pending connection, or the reason for a refusal."""
+        """Register a new pending connection; return its `WaitingPlace`, or why it is refused."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -100,7 +100,7 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the largest network; None if `network` is as large."""
+        """Return the oldest ticket of the largest network; None if `network` is equally large."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
@@ -118,12 +118,12 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key under which limits count an address: IPv4, or an IPv6 /64 network."""
+    """Return the key for an address's limits: the IPv4 address or the IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the group of an address: IPv4, or an IPv6 /48 network, which one client may own."""
+    """Return the network that groups an address: the IPv4 address itself, or the IPv6 /48."""
     return _within(address, _IPV6_NETWORK)
 
 
@@ -140,9 +140,9 @@ def _within(address: str, prefix: int) -> str:
     return str(ipaddress.ip_network((int(ip), prefix), strict=False))
 
 
-BURST: Final = 10  # number of failed attempts that an address may make in quick succession
+BURST: Final = 10  # failed attempts that an address may make in quick succession
 REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
-MAX_ADDRESSES: Final = 10_000  # tracked; the address with the oldest failure is dropped first
+MAX_ADDRESSES: Final = 10_000  # tracked at most; the one with the oldest failure is dropped first
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each address, which gains a token after `refill_s`; failures take one."""
+    """A token bucket per address: a failure takes a token, `refill_s` seconds restore one."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}  # oldest failure first
 
     def wait_s(self, address: str) -> float:
-        """Return the seconds until `address` may make another attempt; 0 if it may do so now."""
+        """Return the seconds until `address` may make another attempt; 0 if allowed now."""
         bucket = self._buckets.get(home_of(address))
         if bucket is None:
             return 0.0
@@ -191,14 +191,14 @@ class RateLimit:
 
 _logger = logging.getLogger(__name__)
 
-LINES: Final = 10  # refusals with their own log line in `WINDOW_S`
-WINDOW_S: Final = 10.0  # then the log summarizes further refusals
+LINES: Final = 10  # refusals with their own log line per window
+WINDOW_S: Final = 10.0  # length of a window, at whose end the other refusals are summarized
 
 
 class RejectionLog:
-    """Logs refused connections, with no text from unknown clients except numbers.
+    """Logs refused connections. Reasons must not quote text from unknown clients.
 
-    `lines` refusals get their own log line within `WINDOW_S`; the log only summarizes the others.
+    In each window of `WINDOW_S` seconds, `lines` refusals are logged and the others summarized.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class RejectionLog:
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
-        """Log a refused connection, or count it by its reason, without numbers."""
+        """Log a refused connection, or count it for the summary of the current window."""
         if not self._open:
             self._open, self._left = True, self._lines
             self._call_later(WINDOW_S, self.flush)

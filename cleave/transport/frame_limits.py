@@ -14,7 +14,7 @@ from typing import Final
 from cleave.protocol import limits
 from cleave.protocol.allowance import Bucket
 
-FRAMES_AT_ONCE: Final = 16  # of one connection, before the loop serves other connections
+FRAMES_AT_ONCE: Final = 16  # frames of one connection before the event loop serves others
 
 _CONTINUES: Final = 0
 _CONTROL: Final = 8  # lowest opcode of a control frame
@@ -22,12 +22,12 @@ _SHORT, _LONG = 126, 127  # length codes: the next 2 or 8 bytes contain the leng
 
 
 class TooMuchError(Exception):
-    """A peer sent more data than allowed. The text says which limit the peer exceeded."""
+    """A peer sent more data than allowed. The text names the exceeded limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes of the largest awaited task result, and of `any` result, as of probes."""
+    """Sizes in bytes of the largest awaited task result, and the largest result of any kind."""
 
     work: int = 0
     any: int = 0
@@ -57,10 +57,10 @@ class FrameGate:
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index of their end.
+        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index after them.
 
-        The caller may process the bytes before that index, and must call the method again for the
-        rest after the loop has served other connections.
+        The caller may process the bytes before this index. It must call the method again for the
+        remaining bytes, after the event loop has served other connections.
 
         Raises:
             TooMuchError: when the peer exceeds a limit.
@@ -86,7 +86,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the bytes of an incomplete message; 0 if it may be an awaited task result."""
+        """Return the bytes of the incomplete message; 0 if it may be an awaited task result."""
         if not self._here:
             return 0
         if self._work is None:
@@ -157,8 +157,8 @@ class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
     Task results need no limit, because the PS decides how many it requests. Above the limit, the
-    connection with the largest product of incomplete bytes and waiting time must be closed.
-    Messages of correct clients are either small or soon complete.
+    connection with the largest product of incomplete bytes and time since their first byte must be
+    closed. Messages of correct clients are small or quickly complete.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -167,7 +167,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Set the size of a connection's message; return a connection to close above the limit."""
+        """Record a connection's incomplete bytes; above the limit, return a connection to close."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

@@ -1,4 +1,4 @@
-"""Plain HTTP requests and responses on the server's port, independent of sockets."""
+"""Data classes for plain HTTP requests and responses on the server's port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request, as opposed to a WebSocket request; a missing header is empty.
+    """A plain HTTP request, as opposed to a WebSocket request. Missing headers are empty strings.
 
     Attributes:
         path: path of the URL without the query, percent-encoded as the client sent it.
@@ -62,7 +62,7 @@ The server calls the handler in its event loop.
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """Create an `HttpRequest` from a path with its query, and parsed headers."""
+    """Create an `HttpRequest` from the path and query of a URL, and the parsed headers."""
 
     def only(name: str) -> str:
         values = headers.get_all(name)

@@ -22,13 +22,13 @@ JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a d
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. Browsers do not send the fragment, which has all but `address`.
+    """A parsed join URL. All fields but `address` are in the fragment, which browsers do not send.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
-        server: id of the server; empty if the URL does not contain it.
+        server: ID of the server; empty if the URL does not contain an ID.
         fingerprint: fingerprint of the only certificate to accept; empty to verify the certificate
-            as usual.
+            with the system's trusted issuers.
     """
 
     address: str
@@ -50,7 +50,7 @@ class JoinUrl:
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return this URL with another host name or IP address of the same server."""
+        """Return this URL with `host` as the host: another name or address of the same server."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -101,7 +101,7 @@ _COMMAND: Final = re.compile(r"cleave join '([^']+)'")
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return the operating system's text for an error, without Python's additions."""
+    """Return the operating system's message for an error, without Python's additions."""
     if isinstance(error, gaierror) and error.strerror:
         return error.strerror.lower()
     number = getattr(error, "errno", None)
@@ -110,7 +110,7 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE`, a private file with a join URL, because other users can see command lines."""
+    """Yield `@FILE` for a private file with the URL, so that the command line does not show it."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 

@@ -1,8 +1,8 @@
-"""Listening sockets that refuse connections over a limit before TLS, HTTP or a task costs time.
+"""Listening sockets that refuse excess connections before TLS, HTTP or an asyncio task costs time.
 
-A `Listener` asks a `ConnectionGate` about each connection. An accepted connection's socket tells
-the gate when it closes, at any stage. On Windows, the proactor event loop bypasses
-`Listener.accept`. There, connections are not counted, but time limits apply.
+For each connection, a `Listener` asks a `ConnectionGate` whether to accept it. The socket of an
+accepted connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
+`Listener.accept`, so connections are not counted, but time limits apply.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from cleave.transport.frame_limits import (
     Unfinished,
 )
 
-_REFUSALS_AT_ONCE: Final = 128  # refused connections before the loop serves other connections
-_REST_S: Final = 0.05  # seconds of pause after a refusal, whose main cost is waking the loop
+_REFUSALS_AT_ONCE: Final = 128  # refused connections before the event loop serves others
+_REST_S: Final = 0.05  # pause after a refusal, because waking the event loop is the main cost
 _FAREWELL_S: Final = 1.0  # time for a peer to read the reason before its socket is shut down
 _LAST_FRAMES: Final = 256  # maximum number of frames to process after the peer closed
 _END_OF_REQUEST: Final = b"\r\n\r\n"
@@ -43,7 +43,7 @@ BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):
-    """An accepted connection's socket, which reports admission, refusal and closing."""
+    """An accepted connection's socket, which reports admission, refusal and closing to the gate."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
@@ -69,7 +69,7 @@ class PendingSocket(socket.socket):
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Count the connection as failed and log the reason, unless its outcome is known."""
+        """Count the connection as failed and log the reason, if its outcome is not yet known."""
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
@@ -157,16 +157,16 @@ class ConnectionGate:
         self.log.refused(address, reason)
 
     def forget(self, pending: PendingSocket) -> None:
-        """Remove a socket, just before it is closed, from the sockets that `pending` finds."""
+        """Remove a socket that is about to be closed, so that `pending` no longer finds it."""
         self._inside.pop(pending.fileno(), None)
 
 
 class Listener(socket.socket):
-    """A listening socket that asks a `ConnectionGate` about each new connection.
+    """A listening socket that accepts only the connections that a `ConnectionGate` allows.
 
-    After a refusal, the listener pauses briefly and then refuses many connections at once. To
-    pause, it gives the event loop an epoll object instead of the socket. Systems without epoll do
-    not pause.
+    After a refusal, the listener pauses briefly and then refuses many connections at once. The
+    event loop polls an epoll object instead of the socket, so that the listener can pause. Without
+    epoll, there is no pause.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
@@ -189,7 +189,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next allowed connection; raise BlockingIOError without one."""
+        """Accept the next allowed connection; raise BlockingIOError if none is waiting."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])
@@ -219,11 +219,11 @@ class Listener(socket.socket):
 class GuardedConnection(ServerConnection):
     """A server's WebSocket connection whose frames are inspected before they are processed.
 
-    A client may send only a few bytes before the server accepts its hello. Many frames that arrive
-    together are processed in small batches, between which the loop serves other connections.
+    A client may send a limited number of bytes before the server accepts its hello. Frames that
+    arrive together are processed in batches, between which the event loop serves other connections.
 
     Attributes:
-        cut_because: reason why this side aborted the connection; empty if it did not.
+        cut_because: reason why this side aborted the connection; otherwise empty.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -286,7 +286,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _take_in(self) -> None:
-        """Process a batch of frames; schedule the next, and pause reading, while bytes remain."""
+        """Process a batch of frames; while bytes remain, pause reading and schedule the next."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -340,7 +340,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Record the bytes of an incomplete message; cut a connection if the total is too much."""
+        """Record the bytes of the incomplete message; over the total limit, abort a connection."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
@@ -361,7 +361,7 @@ class GuardedConnection(ServerConnection):
         self._frame_gate.awaited = awaited
 
     def admitted(self, least_bytes: int) -> None:
-        """Mark the hello as accepted. Every further message may have up to `least_bytes` bytes."""
+        """Mark the hello as accepted. Only awaited results may then exceed `least_bytes`."""
         self._unadmitted = False
         self._frame_gate.least_bytes = least_bytes
         if self._pending_socket is not None:
@@ -377,19 +377,19 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """Ignore further data, and end the connection once the peer had time to read the reason."""
+        """Ignore further data, and abort the connection after giving the peer time to read."""
         self._hear_no_more()
         self._end_soon()
 
     def refused(self, reason: str) -> None:
-        """Log the reason for a refusal, and close the connection after sending queued data."""
+        """Log the reason for a refusal, and abort the connection after sending queued data."""
         if not self.cut_because:
             self._end_soon()
             self._log(reason)
 
     @property
     def inside(self) -> bool:
-        """Return whether the server accepted the client's hello."""
+        """Return True if the server accepted the client's hello."""
         return not self._unadmitted
 
     async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
@@ -418,7 +418,7 @@ class GuardedConnection(ServerConnection):
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """End the connection after `_FAREWELL_S`, in which queued data can be sent."""
+        """Abort the connection after `_FAREWELL_S` seconds, to allow queued data to be sent."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
@@ -433,7 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left for an accepted hello; later, those for ending."""
+        """Return the seconds left until the hello must be accepted; after that, the full time."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
@@ -475,7 +475,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit on open files to the system's maximum, which commands do."""
+    """Raise this process's limit on open files to the maximum that the system allows."""
     try:
         import resource
     except ImportError:  # Windows has no such module and no such limit
@@ -486,7 +486,7 @@ def allow_many_connections() -> None:
 
 
 def open_files_limit() -> int | None:
-    """Return how many files and sockets this process may have open; None if unlimited."""
+    """Return the maximum number of open files and sockets of this process; None if unlimited."""
     try:
         import resource
     except ImportError:

@@ -2,7 +2,7 @@
 
 A join URL may contain the SHA-256 fingerprint of the server's certificate. A client then accepts
 only this certificate and ignores its issuer and dates, because a device's clock may be wrong.
-Creating a certificate needs the package `cryptography`, which clients do not need.
+Only servers with a self-signed certificate require the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 
-CERTIFICATE_FILE: Final = "tls.pem"  # key and certificate, which one file keeps consistent
-VALID: Final = timedelta(days=825)  # the longest that operating systems accept
+CERTIFICATE_FILE: Final = "tls.pem"  # key and certificate in one file, so that they always match
+VALID: Final = timedelta(days=825)  # longest validity that operating systems accept
 RENEWED: Final = timedelta(days=90)  # a certificate that expires within this time is replaced
 
 _CLOCKS_DIFFER: Final = timedelta(days=1)
@@ -71,10 +71,10 @@ def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VAL
 
 
 def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
-    """Return the path of the certificate that is stored in a folder.
+    """Return the path of the server's certificate in `folder`; create the file if necessary.
 
-    A new certificate with a new fingerprint replaces a stored one that is missing, about to expire
-    or not valid for `needed`. Only the owner can read the file.
+    A certificate that expires soon, or is not valid for `needed`, is replaced by a new one with
+    another fingerprint. Only the owner can read the file.
 
     Args:
         names: host names and IP addresses for which a new certificate is valid.
@@ -101,7 +101,7 @@ def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datet
 
 
 def _serves(pem: bytes, needed: str, now: datetime) -> bool:
-    """Return whether a stored certificate is valid for `needed` and is not about to expire."""
+    """Return True if a stored certificate is valid for `needed` and does not expire soon."""
     try:
         certificate = _read(pem)
     except ValueError:  # the file is truncated or holds no certificate
@@ -110,7 +110,7 @@ def _serves(pem: bytes, needed: str, now: datetime) -> bool:
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """Return the names and addresses in a certificate; raise ValueError for other bytes."""
+    """Return the host names and IP addresses in a certificate; raise ValueError if invalid."""
     from cryptography import x509
 
     try:
@@ -141,7 +141,7 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """Whether a server uses TLS, and where its certificate comes from."""
+    """The TLS mode of a server for which the user supplies no certificate."""
 
     AUTO = "auto"  # TLS with a self-signed certificate that the server creates
     OFF = "off"  # no TLS: plain WebSockets and HTTP
@@ -174,9 +174,10 @@ class Exposure:
 
     Attributes:
         context: the server's TLS context; None for plain WebSockets.
-        host: host name or IP address to put into the server's URLs.
-        fingerprint: fingerprint of the only certificate that clients accept; empty if clients
-            verify the certificate as usual, or without TLS.
+        host: host name or IP address for the server's URLs.
+        names: all host names and IP addresses of the server.
+        fingerprint: fingerprint of the only certificate that clients accept; empty without TLS, or
+            if clients verify a user's certificate with the system's trusted issuers.
     """
 
     context: ssl.SSLContext | None
@@ -191,7 +192,7 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Check that `text` is a certificate fingerprint, and return it in lower case."""
+    """Return a certificate fingerprint in lower case; raise UsageError if `text` is not one."""
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
@@ -204,7 +205,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(ssl.SSLCertVerificationError):
-    """The server presented a certificate with another fingerprint: `shown`."""
+    """The server presented a certificate with an unexpected fingerprint, `shown`."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(1, "another certificate")
@@ -243,14 +244,14 @@ def pinning(fingerprint: str) -> ssl.SSLContext:
 
 
 def expose(host: str, security: Security, now: datetime) -> Exposure:
-    """Load or create a server's certificate, and return the addresses for clients.
+    """Load or create a server's certificate; return its TLS context and addresses for clients.
 
     Args:
-        now: current time, with its time zone, for the dates of a new certificate.
+        now: current time with a time zone, for the dates of a new certificate.
 
     Raises:
-        UsageError: when other machines could reach the server without TLS, when a certificate or
-            key is unusable, or when a package for creating a certificate is not installed.
+        UsageError: when other machines could reach the server without TLS and `insecure_lan` is not
+            set, a certificate or key is unusable, or a package for creating one is not installed.
     """
     given = security.certificate is not None or security.key is not None
     if given:

@@ -30,14 +30,14 @@ class OwnerSensors(Protocol):
     """Sensors of a machine. A method returns None if the system does not provide the value."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in any session that the system shows."""
+        """Return the seconds since the last user input in any session."""
 
     def charging(self) -> bool | None:
         """Return True if the machine is plugged in or has no battery."""
 
     def temperature_c(self) -> float | None:
         """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
-        return None  # macOS and Windows show no temperature to ordinary users
+        return None  # macOS and Windows provide no temperature to ordinary users
 
 
 def observe(
@@ -45,7 +45,7 @@ def observe(
 ) -> Observation:
     """Read the sensors that the policy depends on.
 
-    `hour` is the hour of the day, with fraction; None for the current local time.
+    `hour` is the fractional hour of the day; None for the current local time.
     """
     now = time.localtime()
     return Observation(
@@ -67,7 +67,7 @@ def this_machine() -> OwnerSensors:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """Run a command; return its output, or None if it fails, is missing or runs over 5 s."""
+    """Run a command; return its output, or None if it fails or runs longer than 5 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -96,10 +96,10 @@ def cores_to_lend(count: int) -> list[int]:
 
 
 def keep_to_cores(count: int) -> bool:
-    """Restrict this process to the cores of `cores_to_lend`; return False where only Linux could.
+    """On Linux, restrict this process to `cores_to_lend(count)`; return False on other systems.
 
     Call this function before libraries start threads, because threads inherit the restriction.
-    Where it returns False, only the number of threads limits the CPU usage.
+    Without the restriction, only the number of threads limits the CPU usage.
 
     Raises:
         UsageError: when the machine has fewer than `count` usable cores.
@@ -114,9 +114,9 @@ def keep_to_cores(count: int) -> bool:
 class LinuxSensors(OwnerSensors):
     """Sensors on Linux.
 
-    The time of the last use comes from logind and, with an X display, from `xprintidle`. Otherwise
-    the last terminal input counts. In a graphical session, `idle_s` then returns None, because
-    terminals do not see the session's input.
+    The time of the last input comes from logind and, with an X display, from `xprintidle`. Without
+    these sources, the last terminal input counts. In a graphical session, `idle_s` then returns
+    None, because terminals do not receive the session's input.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class LinuxSensors(OwnerSensors):
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
         """Return the seconds since the last user input in a session with logind's properties.
 
-        None means that the session has no user input, or that `xprintidle` (`by_display`) covers
-        it.
+        None means that the session has no user input, or that `xprintidle` reports it instead
+        (`by_display`).
         """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
         if session.get("Type") in ("x11", "wayland", "mir"):
-            # A desktop sets IdleHint only after a delay. IdleSinceHint is the time when IdleHint
-            # last changed.
+            # A desktop sets IdleHint after a delay. IdleSinceHint is the time of IdleHint's last
+            # change.
             return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
         # For a terminal session, IdleSinceHint is the time of the last input.
         return idle_s if session.get("Type") == "tty" and since_s else None

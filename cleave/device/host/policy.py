@@ -1,4 +1,4 @@
-"""The owner's policy for lending a machine, and decisions based on sensor values."""
+"""The owner's policy for lending a machine, and its decisions based on sensor values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 class Span(Enum):
-    """The time span of a data cap. Hours, days and months follow the local clock."""
+    """The time span of a data cap. Hours, days and months are those of the local clock."""
 
     HOUR = "hour"
     DAY = "day"
@@ -55,10 +55,10 @@ class DataCap:
 
 
 def parse_data_cap(text: str) -> DataCap:
-    """Parse a limit such as `500MB/hour`, `5GB/day` or `50GB/month`; `5GB` spans the whole command.
+    """Parse a limit such as `500MB/hour` or `50GB/month`, or `5GB` for the whole command.
 
     Raises:
-        UsageError: when the text is not a valid limit, or is under 1 MB.
+        UsageError: when the text is not a valid limit, or the limit is below 1 MB.
     """
     match = re.fullmatch(
         r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
@@ -80,10 +80,10 @@ class CountingSession(Protocol):
 
 
 class DataMeter:
-    """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
+    """Counts the bytes that this machine's `cleave join` processes transfer per hour, day or month.
 
-    The file at `path` stores the count between runs, except for `Span.COMMAND`. An unreadable file
-    counts as empty. Until a write succeeds, only the bytes of this process are added.
+    The counts are in the file at `path`. An unreadable file counts as empty. If the file is not
+    writable, or the span is `Span.COMMAND`, only this process's bytes are counted.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DataMeter:
         self._looked_s = clock()
 
     def follow(self, session: CountingSession) -> None:
-        """Start counting the bytes of a new session, after a last count of the previous session."""
+        """Update the count for the previous session, then start to count the bytes of `session`."""
         self.used()
         self._session, self._counted, self._rate = session, 0, 0.0
 
@@ -121,7 +121,7 @@ class DataMeter:
         return self._used
 
     def until_s(self) -> float:
-        """Return the time, on `clock`, of the next check, before this rate can reach the cap."""
+        """Return the time of the next check on `clock`, early enough not to exceed the data cap."""
         left = max(0, self._cap.nbytes - self._used)
         reached_s = left / self._rate if self._rate else _FIRST_S
         return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
@@ -134,7 +134,7 @@ class DataMeter:
         return self._counted - before
 
     def _held(self) -> dict[str, int]:
-        """Read the file: a map from the name of a span to the bytes counted in that span."""
+        """Return the stored byte counts, by name of the hour, day or month."""
         try:
             held = json.loads(self._path.read_text())
             if "span" in held:  # the old format, with a single span
@@ -144,7 +144,7 @@ class DataMeter:
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to the current hour, day and month in the file that all devices here share."""
+        """Add bytes to the current hour, day and month in the file that all processes share."""
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)
         counts = {span: held.get(span, 0) + more for span in spans}
@@ -155,11 +155,11 @@ class DataMeter:
             return
 
 
-COOL_BY_C: Final = 5.0  # below the limit, to which an overheated machine must cool
+COOL_BY_C: Final = 5.0  # degrees below the limit to which an overheated machine must cool
 
 BACK_WITHIN_S: Final = 60.0
-"""While the machine computes, user input within this many seconds means that the owner is back. If
-half of `idle_after_s` is shorter, half of `idle_after_s` applies."""
+"""While the machine computes, user input within this many seconds means that the owner is back.
+Half of `idle_after_s` applies if it is shorter."""
 
 
 DAY_MIN: Final = 1440  # minutes of a day, the maximum of `--idle-after`
@@ -173,7 +173,7 @@ class Condition(Enum):
 
 
 class Cause(Enum):
-    """The reason that a machine may not compute now."""
+    """The reason why a machine may not compute now."""
 
     HOURS = "hours"
     OWNER = "owner"
@@ -187,7 +187,7 @@ class Policy:
     """The owner's conditions under which a machine may compute.
 
     Attributes:
-        when: conditions that must all hold.
+        when: conditions that must all be met.
         hours: start and end as local hours of the day; the span may cross midnight. None permits
             all hours.
         idle_after_s: seconds without user input after which the machine counts as idle.
@@ -205,7 +205,7 @@ class Observation:
     """Current sensor values of a machine; None for a value that is unknown or not needed.
 
     Attributes:
-        hour: local hour of the day, with fraction.
+        hour: fractional local hour of the day.
         data_bytes: bytes sent and received in the current span of the data cap.
     """
 
@@ -218,7 +218,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Whether the machine may compute now: without a cause. `until_s` is when to check again."""
+    """A policy decision. `cause` is None if the machine may compute; `until_s`: next check."""
 
     cause: Cause | None
     reason: str
@@ -234,7 +234,7 @@ ALLOWED: Final = Permission(None, "allowed")
 
 
 def require_visible(policy: Policy, seen: Observation) -> None:
-    """Raise UsageError if the policy depends on values that this machine does not provide."""
+    """Raise UsageError if the policy depends on sensor values that this machine cannot provide."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -259,7 +259,8 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 class Gate:
     """Decides from sensor values whether the machine may compute, with hysteresis.
 
-    Once idle, a machine stays idle until the next input. Once too hot, it must cool by `COOL_BY_C`.
+    An idle machine stays idle until the next input. An overheated machine must cool to `COOL_BY_C`
+    below the limit.
     """
 
     policy: Policy
@@ -268,7 +269,7 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may compute; an unknown value that is needed forbids it."""
+        """Decide whether the machine may compute. An unknown required value forbids computation."""
         verdicts = [
             self._hours(seen),
             self._data(seen),
@@ -335,7 +336,7 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if an hour is in a span without its end; a span may cross midnight."""
+    """Return True if start <= hour < end, for a span of the day that may cross midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -398,7 +399,7 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
 def parse_policy(
     when: str, hours: str, max_temp: float, idle_after_min: float, max_data: str = ""
 ) -> Policy | None:
-    """Return the policy that the command-line options describe; None if they set no condition.
+    """Return the policy for command-line options; None if the options set no condition.
 
     Args:
         when, hours, max_data: values of `--when`, `--hours` and `--max-data`; empty if not given.
