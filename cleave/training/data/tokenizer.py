@@ -83,8 +83,7 @@ class TextTokenizer:
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return a text's token IDs, marked as not learned outside the character ranges `answers`.
-        """
+        """Return a text's token IDs, of which those in the character ranges `answers` are learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T

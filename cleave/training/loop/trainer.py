@@ -678,7 +678,7 @@ class Trainer:
         }
 
     def _judge(self, loss: float) -> None:
-        """Report a held-out loss. With `keep_best`, write a checkpoint if the loss is the lowest."""
+        """Report a held-out loss. With `keep_best`, write a checkpoint if it is the lowest one."""
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
