@@ -274,10 +274,7 @@ def _check_sizes(batch: int, seq: int) -> None:
 
 
 def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the indices of the sequences that have at least one learned token.
-
-    With `separate`, the first token of a document does not count as learned.
-    """
+    """Return the indices of the sequences with a learned token; see `BatchLoader`."""
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
@@ -413,11 +410,7 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Yield all documents, with their splits.
-
-    Texts longer than `_PIECE_CHARS` are divided, at line breaks if possible, because encoding a
-    text needs many times the memory of the text.
-    """
+    """Yield documents with their splits. Divide long texts, because encoding needs much memory."""
     for document in documents:
         text = document if isinstance(document, str) else document.text
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -451,7 +444,6 @@ def _packed(parts: Sequence[Tokens]) -> Tokens:
 
 
 def _whole(corpus: Corpus) -> Tokens:
-    """Concatenate the training and the validation split."""
     return _packed([corpus.train, corpus.validation])
 
 

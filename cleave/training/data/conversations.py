@@ -132,10 +132,7 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Return a cleaned copy of message `number`, with its content as a single string.
-
-    Only the content of a message that calls tools may be None.
-    """
+    """Clean a message, and join the parts of its content into one string."""
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
     if isinstance(content, list):
@@ -308,10 +305,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the chat template accepts message contents only as lists of typed parts.
-
-        Templates of many vision models do.
-        """
+        """Return True if the template requires typed parts, as the templates of vision models do."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

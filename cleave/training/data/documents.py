@@ -142,7 +142,6 @@ def _read_file(path: Path) -> Iterator[Document]:
 
 
 def _decoded(path: Path) -> str | None:
-    """Return the text of a file, or None if the file is not UTF-8."""
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -172,7 +171,6 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def _read_json(path: Path) -> Iterator[Document]:
-    """Yield the documents of a `.json` file: a JSON list of records, or one record per line."""
     if (text := _decoded(path)) is None:
         raise _not_utf8(path)
     if not text.lstrip().startswith("["):
@@ -248,8 +246,7 @@ def _no_data_sets(name: str) -> UsageError:
 def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
     """Yield the document of a table row, or nothing if all fields of the document are null.
 
-    In tables, null means a missing field: all rows have the same columns, and all nested objects
-    have the same fields.
+    In tables, null means a missing field, because all rows have the same columns.
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
@@ -257,10 +254,7 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove the null fields of objects at any depth, except the content of messages.
-
-    A message that only calls tools has null as its content.
-    """
+    """Remove the null fields of objects at any depth, except the content of messages."""
     match value:
         case dict():
             held = value.items()

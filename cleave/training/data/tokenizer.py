@@ -83,7 +83,7 @@ class TextTokenizer:
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return a text's token IDs, of which those in the character ranges `answers` are learned."""
+        """Encode a text, with tokens outside the character ranges `answers` marked as not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -264,10 +264,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the end-of-text token, or None if it is unknown.
-
-    The folder's configuration files take precedence over common names in the vocabulary.
-    """
+    """Look up the end-of-text token in the configuration files, then among common names."""
     names: list[Any] = [
         json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")

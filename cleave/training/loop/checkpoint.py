@@ -67,10 +67,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """The contents of meta.json.
-
-    `aliases` maps the name of each tied tensor to the name under which its values are stored.
-    """
+    """Contents of meta.json. `aliases` maps the name of each tied tensor to the stored name."""
 
     step: int
     tensors_sha256: str

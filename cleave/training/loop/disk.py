@@ -105,9 +105,9 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait for `pause_s` seconds, but at most `FIRST_RETRY_S` once the run is stopping.
+        """Wait for `pause_s` seconds, but at most `FIRST_RETRY_S` after a stop request.
 
-        Return how many of the seconds waited were after the run began to stop.
+        Return the number of seconds waited after the stop request.
         """
         stopping_s = 0.0
         while pause_s > 0:

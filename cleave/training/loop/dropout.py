@@ -41,10 +41,7 @@ class Chance:
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
         """Seed dropout and torch's random number generator for one pass in a `with` block.
 
-        Args:
-            step: number of steps completed before the pass.
-            first: index of the pass's first sequence among all sequences of the step.
-            count: number of sequences in the pass.
+        The pass computes `count` sequences, of which the first has the index `first` in the step.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -58,10 +55,7 @@ class Chance:
 class SeededDropout(nn.Dropout):
     """Dropout with a separately seeded random number generator for each sequence.
 
-    Args:
-        p: probability that a value is dropped.
-        chance: seeds of the current pass.
-        name: name of the module in the model, from which seeds are derived too.
+    `chance` has the seeds of the current pass. Modules of different `name` drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:

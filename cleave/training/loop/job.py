@@ -54,12 +54,7 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if a checkpoint is due.
-
-        Args:
-            step: number of completed steps.
-            since_s: seconds since the last checkpoint.
-        """
+        """Return True if step `step` needs a checkpoint, `since_s` seconds after the last one."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
@@ -176,10 +171,7 @@ class Setting:
     choices: type[Enum] | None = None
 
     def check(self, option: str, value: Any) -> None:
-        """Raise UsageError if a value is too small, too large, or not among the choices.
-
-        `option` is the name of the option in the error message.
-        """
+        """Raise UsageError if the value of `option` is out of range or not among the choices."""
         if self.choices is not None:
             values = [member.value for member in self.choices]
             if value not in values:

@@ -46,9 +46,6 @@ class JobFleet:
     Args:
         journal: stores the results of GEMMs; None without a journal.
         checkpointing: whether the model uses activation checkpointing.
-        clock: returns the wall time in seconds.
-        stop: returns True if training must stop.
-        note: called with messages for the user.
         presence: called with each change of the fleet's presence.
         stuck: called with the reason when no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
@@ -132,7 +129,6 @@ class JobFleet:
 
     @cached_property
     def _ps(self) -> PsCompute:
-        """Measure the PS's compute speed once."""
         speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
         return PsCompute(speed.flops_per_s, 0.0)
 
@@ -181,8 +177,7 @@ class JobFleet:
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
         """Return a context manager that keeps all GEMMs on the PS if no device is free for tiles.
 
-        Args:
-            training: IDs of the devices that train layers, and so lack the memory for tiles.
+        `training` are the IDs of the devices that train layers, and so lack the memory for tiles.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -255,7 +250,6 @@ class JobFleet:
 
 
 def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
-    """Concatenate the sequences of all micro-batches, and add their attention mask."""
     ids, labels, positions = (
         None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
     )

@@ -84,10 +84,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product in the write queue.
-
-    `step` is the number of completed steps, and `place` the index of the product in its step.
-    """
+    """A product in the write queue, with its index `place` in the step after `step` steps."""
 
     step: int
     place: int
@@ -102,11 +99,10 @@ class Journal:
     Args:
         base: step of the latest checkpoint. Journal files of other checkpoints are removed.
         say: called with messages for the user.
-        clock: returns the wall time in seconds.
         queue_bytes: maximum size of the write queue.
 
     Attributes:
-        on: False once the journal has switched itself off and writes no more products.
+        on: False once the journal has switched itself off. It then writes no more products.
 
     Raises:
         CleaveError: when the journal cannot be opened.
@@ -297,7 +293,6 @@ class Journal:
                 self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
-        """Stop writing products, and report the reason to the user."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run continues from its last checkpoint")
 
@@ -325,13 +320,9 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue a finished product for writing.
+        """Queue the product of a GEMM, submitted at the time `began_s`, for writing.
 
-        Args:
-            place: step of the product, and its index within the step.
-            key: checksum of the product's inputs.
-            began_s: time at which the GEMM was submitted.
-            out: the product.
+        `place` is its step and its index in the step, and `key` the checksum of its inputs.
         """
         now_s = self._clock()
         # If several GEMMs are in flight, count the time since the previous product finished.
@@ -503,7 +494,6 @@ class _Writer:
         self._thread.join()
 
     def _work(self) -> None:
-        """Run the thread: write queued products until the writer is closed."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._queue or self._closing)
@@ -570,7 +560,6 @@ def _is_journal(path: Path) -> bool:
 
 
 def _file_of(folder: Path, base: int) -> Path:
-    """Return the path of the journal file for products after the checkpoint of step `base`."""
     return folder / f"step-{base:06d}.blocks"
 
 

@@ -239,15 +239,12 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Update the parameters after a backward pass that the fleet runs by stages.
+        """Update the parameters with gradients from the fleet, and return what `gradients` returns.
 
         Args:
             rate: the learning rate.
             gradients: computes all gradients and returns the loss. If it returns anything but a
                 float, no parameter is updated.
-
-        Returns:
-            The result of `gradients`.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated.

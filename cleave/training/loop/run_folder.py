@@ -320,7 +320,6 @@ def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float
 
 
 def _plain(value: Any) -> Any:
-    """Convert `value` to types that JSON can represent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

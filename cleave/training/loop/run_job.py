@@ -142,13 +142,7 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Check a request, and return the name of its model and its number of steps.
-
-        Args:
-            arguments: arguments of an operator's `submit` message.
-
-        Returns:
-            The model's name or folder, and the number of steps, which is 0 to use a model.
+        """Check a request; return the name of its model and its number of steps (0 to use a model).
 
         Raises:
             UsageError: when a setting is invalid, data is missing, or the run name is taken.

@@ -141,10 +141,7 @@ def train(
 
 @contextmanager
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Lock a run folder on rank 0. If this fails, raise CleaveError on every server.
-
-    With several servers, wait for the processes of an earlier start to release the lock.
-    """
+    """Lock a run folder on rank 0. If this fails, raise CleaveError on every server."""
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
     with ExitStack() as held:
@@ -505,12 +502,7 @@ class Trainer:
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
         """Compute the gradients of this server's micro-batches, and sum them over all servers.
 
-        Args:
-            part: this server's micro-batches.
-            learned: number of learned tokens in the whole step.
-
-        Returns:
-            The mean loss of the whole step.
+        Return the mean loss of the step over its `learned` learned tokens.
         """
         if self.weights is not None:
             self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
@@ -524,14 +516,9 @@ class Trainer:
         return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
-        """Run the forward and backward passes of this server's micro-batches.
+        """Run the forward and backward passes of `batches`, which are this server's part of a step.
 
-        Args:
-            batches: this server's micro-batches.
-            learned: number of learned tokens in the whole step, over which the loss is averaged.
-
-        Returns:
-            The contribution of `batches` to the mean loss of the whole step.
+        Return their contribution to the mean loss over the `learned` learned tokens of the step.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -559,7 +546,7 @@ class Trainer:
     def _loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over a batch's learned tokens.
 
-        In training, add the auxiliary loss of a mixture of experts.
+        In training, the auxiliary loss of a mixture of experts is added.
         """
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # do not cache casts of sharded weights, which are freed
@@ -585,7 +572,7 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches on all servers, and return each server's `_summed`.
+        """Evaluate the held-out batches on all servers; return each server's `_summed`.
 
         Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """
@@ -607,10 +594,7 @@ class Trainer:
             return None
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
-        """Return the sum of the losses of all learned tokens, and the number of these tokens.
-
-        `passes` is the number of batches of the server that evaluates the most batches.
-        """
+        """Return the sum of the losses of all learned tokens, and the number of these tokens."""
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -639,13 +623,9 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint to the subfolder `name`; keep the `keep` latest checkpoints in it.
+        """Write a checkpoint to the subfolder `name`, and return its path; None unless on rank 0.
 
-        Returns:
-            The path of the checkpoint on rank 0; None on other ranks.
-
-        Raises:
-            DivergedError: when a weight or optimizer state is not finite.
+        Raise DivergedError if a weight or optimizer state is not finite.
         """
         folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
         if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
@@ -703,7 +683,6 @@ class Trainer:
         remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
 
     def _has_stalled(self) -> bool:
-        """Return True if the last `early_stop` held-out losses brought no new minimum."""
         most = self.job.early_stop
         if not most or self.heldout.since < most:
             return False
@@ -731,14 +710,11 @@ class Trainer:
     ) -> None:
         """Load weights, optimizer state and the position in the data from a checkpoint.
 
-        Args:
-            changed: names of the changed fingerprints. If the training text has changed, training
-                continues at the text's beginning.
-            accept_changes: whether to continue although frozen weights have changed.
+        If the training text is among the `changed` inputs, training continues at its beginning.
 
         Raises:
-            CleaveError: when the checkpoint belongs to another model, or frozen weights have
-                changed.
+            CleaveError: when the checkpoint belongs to another model, or when frozen weights have
+                changed and `accept_changes` is False.
         """
         try:
             check_frozen(self.model, checkpoint.meta, self.job.model)

@@ -99,7 +99,6 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Yield groups of at most `most` consecutive windows of equal length."""
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -142,13 +141,10 @@ class Answers:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read multiple-choice questions from a CSV file in the format of MMLU.
+    """Read multiple-choice questions from a CSV file in the format of MMLU, without a header line.
 
-    The columns are the question, four choices and the letter of the correct choice. The file has no
-    header line.
-
-    Raises:
-        UsageError: when the file cannot be read, is empty or has another format.
+    The columns are the question, four choices and the letter of the correct choice. Raise
+    UsageError if the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

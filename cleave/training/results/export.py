@@ -72,7 +72,6 @@ class Exported:
     """Result of an export.
 
     Attributes:
-        step: step of the exported checkpoint.
         parameters: number of elements of all exported tensors.
         whole: False if only adapters were exported.
         remark: message that a step without a checkpoint had a lower held-out loss; may be empty.
@@ -240,10 +239,7 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it.
-
-    Files that a killed export left in the temporary folder are removed first.
-    """
+    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it."""
     temporary = into.with_name(f".{into.name}.export")
     try:
         own_folder(temporary)
@@ -291,10 +287,7 @@ def _remove_paths(folder: Path) -> None:
 
 
 def _public(text: str) -> str:
-    """Reduce a path to its last component, so that a model card reveals no paths of this machine.
-
-    The name of a model on the Hugging Face Hub is returned unchanged.
-    """
+    """Reduce a path to its last component for publication. Names on the Hub are unchanged."""
     if _HUB.fullmatch(text) and not Path(text).exists():
         return text
     return PureWindowsPath(text).name or text
@@ -313,7 +306,6 @@ def _lower(run: RunFolder, step: int) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return a random temporary path in the same folder as `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -362,7 +354,6 @@ def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
 
 
 def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Merge a checkpoint's adapters into the base model, and return all weights by name."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
     _part_shared(adapted)
@@ -385,10 +376,7 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the base model of a run's adapters.
-
-    Raise UsageError if the base model has no folder, because its weights were random.
-    """
+    """Return the folder of the base model. Raise UsageError if the base model has no folder."""
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
         return name  # an export of adapters does not read the folder, which no longer exists
@@ -418,16 +406,12 @@ def description_of(run: RunFolder) -> Path:
 def described_config(folder: Path, names: Set[str]) -> Any:
     """Load a model's configuration, with `tie_word_embeddings` as in the checkpoint.
 
-    `from_pretrained` does not tie LM head and embedding if the weight files have different weights
-    for them, even if the configuration says so. A checkpoint then has both weights, and
-    `tie_word_embeddings` of the returned configuration is False.
-
-    Args:
-        folder: folder with the configuration.
-        names: names of the model weights in the checkpoint.
+    If the weight files have both LM head and embedding, `from_pretrained` does not tie them, even
+    if the configuration says so. A checkpoint then has both weights, and `tie_word_embeddings` of
+    the returned configuration is False.
 
     Raises:
-        CleaveError: when the names do not match the configuration.
+        CleaveError: when `names`, the names of the checkpoint's weights, do not match the model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -473,12 +457,7 @@ def _write_adapters(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Write adapters and their configuration with `peft`'s `save_pretrained`.
-
-    Args:
-        description: folder with the configuration of the base model.
-        base: folder of the base model, which the adapters' configuration names.
-    """
+    """Write adapters and their configuration with `peft`'s `save_pretrained`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     local = {"local_files_only": True, "trust_remote_code": False}

@@ -39,13 +39,11 @@ def go_on(
     The model's generation configuration sets the end tokens, penalties and other options.
 
     Args:
-        text: the text to continue.
         tokens: maximum number of generated tokens.
         say: called with each new part of the generated text; returns False to stop the generation.
         chat: whether the text was rendered with a chat template, which includes begin tokens.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: threshold of nucleus sampling.
-        seed: seed of the sampling.
 
     Raises:
         UsageError: when the text has no tokens, has a token outside the model's vocabulary, or with
@@ -107,7 +105,7 @@ Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to continue the text `prompt`, or with `chat` to answer it as a user's message.
+    """Request to continue the text `prompt`, or to answer it as a user's message if `chat` is set.
 
     `go_on` describes the other attributes.
     """
@@ -170,8 +168,7 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Report the progress, and then the model's loss and perplexity on the text.
 
-        Raises:
-            AbandonedError: when `stop` returns True.
+        Raise AbandonedError if `stop` returns True.
         """
         window = self.seq or min(_WINDOW, trained.most_tokens)
         told = perplexity(
@@ -205,8 +202,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Report the progress, and then the number of questions that the model answers correctly.
 
-        Raises:
-            AbandonedError: when `stop` returns True.
+        Raise AbandonedError if `stop` returns True.
         """
         asked = read_questions(Path(self.choices))
         shown = read_questions(Path(self.examples))[: self.shots] if self.examples else []
