@@ -324,7 +324,7 @@ def starts_of(marked: torch.Tensor) -> torch.Tensor:
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return the positions of `Batch` for a mask of the first token of each document.
+    """Compute `Batch.positions` from a mask of the first token of each document.
 
     Both tensors have the shape (batch, seq).
     """
@@ -410,7 +410,10 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Yield documents with their splits. Divide long texts, because encoding needs much memory."""
+    """Yield all documents, each with its split.
+
+    Long texts are divided, because encoding a text needs many times the memory of the text.
+    """
     for document in documents:
         text = document if isinstance(document, str) else document.text
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -471,7 +474,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`. If it is missing or damaged, call `encode`."""
+    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache the text."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:

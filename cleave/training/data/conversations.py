@@ -305,7 +305,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template requires typed parts, as the templates of vision models do."""
+        """Return True if the template requires typed parts, as templates of vision models do."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

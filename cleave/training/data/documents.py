@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the sorted paths of all files below `root`, without files and folders not `wanted`."""
+    """Return the sorted paths of all files below `root`, without unwanted files and folders."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error

@@ -56,7 +56,7 @@ class TextTokenizer:
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a new `Tokenizer` of the `tokenizers` library, with the post-processor."""
+        """Return a copy of the tokenizer that can add special tokens, as a `tokenizers.Tokenizer`."""
         return Tokenizer.from_str(self._library)
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
@@ -83,7 +83,7 @@ class TextTokenizer:
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Encode a text, with tokens outside the character ranges `answers` marked as not learned."""
+        """Encode a text, and mark tokens outside the character ranges `answers` as not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -220,7 +220,7 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Return the tokenizer cached at `path`, or None if it is missing or not as expected."""
+    """Return the tokenizer cached at `path`; None if it is missing, damaged or of another size."""
     if not path.exists():
         return None
     try:

@@ -183,7 +183,8 @@ def load_latest(
     """Load the newest intact checkpoint in `folder`, or return None if there is none.
 
     Args:
-        passed_over: called for each newer checkpoint, which is damaged; None to issue warnings.
+        passed_over: called with an error for each damaged checkpoint that is newer than the loaded
+            one; None to issue warnings instead.
 
     Raises:
         CleaveError: when a checkpoint cannot be read, although it may be intact.
@@ -215,7 +216,7 @@ def held_steps(folder: Path) -> list[int]:
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints for whose step `unwanted` returns True; on failure, warn."""
+    """Remove the checkpoints of unwanted steps. Warn if a checkpoint cannot be removed."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)

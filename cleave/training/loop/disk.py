@@ -29,7 +29,7 @@ class DiskFullError(CleaveError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if an error means that the disk, the user's quota or the file is full."""
+    """Return True if an error means that a disk, quota or file size limit is exceeded."""
     return error.errno in _FULL
 
 

@@ -41,7 +41,7 @@ class Chance:
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
         """Seed dropout and torch's random number generator for one pass in a `with` block.
 
-        The pass computes `count` sequences, of which the first has the index `first` in the step.
+        The pass computes `count` sequences of the step, starting at the index `first`.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -64,10 +64,10 @@ class SeededDropout(nn.Dropout):
         self._name = name
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop values of `input`, whose first dimension has equally many rows for each sequence.
+        """Apply dropout to `input`, with separate random numbers for each sequence of the pass.
 
-        Between passes, or if the number of rows is not a multiple of the number of sequences, use
-        torch's random number generator instead.
+        Between passes, or if the first dimension of `input` is not a multiple of the number of
+        sequences, use torch's random number generator instead.
         """
         rows = self._chance.rows
         if not (self.training and rows) or input.shape[0] % len(rows):

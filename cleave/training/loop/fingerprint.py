@@ -40,7 +40,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return the fingerprints of a run's inputs, given the model folder, if there is one."""
+        """Return the fingerprints of a run's inputs. `folder` is the model folder, if there is one."""
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
             held_out=hashlib.sha256(corpus.validation.data).hexdigest(),
@@ -50,13 +50,13 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fingerprints in `saved` whose values differ."""
+        """Return the names of the fingerprints whose values in `saved` differ."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Return a phrase for messages, such as "another tokenizer and another chat template"."""
+    """Convert names to a phrase, such as "another tokenizer and another chat template"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

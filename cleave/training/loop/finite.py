@@ -22,7 +22,7 @@ def check_loss(loss: float) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Raise DivergedError if the norm of gradients is NaN or infinite."""
+    """Raise DivergedError if a gradient norm is NaN or infinite."""
     if not math.isfinite(norm):
         raise DivergedError(f"the norm of its gradients is {norm}")
 

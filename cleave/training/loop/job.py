@@ -54,14 +54,14 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if step `step` needs a checkpoint, `since_s` seconds after the last one."""
+        """Return True if a checkpoint is due after step `step`, `since_s` seconds after the last one."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
 
 
 class Precision(Enum):
-    """Dtype of matrix multiplications. Weights and optimizer state are always fp32."""
+    """Dtype of matrix multiplications. Trained weights and optimizer state are always fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -87,7 +87,7 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which GEMMs the fleet computes in a step by tiles with `--method tiles`.
+    """Which GEMMs the fleet computes with `--method tiles`.
 
     ALL: every GEMM. AUTO: every GEMM except those that the PS is predicted to compute faster.
     """
@@ -201,7 +201,7 @@ def _setting(default: Any, help: str, *names: str, common: bool = False, **limit
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A training job. The help text of each field describes the field.
+    """A training job: model, data and settings. The help text of each field describes the field.
 
     Example:
         >>> JobSpec("opt-125m", steps=20, method="stages")
@@ -364,7 +364,7 @@ class JobSpec:
 
     @property
     def interval(self) -> Interval:
-        """Parse `checkpoint_every`."""
+        """Return `checkpoint_every` as an `Interval`."""
         return Interval.of(self.checkpoint_every)
 
     @property

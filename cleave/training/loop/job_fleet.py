@@ -39,7 +39,7 @@ from cleave.workload.registry import ModelSpec
 
 
 class JobFleet:
-    """The use of a fleet by one job: runs steps by stages, and sends GEMMs to the fleet as tiles.
+    """Interface between a job and its fleet: runs steps by stages, or GEMMs of the model by tiles.
 
     For tiles, the model's linear layers are changed in place, so that they compute on the fleet.
 
@@ -185,11 +185,11 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context manager that counts the completed tasks of one step for progress."""
+        """Return a context manager that counts completed tasks, for the progress of the current step."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters since the start of the job."""
+        """Return the current values of the fleet's counters."""
         counters = (self._fallback or self._fleet).counters()
         if (staged := self.staged) is None:
             return counters

@@ -84,7 +84,10 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product in the write queue, with its index `place` in the step after `step` steps."""
+    """A product in the write queue.
+
+    `step` is the number of earlier steps, and `place` the index of the product within its step.
+    """
 
     step: int
     place: int
@@ -322,7 +325,7 @@ class Journal:
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
         """Queue the product of a GEMM, submitted at the time `began_s`, for writing.
 
-        `place` is its step and its index in the step, and `key` the checksum of its inputs.
+        `place` is the step and the index within the step; `key` is the checksum of the inputs.
         """
         now_s = self._clock()
         # If several GEMMs are in flight, count the time since the previous product finished.

@@ -119,7 +119,7 @@ _STATE = "optimizer."  # prefix of the names of optimizer state among a checkpoi
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """Kind and settings of an optimizer. Weight decay applies only to matrices, not to vectors.
+    """The kind of an optimizer and its settings. Weight decay applies to matrices, not to vectors.
 
     The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
     """

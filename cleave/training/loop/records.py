@@ -1,6 +1,6 @@
 """Records of events in a run. With `--json`, each record is printed as one line of JSON.
 
-`metrics.jsonl` in the run folder has the records of steps, evaluations, `fleet` and `done`.
+Steps, evaluations, changes of the fleet and the end of the run are also in `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """Record of the held-out loss after `step` steps, in nats per learned token."""
+    """Record of the mean held-out loss after `step` steps, in nats per token."""
 
     EVENT: ClassVar[str] = "eval"
     step: int
@@ -126,7 +126,7 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Record that a run waits for cluster nodes for its servers (`waiting`), or is `running`."""
+    """Record that a run on several servers is `waiting` for cluster nodes, or is `running`."""
 
     EVENT: ClassVar[str] = "servers"
     state: str

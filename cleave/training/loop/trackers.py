@@ -35,7 +35,7 @@ class Tracker(Protocol):
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse the value of `--report-to`, such as `tensorboard+wandb`; empty for no tracker.
+    """Parse the value of `--report-to`, such as `tensorboard+wandb`. It may be empty.
 
     Raises:
         UsageError: when a tracker is unknown or its package is not installed.

@@ -409,7 +409,7 @@ class Trainer:
         return done
 
     def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
-        """Return the fields of a record about the fleet's and the journal's work since `before`."""
+        """Return record fields about the fleet's work `spent`, and the journal's work since `before`."""
         journal = self._journal_counters()
         return {
             "clock": self.context.fleet.clock if self.context.fleet else "wall",
@@ -535,7 +535,7 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Gather sharded weights for one pass. `left` is the number of passes after it."""
+        """Gather sharded weights for one pass. `left` is the number of later passes on this server."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -594,7 +594,7 @@ class Trainer:
             return None
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
-        """Return the sum of the losses of all learned tokens, and the number of these tokens."""
+        """Return the sum of the losses of all learned tokens in `batches`, and their number."""
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -623,7 +623,7 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint to the subfolder `name`, and return its path; None unless on rank 0.
+        """Write a checkpoint to the subfolder `name`. On rank 0, return its path.
 
         Raise DivergedError if a weight or optimizer state is not finite.
         """
@@ -658,7 +658,7 @@ class Trainer:
         }
 
     def _judge(self, loss: float) -> None:
-        """Report a held-out loss. With `keep_best`, write a checkpoint if it is the lowest one."""
+        """Report a held-out loss. With `keep_best`, write a checkpoint after a new lowest loss."""
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:

@@ -172,7 +172,7 @@ def export_run(
     Args:
         into: path of the new folder. If the folder exists, it must be empty.
         step: step of the checkpoint to export; 0 for the newest intact checkpoint.
-        best: whether to ignore `step`, and export the checkpoint with the lowest held-out loss.
+        best: whether to export the checkpoint with the lowest held-out loss, and ignore `step`.
         dtype: dtype of the exported weights, a key of `DTYPES`.
         merge: whether to merge the adapters into the base model and export the whole model.
         while_training: whether another process may be training this run. The run folder is then
@@ -287,7 +287,10 @@ def _remove_paths(folder: Path) -> None:
 
 
 def _public(text: str) -> str:
-    """Reduce a path to its last component for publication. Names on the Hub are unchanged."""
+    """Return the last component of a path, so that a model card reveals no paths of this machine.
+
+    The name of a model on the Hugging Face Hub is returned unchanged.
+    """
     if _HUB.fullmatch(text) and not Path(text).exists():
         return text
     return PureWindowsPath(text).name or text
@@ -314,7 +317,7 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
 
     Args:
         step: step of the checkpoint; 0 for the newest intact checkpoint.
-        best: whether to ignore `step`, and load the checkpoint with the lowest held-out loss.
+        best: whether to load the checkpoint with the lowest held-out loss, and ignore `step`.
 
     Raises:
         UsageError: when the run has no such checkpoint.

@@ -71,7 +71,7 @@ def go_on(
     wanted = True
 
     def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Call `say` with the text of the newest tokens; return whether to stop, per sequence."""
+        """Call `say` with the newly generated text, and return whether to stop."""
         nonlocal shown, wanted
         whole = text_of(ids[0].tolist())
         open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
