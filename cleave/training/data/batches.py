@@ -474,7 +474,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache the text."""
+    """Return the corpus cached in `folder`, or encode and cache it if it is missing or damaged."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:

@@ -13,8 +13,8 @@ from cleave.errors import UsageError
 
 _ASSISTANT: Final = "assistant"  # the chat role whose messages are learned
 
-# Fields of a record that contain a document. The first tuple is used whose fields are all present
-# and not null.
+# Fields of a record that contain a document. Of these tuples, the first is used whose fields are
+# all present and not null.
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
 

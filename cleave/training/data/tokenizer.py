@@ -56,7 +56,7 @@ class TextTokenizer:
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a copy of the tokenizer that can add special tokens, as a `tokenizers.Tokenizer`."""
+        """Return a copy of the tokenizer that can also add special tokens to texts."""
         return Tokenizer.from_str(self._library)
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:

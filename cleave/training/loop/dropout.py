@@ -19,8 +19,8 @@ from torch import Tensor, nn
 class Chance:
     """Seeds of the dropout in a model's passes.
 
-    `rows` has a string for each sequence of the current pass, from which its seeds are derived. It
-    is empty between passes.
+    `rows` has a string for each sequence of the current pass, from which the seeds for that
+    sequence are derived. It is empty between passes.
     """
 
     seed: int

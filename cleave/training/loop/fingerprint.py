@@ -40,7 +40,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return the fingerprints of a run's inputs. `folder` is the model folder, if there is one."""
+        """Return the fingerprints of a run's inputs. `folder` is None without a model folder."""
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
             held_out=hashlib.sha256(corpus.validation.data).hexdigest(),

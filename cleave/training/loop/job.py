@@ -54,7 +54,7 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if a checkpoint is due after step `step`, `since_s` seconds after the last one."""
+        """Return True if a checkpoint is due after a step, given the seconds since the last one."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds

@@ -185,7 +185,7 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context manager that counts completed tasks, for the progress of the current step."""
+        """Return a context manager that tracks the progress of one step."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
@@ -201,7 +201,7 @@ class JobFleet:
         )
 
     def kept(self) -> Kept:
-        """Return a summary of the submitted GEMMs for which the PS is faster than the fleet."""
+        """Return a summary of the GEMMs that the PS is predicted to compute faster than the fleet."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ class Journal:
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if an early checkpoint is due, because the journal is larger than one.
+        """Return True if an early checkpoint is due, because the journal is larger than a checkpoint.
 
         Return False while `held` is not 0, because a checkpoint would discard these products.
         """
@@ -260,7 +260,7 @@ class Journal:
             discard(self.folder)
 
     def begin(self, step: int) -> None:
-        """Start a step, given the number of steps completed before."""
+        """Start a step after `step` completed steps."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
             del self._entries[place]
@@ -403,7 +403,7 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A wrapper of a fleet that stores products in a journal, and reads stored products from it."""
+    """A wrapper of a fleet that stores products in a journal, and reads them from the journal."""
 
     fleet: Multiplier
     journal: Journal

@@ -15,7 +15,7 @@ from cleave.training.loop.run_folder import RunFolder
 
 
 def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
-    """Return the held-out losses up to `step` by step, with infinity for a loss not finite."""
+    """Return the held-out losses of steps up to `step`. Infinity replaces NaN."""
     return {
         record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
         for record in records
@@ -30,8 +30,8 @@ class HeldOut:
     Attributes:
         best: the lowest loss so far; infinity before the first finite loss.
         since: number of losses since the lowest loss.
-        sound_before: step after which the losses ceased to be finite. None if the latest loss is
-            finite.
+        sound_before: step of the first NaN or infinite loss after the last finite loss. None if the
+            latest loss is finite.
     """
 
     best: float = inf
@@ -105,7 +105,10 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare the two runs' losses of a step; return the other run's loss, or None."""
+        """Compare this run's loss of a step with the other run's loss, and return the other loss.
+
+        Return None if the other run has no loss of this step.
+        """
         other = self.losses.get(step)
         if other:
             self.steps += 1

@@ -31,13 +31,13 @@ _LEAST: Final = 2.0**-14  # if gradients overflow with a smaller loss scale, the
 
 @dataclass(slots=True)
 class LossScale:
-    """Dynamic loss scaling, which keeps fp16 gradients from underflowing (arXiv 1710.03740, 3.2).
+    """Dynamic loss scaling, which keeps fp16 gradients from underflowing.
 
     The loss is multiplied by `factor` before the backward pass, and the gradients are divided by
     `factor`. If the gradients of a step overflow, the step is skipped and the factor is halved.
-    After 2000 steps without overflow, the factor is doubled. This is the algorithm of
-    `torch.amp.GradScaler`, which cannot update one parameter at a time. The factor is a power of
-    two, so scaling causes no rounding errors.
+    After 2000 steps without overflow, the factor is doubled (arXiv 1710.03740, section 3.2). This
+    is the algorithm of `torch.amp.GradScaler`, which cannot update one parameter at a time. The
+    factor is a power of two, so scaling causes no rounding errors.
 
     `updates` is the total number of steps that have updated parameters.
     """
@@ -60,7 +60,7 @@ class LossScale:
             )
 
     def updated(self) -> None:
-        """Count a step without overflow, and double the loss scale after 2000 in a row."""
+        """Count a step without overflow. Double the loss scale after 2000 consecutive such steps."""
         self.updates += 1
         self.since_overflow += 1
         if self.since_overflow == _GROWS_AFTER:
@@ -114,7 +114,7 @@ class Schedule:
 _EPS = 1e-8
 _MATRIX = 2  # number of dimensions of a matrix
 _T = TypeVar("_T")
-_STATE = "optimizer."  # prefix of the names of optimizer state among a checkpoint's tensors
+_STATE = "optimizer."  # prefix of the names of optimizer state tensors in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,10 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin a step with sharded weights, with at most `passes` passes on each server."""
+        """Begin a step with sharded weights.
+
+        `passes` is the maximum number of passes that a server computes in the step.
+        """
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}

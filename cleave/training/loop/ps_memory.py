@@ -42,7 +42,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     if memory_bytes is None:
         return least
     state = 0.0 if job.state_dir else _STATE_BYTES / servers
-    # With gradient accumulation, each server holds all gradients until the last micro-batch.
+    # With gradient accumulation, each server stores all gradients until the last micro-batch.
     gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
     needed_bytes = sum(
         p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))

@@ -69,7 +69,7 @@ class JobRequest:
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the requested job. With `resume`, settings that `job` omits are from the run folder.
+        """Return the requested job. With `resume`, read omitted settings from the run folder.
 
         Raises:
             UsageError: when a setting is invalid, or `resume` is not a run folder.

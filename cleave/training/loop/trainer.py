@@ -103,7 +103,7 @@ from cleave.workload.models.build import (
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-_ALL: Final = 2**31  # more checkpoints than a folder can have
+_ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
 _LEAVES_S: Final = 60.0  # maximum wait for the processes of an earlier start to exit
 
 
@@ -409,7 +409,7 @@ class Trainer:
         return done
 
     def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
-        """Return record fields about the fleet's work `spent`, and the journal's work since `before`."""
+        """Return the record fields of the fleet's work `spent`, and of the journal since `before`."""
         journal = self._journal_counters()
         return {
             "clock": self.context.fleet.clock if self.context.fleet else "wall",
@@ -535,7 +535,7 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Gather sharded weights for one pass. `left` is the number of later passes on this server."""
+        """Gather sharded weights for one pass. `left` is this server's number of later passes."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -672,7 +672,7 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Remove all but two best checkpoints: the newest, and the newest that a resumed run keeps.
+        """Remove old best checkpoints, but keep one not later than the last regular checkpoint.
 
         A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
         """

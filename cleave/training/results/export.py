@@ -297,7 +297,7 @@ def _public(text: str) -> str:
 
 
 def _lower(run: RunFolder, step: int) -> str:
-    """Return a message if another step had a lower held-out loss, or an empty string."""
+    """Return a message if the held-out loss was lower after another step; otherwise ""."""
     losses = losses_of(run.records(), 2**63)
     least = min(losses, key=lambda each: losses[each], default=step)
     if step not in losses or losses[least] >= losses[step]:
@@ -367,7 +367,7 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Give each adapted layer its own copy of a weight that it shares with another module.
+    """Copy a weight that an adapted layer shares with another module.
 
     Otherwise, merging the layer's adapter would change the other module.
     """
