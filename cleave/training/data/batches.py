@@ -410,7 +410,7 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Yield all documents, each with its split.
+    """Yield all documents, assigned to the training or the validation split.
 
     Long texts are divided, because encoding a text needs many times the memory of the text.
     """

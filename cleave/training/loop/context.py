@@ -38,7 +38,7 @@ class TrainContext:
     ranks: Ranks = field(default_factory=Alone)
 
     def note(self, text: str) -> None:
-        """Report a message for the user."""
+        """Report a message for the user as a `NoteRecord`."""
         self.report(NoteRecord(text))
 
     def patience(self, step: Callable[[], int]) -> Patience:

@@ -50,7 +50,7 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fingerprints whose values in `saved` differ."""
+        """Return the names of the fingerprints that `saved` has with other values."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 

@@ -24,8 +24,8 @@ _MOST_DIGITS: Final = 18
 class Interval:
     """Interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
 
-    With `seconds`, a checkpoint is written after the first step that ends at least that long after
-    the last checkpoint.
+    With `seconds`, a checkpoint is due after the first step that ends at least `seconds` after the
+    last checkpoint.
     """
 
     steps: int = 0

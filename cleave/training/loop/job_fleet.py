@@ -159,8 +159,8 @@ class JobFleet:
             learned: number of learned tokens in the whole step; None to count them in `batches`.
 
         Returns:
-            The contribution of `batches` to the step's mean loss; or `NotByStages` with the reason
-            if stages cannot be used. The caller must then compute the gradients.
+            The contribution of `batches` to the step's mean loss; or a reason why the step cannot
+            run by stages, in which case the caller must compute the gradients itself.
 
         Raises:
             AbandonedError: when training stops during the step.
@@ -201,7 +201,7 @@ class JobFleet:
         )
 
     def kept(self) -> Kept:
-        """Return a summary of the GEMMs that the PS is predicted to compute faster than the fleet."""
+        """Return a summary of the GEMMs that the PS is predicted to compute faster."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:

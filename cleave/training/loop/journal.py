@@ -210,7 +210,7 @@ class Journal:
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if an early checkpoint is due, because the journal is larger than a checkpoint.
+        """Return True if the journal is larger than a checkpoint, so that an early one is due.
 
         Return False while `held` is not 0, because a checkpoint would discard these products.
         """
@@ -239,7 +239,7 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy products of step `base` and later from the previous file, while disk space lasts."""
+        """Copy products of step `base` and later from the previous file, until the disk is full."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()

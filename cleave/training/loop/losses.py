@@ -105,10 +105,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare this run's loss of a step with the other run's loss, and return the other loss.
-
-        Return None if the other run has no loss of this step.
-        """
+        """Compare a loss with the other run's loss of the same step, which is returned if it exists."""
         other = self.losses.get(step)
         if other:
             self.steps += 1

@@ -60,7 +60,7 @@ class LossScale:
             )
 
     def updated(self) -> None:
-        """Count a step without overflow. Double the loss scale after 2000 consecutive such steps."""
+        """Count a step without overflow. Double the loss scale after 2000 such steps in a row."""
         self.updates += 1
         self.since_overflow += 1
         if self.since_overflow == _GROWS_AFTER:
@@ -221,7 +221,6 @@ class Optimizer:
         """Compute gradients, update the parameters, and return the loss.
 
         Args:
-            rate: the learning rate.
             backward: computes the gradients and returns the loss. With `in_backward`, and clipping
                 or a loss scale, it is called twice and must compute the same gradients each time.
 
@@ -242,7 +241,6 @@ class Optimizer:
         """Update the parameters with gradients from the fleet, and return what `gradients` returns.
 
         Args:
-            rate: the learning rate.
             gradients: computes all gradients and returns the loss. If it returns anything but a
                 float, no parameter is updated.
 
@@ -264,10 +262,7 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin a step with sharded weights.
-
-        `passes` is the maximum number of passes that a server computes in the step.
-        """
+        """Begin a step with sharded weights, and at most `passes` passes on each server."""
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}

@@ -55,7 +55,7 @@ _NO_LOCKS = (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. One process at a time may write; any number of processes may read."""
+    """The folder of one run. One process at a time may write to it; any number may read."""
 
     path: Path
 

@@ -331,7 +331,7 @@ class Trainer:
             self.patience.insist(write)
 
     def close(self) -> None:
-        """Release the fleet, and close the journal and the trackers."""
+        """Cancel the fleet's tasks in flight, and close the journal and the trackers."""
         if self.fleet is not None:
             self.fleet.close()
         if self.journal is not None:
@@ -409,7 +409,7 @@ class Trainer:
         return done
 
     def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
-        """Return the record fields of the fleet's work `spent`, and of the journal since `before`."""
+        """Return the fields of a record that count work of the fleet and of the journal."""
         journal = self._journal_counters()
         return {
             "clock": self.context.fleet.clock if self.context.fleet else "wall",
@@ -535,7 +535,7 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Gather sharded weights for one pass. `left` is this server's number of later passes."""
+        """Gather sharded weights for one pass. `left` is the number of passes that follow."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -572,7 +572,7 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches on all servers; return each server's `_summed`.
+        """Evaluate the held-out batches on all servers; return the loss sum and tokens of each.
 
         Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """

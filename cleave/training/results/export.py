@@ -409,9 +409,9 @@ def description_of(run: RunFolder) -> Path:
 def described_config(folder: Path, names: Set[str]) -> Any:
     """Load a model's configuration, with `tie_word_embeddings` as in the checkpoint.
 
-    If the weight files have both LM head and embedding, `from_pretrained` does not tie them, even
-    if the configuration says so. A checkpoint then has both weights, and `tie_word_embeddings` of
-    the returned configuration is False.
+    If a model's weight files have both LM head and embedding, `from_pretrained` does not tie them,
+    even if the configuration says so. The checkpoint then has both weights, and
+    `tie_word_embeddings` of the returned configuration is False.
 
     Raises:
         CleaveError: when `names`, the names of the checkpoint's weights, do not match the model.

@@ -245,7 +245,10 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return the attribute that is set. Raise UsageError if none or several are set."""
+        """Return the one of `generate`, `predict` and `answer` that is set.
+
+        Raise UsageError if none or several of them are set.
+        """
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
