@@ -211,7 +211,7 @@ class JobFleet:
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a device can run them; otherwise report each new reason."""
+        """Build the layer graphs if a device can run them. Otherwise, report any new reason."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()

@@ -105,7 +105,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare a loss with the other run's loss of the same step, which is returned if it exists."""
+        """Compare this run's loss of a step with the other run's, and return the latter or None."""
         other = self.losses.get(step)
         if other:
             self.steps += 1

@@ -379,7 +379,7 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the base model. Raise UsageError if the base model has no folder."""
+    """Return the folder of the base model. Raise UsageError if its weights are in no folder."""
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
         return name  # an export of adapters does not read the folder, which no longer exists
