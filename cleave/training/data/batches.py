@@ -1,4 +1,4 @@
-"""Packed tokens for training and validation, and batches of token sequences in a seeded order."""
+"""Tokens of the training and validation splits, and batches of sequences in a seeded order."""
 
 import hashlib
 import io
@@ -18,24 +18,22 @@ from cleave.training.data.conversations import Completion, Conversation, Documen
 from cleave.training.data.documents import read_documents
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token ids with marks.
+"""A 1-D array of token IDs with marks.
 
 The first token of each document is stored as `id | START`. A token that is not learned, such as a
-token of a question, is stored as the bitwise complement of that value, which is negative.
+token of a prompt, is stored as the bitwise complement of its value, which is negative.
 """
 
-START = 2**30  # marks a document's first token; no vocabulary has as many tokens
+START = 2**30  # bit that marks a document's first token; token IDs are smaller
 
 
 class Batch(NamedTuple):
     """A batch of packed token sequences. All tensors are int64, shape (batch, seq).
 
     Attributes:
-        labels: for each token, the id of the next token, or IGNORED if the next token is not
-            learned.
-        positions: for each token, its position counted from the start of its document, or from the
-            start of the sequence if the document begins earlier. None if attention may cross
-            document boundaries.
+        labels: ID of the token after each token, or IGNORED if that token is not learned.
+        positions: position of each token from the start of its document, or from the start of the
+            sequence if the document begins earlier. None if tokens attend to earlier documents.
     """
 
     ids: torch.Tensor
@@ -43,9 +41,9 @@ class Batch(NamedTuple):
     positions: torch.Tensor | None = None
 
 
-IGNORED = -100  # label of tokens that the loss ignores, as in torch and transformers
+IGNORED = -100  # label that the loss ignores, as in torch and transformers
 
-# Bounds memory to 1 GiB of int32 tokens, because a streamed data set may be endless.
+# Limit memory to 1 GiB of int32 tokens, because a streamed data set may be endless.
 MAX_TOKENS = 2**28
 
 _PIECE_CHARS = 2**20
@@ -53,7 +51,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """The tokenizer methods that `build_corpus` calls; see `TextTokenizer`."""
+    """Interface of a tokenizer for `build_corpus`; see `TextTokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -69,9 +67,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens of the training and the validation split, each 1-D; see `Tokens`.
+    """Tokens of the training and the validation split.
 
-    Each document is followed by an end-of-text token.
+    In each split, the documents are concatenated, each followed by an end-of-text token.
     """
 
     train: Tokens
@@ -79,17 +77,16 @@ class Corpus:
 
     @property
     def largest_id(self) -> int:
-        """Return the largest token id that occurs in either split."""
+        """Return the largest token ID in either split."""
         parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
         """Raise UsageError if a split is shorter than one sequence or has no learned token.
 
-        A sequence takes `seq` + 1 tokens, because the last label is the token after the last input.
-
         Args:
-            separate: whether attention stays within a document.
+            seq: input tokens per sequence. A sequence needs one more token, for the last label.
+            separate: whether attention is restricted to a document; see `BatchLoader`.
             judged: whether the validation split must have a learned token too.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
@@ -107,25 +104,25 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of a BatchLoader: epoch, from 0, and number of sequences returned in it."""
+    """Position of a `BatchLoader`: index of the epoch, and number of sequences returned in it."""
 
     epoch: int
     position: int
 
 
 class BatchLoader:
-    """Returns batches of packed tokens, in an order that depends only on the seed.
+    """A loader of training batches, in an order that depends only on the data and the seed.
 
     Sequence i is tokens[i * seq : (i + 1) * seq + 1]. The last label of a sequence is therefore the
     first input of the next sequence. Each epoch returns every sequence once, in a new random order.
     A batch may span two epochs. An incomplete last sequence and sequences without a learned token
     are skipped.
 
-    With `separate`, attention stays within a document. Batches then have `positions`, and the first
+    With `separate`, attention is restricted to a document: batches have `positions`, and the first
     token of a document is not learned, because no context precedes it.
 
     Raises:
-        UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
+        UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no complete
             sequence with a learned token.
     """
 
@@ -166,11 +163,11 @@ class BatchLoader:
         return _sequences(self._tokens, self._rows[rows], self._seq, separate=self._separate)
 
     def state(self) -> LoaderState:
-        """Return the position at which the next batch begins, for `restore`."""
+        """Return the position of the next batch, for `restore`."""
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Continue at a position that a loader of the same data and arguments returned."""
+        """Continue at a position that `state` returned for the same data and arguments."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
                 f"Position {state.position} of epoch {state.epoch} does not exist in data of "
@@ -189,11 +186,13 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Return validation batches whose sequences are evenly spaced over `tokens`.
 
-    All batches have `batch` sequences. Only if `tokens` hold fewer than `batch` sequences, the
-    single batch holds all sequences. Without a `limit`, return as many as the split has.
+    Each batch has `batch` sequences. If `tokens` have fewer sequences, one batch has all of them.
+
+    Args:
+        limit: maximum number of batches; None for no limit.
 
     Raises:
-        UsageError: when `tokens` have no whole sequence with a learned token.
+        UsageError: when `tokens` have no complete sequence with a learned token.
     """
     _check_sizes(batch, seq)
     chosen = _learned_rows(tokens, seq, separate=separate)
@@ -209,7 +208,7 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return 12 hex digits. If they are equal, Python's standard library is the same."""
+    """Return a digest (12 hex digits) that identifies the Python build and its standard library."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -229,13 +228,13 @@ def build_corpus(
 
     A hash of each document's text selects its split, so equal documents are in the same split. If a
     split then has fewer than `min_tokens` tokens, for example because the source is a single
-    document, the last part of all tokens becomes the validation split.
+    document, all tokens are concatenated, and the last tokens become the validation split.
 
     Args:
-        source: the training text; see `read_documents`. Tokens of the default source None are
-            cached in `cache_dir`, or if that is None in the user's cache folder.
-        held_out: a second source; None for no second source. If given, all documents of `held_out`
-            are the validation split, and all documents of `source` are the training split.
+        source: the training text; see `read_documents`. The tokens of the default source (None) are
+            cached in `cache_dir`, by default the user's cache folder.
+        held_out: source of the validation split. All documents of `source` are then in the training
+            split. None to split `source`.
         validation_fraction: approximate fraction of the documents in the validation split, between
             0 and 1.
         max_tokens: number of tokens of a source after which reading stops.
@@ -275,10 +274,7 @@ def _check_sizes(batch: int, seq: int) -> None:
 
 
 def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the indices of the sequences that have at least one learned token.
-
-    With `separate`, the first token of a document does not count as learned.
-    """
+    """Return the indices of the sequences with a learned token; see `BatchLoader`."""
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
@@ -313,24 +309,24 @@ def learned_tokens(labels: torch.Tensor) -> int:
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the token ids of marked tokens; see `Tokens`."""
+    """Return the token IDs of marked tokens; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the ids of learned tokens, and IGNORED for tokens that are not learned."""
+    """Return the IDs of marked tokens, with IGNORED for tokens that are not learned."""
     return torch.where(marked < 0, IGNORED, marked & ~START)
 
 
 def starts_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return a boolean mask of the first token of each document."""
+    """Return a boolean mask of the marked tokens that are the first token of a document."""
     return torch.where(marked < 0, ~marked, marked) >= START
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return each token's position, counted from the start of its document or of its row.
+    """Compute `Batch.positions` from a mask of the first token of each document.
 
-    `begins` is a mask of the first token of each document, shape (batch, seq).
+    Both tensors have the shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
@@ -338,7 +334,7 @@ def positions_of(begins: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A document, or a part of a long document's text. `last` is True if it ends the document."""
+    """A document or a part of a long text. `last` is True for the only or last part."""
 
     document: Document
     chars: int
@@ -347,7 +343,7 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the token ids of each document, without begin and end tokens.
+    """Return the token IDs of each document, without begin and end-of-text tokens.
 
     In conversations and completions, tokens that are not learned are marked; see `Tokens`.
     """
@@ -362,16 +358,15 @@ def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[
 def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
     """Return a document's begin tokens, marked as not learned.
 
-    A conversation gets no begin tokens here, because its chat template adds them.
+    For a conversation, return no tokens, because its chat template adds begin tokens.
     """
     return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return a document's end-of-text token, as an array of one token.
+    """Return the end-of-text token that follows a document, as an array of one token.
 
-    After a conversation, the token is marked as not learned, because the chat template has already
-    ended the last message.
+    After a conversation, the token is marked as not learned: the answer already has an end token.
     """
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
@@ -407,7 +402,7 @@ def _encode(
 
 
 def _marked(tokens: Tokens) -> Tokens:
-    """Return a copy of `tokens` in which the first token is marked as the start of a document."""
+    """Return a copy of `tokens` with the first token marked as the start of a document."""
     marked = tokens.copy()
     first = marked[:1]
     marked[:1] = np.where(first < 0, ~(~first | START), first | START)
@@ -415,10 +410,9 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Yield documents with the split that each document belongs to.
+    """Yield all documents, assigned to the training or the validation split.
 
-    Texts longer than `_PIECE_CHARS` are cut, at line breaks where possible, because encoding needs
-    many times the memory of the text.
+    Long texts are divided, because encoding a text needs many times the memory of the text.
     """
     for document in documents:
         text = document if isinstance(document, str) else document.text
@@ -453,7 +447,6 @@ def _packed(parts: Sequence[Tokens]) -> Tokens:
 
 
 def _whole(corpus: Corpus) -> Tokens:
-    """Return the tokens of both splits: first the training split, then the validation split."""
     return _packed([corpus.train, corpus.validation])
 
 
@@ -481,7 +474,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it."""
+    """Return the corpus cached in `folder`, or encode and cache it if it is missing or damaged."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -492,7 +485,7 @@ def _cached(
             buffer = io.BytesIO()
             np.save(buffer, tokens)
             write_atomically(path, buffer.getvalue())
-    except OSError as error:  # the cache only saves time: continue without it
+    except OSError as error:  # continue without the cache, which only saves time
         tell(f"The encoded text is not kept, {str(folder)!r} cannot be written: {error.strerror}")
     return corpus
 

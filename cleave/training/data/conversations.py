@@ -1,7 +1,4 @@
-"""Training examples of which only the answers are learned, and their rendering by chat templates.
-
-An example is a conversation, or a prompt with a completion.
-"""
+"""Conversations and prompts with completions, of which only the answers are learned."""
 
 from __future__ import annotations
 
@@ -16,28 +13,29 @@ from cleave.errors import UsageError
 
 _ASSISTANT: Final = "assistant"  # the chat role whose messages are learned
 
-# Names of the record fields that hold a document. The first tuple whose fields are all present in a
-# record and not null is used.
+# Fields of a record that contain a document. Of these tuples, the first is used whose fields are
+# all present and not null.
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
 
 Message: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
-"""A chat template: renders messages and tool descriptions as text.
+"""A function that renders messages and tool descriptions as text.
 
-If the third argument is True, the text ends with the generation prompt, which opens the assistant's
-next message.
+If the third argument is True, the text ends with the generation prompt, the tokens with which the
+assistant's next message begins.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat, of which the assistant's messages are learned.
+    """A chat, of which only the assistant's messages are learned.
 
     Attributes:
-        messages: the messages, each with a `role` and a `content`, in the format of chat templates.
-        tools: descriptions of the tools that the assistant may call, in the same format, or None.
-        where: file and line that the conversation was read from, for error messages.
+        messages: dicts with `role` and `content`, in the format of Hugging Face chat templates.
+        tools: descriptions of the tools that the assistant may call, in the format of chat
+            templates; None without tools.
+        where: file and line of the conversation, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -46,13 +44,13 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """Return the messages and tools as JSON text. Equal conversations have equal texts."""
+        """Return the messages and tools as JSON, with sorted keys."""
         return json.dumps([self.messages, self.tools], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and its completion. The completion and the end-of-text token are learned."""
+    """A prompt and its completion. Only the completion and the end-of-text token are learned."""
 
     prompt: str
     completion: str
@@ -66,13 +64,13 @@ Document: TypeAlias = str | Conversation | Completion
 
 
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
-    """Return the document that a record of a file or data set holds.
+    """Convert a record of a file or data set to a document.
 
-    `where` is file and line of the record, such as "Line 3 of 'a.jsonl'".
+    `where` is the file and line of the record, such as "Line 3 of 'a.jsonl'".
 
     Raises:
-        UsageError: when the record holds no valid document. The message lacks a subject: the caller
-            prepends `where`.
+        UsageError: when the record has no valid document. The message has no subject: the caller
+            must prepend `where`.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:
@@ -105,10 +103,9 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a copy of a JSON value in which "?" replaces each surrogate code point.
+    """Replace surrogate code points, which tokenizers reject, with "?" in all strings of a value.
 
-    Tokenizers reject surrogate code points. Strings in lists and objects, and field names, are
-    cleaned too.
+    The value is any JSON value. Field names of objects are cleaned too.
     """
     match value:
         case str():
@@ -135,10 +132,7 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Return a cleaned copy of message `number` with its content as one string.
-
-    The content may be None only in a message that calls tools.
-    """
+    """Clean a message, and join the parts of its content into one string."""
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
     if isinstance(content, list):
@@ -169,7 +163,7 @@ def _text_of_part(part: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
-    """Return a record's field "tools" (a list, JSON text or None) as a tuple, or None if empty."""
+    """Convert a record's field "tools" (a list, JSON or None) to a tuple, or to None if empty."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -192,8 +186,9 @@ def _kind(value: object) -> str:
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
     """Render a conversation, and locate the assistant's answers in the text.
 
-    An answer begins after the generation prompt, and includes the end-of-turn token. Return the
-    text, and the first and past-the-end character index of each answer.
+    Returns:
+        The text, and the character range [start, end) of each answer. An answer begins after the
+        generation prompt, and includes the end-of-turn token.
 
     Raises:
         UsageError: when an answer cannot be located in the text.
@@ -212,25 +207,25 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     return text, answers
 
 
-_MARK: Final = "ANSWER-7f3a9c"  # placeholder content, to find where a template writes an answer
+_MARK: Final = "ANSWER-7f3a9c"  # placeholder that replaces an answer to locate it in the text
 
 
 def _located(
     conversation: Conversation, number: int, text: str, template: Template
 ) -> tuple[int, int]:
-    """Return the character range of an answer, found by rendering a placeholder as the answer.
+    """Locate an answer by rendering a placeholder in its place, and return its character range.
 
-    `rendered` uses this for an answer that begins the chat, and for an answer that the template
-    renders differently as the last message. Templates of reasoning models, for example, render the
-    thoughts of only the last answer.
+    This is needed for an answer that begins the chat, and for templates that render the last
+    message differently. Templates of reasoning models, for example, include the reasoning of only
+    the last answer.
     """
     messages, tools = conversation.messages, conversation.tools
     earlier, later = messages[:number], messages[number + 1 :]
     marked = {**messages[number], "content": _MARK}
     head, *tails = template((*earlier, marked, *later), tools, False).split(_MARK)
     _, *ends = template((*earlier, marked), tools, False).split(_MARK)
-    # The generation prompt of an answer that begins the chat cannot be rendered before the answer.
-    # Render the generation prompt that follows the answer instead.
+    # No generation prompt can be rendered before an answer that begins the chat. Render the
+    # generation prompt after this answer instead.
     given = earlier or (marked,)
     base, opened = template(given, tools, False), template(given, tools, True)
     if not (len(tails) == len(ends) == 1 and opened.startswith(base)):
@@ -261,17 +256,17 @@ def _not_found(number: int) -> UsageError:
     )
 
 
-# The tag with which chat templates mark the assistant's messages for training; see "Assistant
-# masking" in the transformers docs.
+# Chat templates mark the assistant's messages with this tag; see "Assistant masking" in the
+# transformers docs.
 _MARKS_ANSWERS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE: Final = "PROBE-7f3a9c"
 
 
 class ChatTemplate:
-    """Renders conversations with the chat template of a model folder, as a `Template`.
+    """The chat template of a model folder, callable as a `Template`.
 
-    The tokenizer of the folder is loaded on first use. All methods raise UsageError when the
-    template cannot render the conversation.
+    The folder's tokenizer is loaded on first use. All methods raise UsageError if the template
+    cannot render the messages.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -282,13 +277,13 @@ class ChatTemplate:
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool
     ) -> str:
-        """Return the text of a conversation, with the generation prompt if `prompt` is True."""
+        """Render messages, followed by the generation prompt if `prompt` is True."""
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=prompt))
 
     def marked(
         self, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Return a conversation's token ids, and a mask that is 1 for tokens of answers, else 0.
+        """Return a conversation's token IDs, and a mask with 1 for tokens of answers, 0 for others.
 
         Return None if the chat template does not mark answers with `{% generation %}`.
         """
@@ -310,10 +305,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the chat template accepts message contents only as lists of typed parts.
-
-        This is the case for many vision models.
-        """
+        """Return True if the template requires typed parts, as templates of vision models do."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

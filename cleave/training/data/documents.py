@@ -1,4 +1,4 @@
-"""Reading of documents from files, folders, data sets and Python's standard library."""
+"""Reading of training text from files, folders, data sets and Python's standard library."""
 
 import importlib.util
 import itertools
@@ -23,8 +23,8 @@ _TEXT_SUFFIXES = frozenset((
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
 _COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4"))
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# File and folder names that are excluded from the standard library's source: installed packages,
-# tests, code point tables, and files that differ between builds of the same Python version.
+# Names of files and folders to exclude from the standard library: installed packages, tests, code
+# point tables, and files that differ between builds of one Python version.
 _NOT_LIBRARY = re.compile(
     r"(site-packages|dist-packages|test|tests|idlelib|lib2to3|encodings|__pycache__|config-.*"
     r"|_sysconfigdata.*)"
@@ -32,7 +32,7 @@ _NOT_LIBRARY = re.compile(
 
 
 def read_documents(source: str | None) -> Iterator[Document]:
-    """Return the documents of `source` in a fixed order. Blank documents are skipped.
+    """Return the documents of `source` in a fixed order, without blank documents.
 
     `source` is one of:
 
@@ -40,15 +40,15 @@ def read_documents(source: str | None) -> Iterator[Document]:
     * a `.jsonl` file: one record per line, with the field "messages", or "prompt" and "completion",
       or "text", or "content"; see `cleave.training.data.conversations`;
     * a `.json` file: a list of such records, or one record per line;
-    * a `.parquet` file: a table with columns of these names, one record per row;
+    * a `.parquet` file: one record per row, with the fields as columns;
     * any other file: one document in UTF-8;
     * a folder: all text, `.jsonl` and `.parquet` files in the folder and its subfolders, sorted by
       path. Hidden files and text files that are not UTF-8 are skipped;
     * otherwise, the name of a data set. Its "train" split is streamed with the package `datasets`.
 
     Raises:
-        UsageError: when the source does not exist. While the documents are iterated: when the
-            source cannot be read, or has no document.
+        UsageError: when the source does not exist; during iteration, when the source cannot be
+            read or has no documents.
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
@@ -59,9 +59,9 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
 
 def check_source(source: str) -> None:
-    """Raise UsageError if a source is neither an existing path nor a possible data set.
+    """Raise UsageError if a source is neither an existing path nor a valid data set name.
 
-    Nothing is read. A data set's name is not looked up, but needs the package `datasets`.
+    The name is not looked up, but the package `datasets` must be installed.
     """
     if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
         raise _no_data_sets(source)
@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the sorted paths of all files below `root`, without unwanted names."""
+    """Return the sorted paths of all files below `root`, without unwanted files and folders."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -142,7 +142,6 @@ def _read_file(path: Path) -> Iterator[Document]:
 
 
 def _decoded(path: Path) -> str | None:
-    """Return the text of a file, or None if the file is not UTF-8."""
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -172,7 +171,6 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def _read_json(path: Path) -> Iterator[Document]:
-    """Yield the documents of a `.json` file: a JSON list of records, or one record per line."""
     if (text := _decoded(path)) is None:
         raise _not_utf8(path)
     if not text.lstrip().startswith("["):
@@ -230,7 +228,7 @@ def _read_dataset(name: str) -> Iterator[Document]:
         import datasets
     except ImportError:
         raise _no_data_sets(name) from None
-    # `datasets` loaders raise exceptions of any class, so catch Exception.
+    # Loaders of `datasets` raise exceptions of any class.
     try:
         rows = iter(datasets.load_dataset(name, split="train", streaming=True))
     except Exception as error:
@@ -246,10 +244,9 @@ def _no_data_sets(name: str) -> UsageError:
 
 
 def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
-    """Yield the document in a table row. Yield nothing if all fields of the document are null.
+    """Yield the document of a table row, or nothing if all fields of the document are null.
 
-    All rows of a table have the same columns, and all nested objects have the same fields. A null
-    therefore stands for a missing field.
+    In tables, null means a missing field, because all rows have the same columns.
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
@@ -257,10 +254,7 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a table value without the null fields of objects at any depth.
-
-    The null content of a message stays, because a message that only calls tools needs it.
-    """
+    """Remove the null fields of objects at any depth, except the content of messages."""
     match value:
         case dict():
             held = value.items()

@@ -1,4 +1,4 @@
-"""The default tokenizer, trained on Python's standard library, and tokenizers of model folders."""
+"""Tokenizers of model folders, and a default tokenizer trained on Python's standard library."""
 
 import hashlib
 import json
@@ -22,17 +22,17 @@ _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 _BYTES = 256
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # sentencepiece's name of a single-byte token
 _TRAINING_CHARS = 8_000_000
-# Common names of the end-of-text token, tried for model folders that do not name the token.
+# Common names of the end-of-text token, for model folders that do not specify the token.
 _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """Encodes and decodes text with a copy of a tokenizer of the `tokenizers` library.
+    """A tokenizer of the `tokenizers` library, with its end-of-text token and chat template.
 
     Attributes:
-        vocab_size: the largest token id plus 1: the number of rows of an embedding.
-        eos_id: id of the end-of-text token, which follows every document.
-        begin_ids: the ids of the tokens that precede every text, such as `<s>`; often empty.
+        vocab_size: largest token ID plus 1.
+        eos_id: ID of the end-of-text token, which follows every document.
+        begin_ids: IDs of the begin tokens that precede every text, such as `<s>`; may be empty.
         fingerprint: SHA-256, in hex, of all settings that determine how text is encoded.
     """
 
@@ -41,7 +41,7 @@ class TextTokenizer:
     ) -> None:
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        # The tokenizer settings of a model folder may enable truncation and padding.
+        # A model folder's tokenizer may enable truncation and padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.eos_id = eos_id
@@ -51,26 +51,24 @@ class TextTokenizer:
         self.begin_ids: Tokens = np.array(begin, np.int32)
         recipe = f"{eos_id}{f' {begin}' if begin else ''}\n{self._library}"
         self.fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
-        # Texts are encoded without special tokens. The post-processor would then only trim spaces
-        # from token offsets.
+        # Without special tokens, the post-processor would only trim spaces from token offsets.
         self._tokenizer.post_processor = None
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a copy of the tokenizer as a `Tokenizer` of the `tokenizers` library."""
+        """Return a copy of the tokenizer that can also add special tokens to texts."""
         return Tokenizer.from_str(self._library)
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
-        """Return the token ids of each text, 1-D int32, without begin and end tokens."""
+        """Return the token IDs of each text, 1-D int32, without begin and end-of-text tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_answers(self, document: Conversation | Completion) -> Tokens:
-        """Return the token ids of a conversation or completion.
+        """Return the token IDs of a conversation, or of a prompt with a completion.
 
-        Tokens outside the assistant's answers or the completion are marked as not learned; see
-        `Tokens`. Raise UsageError if there is no chat template, or if it cannot render the
-        conversation.
+        All tokens except those of the answers or the completion are marked as not learned; see
+        `Tokens`. Raise UsageError if there is no chat template, or it cannot render a conversation.
         """
         if isinstance(document, Conversation):
             try:
@@ -85,7 +83,7 @@ class TextTokenizer:
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return a text's token ids. Tokens outside the character ranges are not learned."""
+        """Encode a text, and mark tokens outside the character ranges `answers` as not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -107,15 +105,15 @@ class TextTokenizer:
         return self._template
 
     def is_byte(self, token: int) -> bool:
-        """Return True if `token` is the id of a sentencepiece byte-fallback token, like `<0x0A>`.
+        """Return True for the ID of a sentencepiece byte-fallback token, such as `<0x0A>`.
 
-        A character that is not in the vocabulary is encoded as such bytes. A byte that does not
-        complete a character changes how the preceding bytes are decoded.
+        A character outside the vocabulary is encoded as its UTF-8 bytes, one token per byte. The
+        text of these tokens may change until the last byte is decoded.
         """
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Return the text of token ids: ints, or a 1-D array or tensor."""
+        """Return the text of token IDs, including special tokens if `special` is True."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
 
@@ -126,8 +124,8 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The same Python build always trains the same tokenizer. It is cached in `cache_dir`, or if that
-    is None in the user's cache folder.
+    The same Python build always trains the same tokenizer, which is cached in `cache_dir`, by
+    default the user's cache folder.
 
     Raises:
         UsageError: when `vocab_size` is too small for the 256 bytes and the end-of-text token, or
@@ -151,19 +149,18 @@ def default_tokenizer(
         )
     try:
         write_atomically(path, trained.to_str().encode())
-    except OSError as error:  # the cache only saves time: continue without it
+    except OSError as error:  # continue without the cache, which only saves time
         tell(f"The tokenizer is not kept, {str(path)!r} cannot be written: {error.strerror}")
     return TextTokenizer(trained, _END_OF_TEXT_ID)
 
 
 def folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a Hugging Face model folder.
+    """Load the tokenizer of a Hugging Face model folder.
 
-    Downloads nothing, and runs no code from the folder.
+    Nothing is downloaded, and no code from the folder is run.
 
     Raises:
-        UsageError: when the folder has no readable tokenizer, or when its end-of-text token is
-            unknown.
+        UsageError: when the folder has no readable tokenizer, or its end-of-text token is unknown.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -192,7 +189,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _begin_of(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the special tokens that a tokenizer prepends to every text."""
+    """Return the IDs of the special tokens that a tokenizer prepends to every text."""
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     before = (n for n in range(len(whole)) if whole[n : n + len(alone)] == alone)
@@ -223,10 +220,7 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Return the tokenizer cached at `path`, or None if the file is missing or damaged.
-
-    A tokenizer with another vocabulary size counts as damaged.
-    """
+    """Return the tokenizer cached at `path`; None if it is missing, damaged or of another size."""
     if not path.exists():
         return None
     try:
@@ -254,7 +248,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
         )
     except Exception as error:  # unknown files raise errors of any kind
         raise UsageError(f"{missing}: {advice}.") from error
-    # If tokenizer files are missing, transformers silently creates an empty tokenizer.
+    # If tokenizer files are missing, transformers creates an empty tokenizer without an error.
     declared: dict[str, str] = wrapped.vocab_files_names
     names = (name for name in declared.values() if name != "tokenizer.json")
     absent = [name for name in names if not (folder / name).exists()]
@@ -270,10 +264,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the end-of-text token, or None if it is unknown.
-
-    The model folder's configuration files name it, or else the vocabulary has a common name.
-    """
+    """Look up the end-of-text token in the configuration files, then among common names."""
     names: list[Any] = [
         json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")
@@ -292,7 +283,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty object if the file is missing or damaged."""
+    """Return the JSON object in a file, or an empty dict if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

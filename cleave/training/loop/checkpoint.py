@@ -6,9 +6,8 @@
 A checkpoint is written to a folder with a temporary name, which is renamed once all data is on
 disk. A folder with the final name is therefore complete. One process at a time may write.
 
-The disk can still damage a complete checkpoint. Loading skips a damaged checkpoint but never
-deletes it, because it may be the only one left. If a checkpoint cannot be read, loading
-raises an error and does not fall back to an older checkpoint.
+A damaged checkpoint is skipped but never deleted, because it may be the only one left. If a
+checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 WEIGHTS = "model."  # prefix of the names of model parameters among a checkpoint's tensors
 _TEMPORARY = ".tmp-"
-# ".replaced" marks the old checkpoint of a step while a new checkpoint of the same step is written.
+# ".replaced" marks an old checkpoint while a new checkpoint of the same step takes its place.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -46,7 +45,7 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """The contents of a checkpoint are incomplete, do not match its checksum, or are not finite."""
+    """A checkpoint is incomplete, fails its checksum, or has NaN or infinite values."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -59,7 +58,7 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """A checkpoint of `step` completed steps, read from disk, with tensors on the CPU."""
+    """A checkpoint after `step` completed steps, with its tensors on the CPU."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -68,7 +67,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """The contents of meta.json. `aliases` maps each tied tensor to the tensor with its values."""
+    """Contents of meta.json. `aliases` maps the name of each tied tensor to the stored name."""
 
     step: int
     tensors_sha256: str
@@ -95,12 +94,12 @@ def save_checkpoint(
         folder: the parent folder of checkpoints.
         step: number of completed steps.
         tensors: tensors by name. A tensor on the device `meta` has its values on another server.
-        meta: metadata that the caller stores; must be representable in JSON.
-        keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which a
-            resumed run has left, do not count and are not removed.
-        sound_before: if given, the latest checkpoint of an earlier step than this is kept too.
+        meta: metadata of the caller, representable in JSON.
+        keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
+            earlier process may have left, do not count and are not removed.
+        sound_before: a step; the latest checkpoint before this step is kept too. None for none.
         fetch: returns the values of a tensor on the device `meta`, given its name. May be called
-            several times for the same name, because the caller may retry a failed write.
+            several times for one name, because the caller may retry a failed write.
 
     Raises:
         CleaveError: when the checkpoint cannot be written; DiskFullError when the disk is full.
@@ -114,13 +113,13 @@ def save_checkpoint(
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored")
     stored, aliases = _untie(tensors)
-    json.dumps(dict(meta))  # raise an error before gigabytes are written
+    json.dumps(dict(meta))  # raise TypeError before gigabytes are written
 
     final = folder / f"step-{step:06d}"
     temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
     try:
         own_folder(folder)
-        for leftover in folder.glob(f"{_TEMPORARY}*"):  # left by a crash during an earlier write
+        for leftover in folder.glob(f"{_TEMPORARY}*"):  # from a crash during an earlier write
             shutil.rmtree(leftover, ignore_errors=True)
         new_folder(temporary)
         with BufferedWriter(new_file(temporary / _TENSORS)) as file:
@@ -146,7 +145,7 @@ def save_checkpoint(
             f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): "
             f"{remedy(error)}, or choose another folder; earlier checkpoints are as they were."
         ) from error
-    except BaseException:  # also on KeyboardInterrupt, remove the incomplete checkpoint
+    except BaseException:  # including KeyboardInterrupt
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _remove_older(folder, step, keep, sound_before)
@@ -156,7 +155,7 @@ def save_checkpoint(
 def load_checkpoint(path: Path) -> LoadedCheckpoint:
     """Load the checkpoint in the folder `path`, and verify the checksum of its tensors.
 
-    The tensors may be mapped to the checkpoint's file. Copy them before you delete the checkpoint.
+    The tensors may be memory-mapped. Copy them before you delete the checkpoint's files.
 
     Raises:
         DamagedCheckpointError: when the checkpoint is damaged, or a tensor is not finite.
@@ -183,10 +182,12 @@ def load_latest(
 ) -> LoadedCheckpoint | None:
     """Load the newest intact checkpoint in `folder`, or return None if there is none.
 
-    Call `passed_over` for each damaged checkpoint, or warn if it is None.
+    Args:
+        passed_over: called with an error for each damaged checkpoint that is newer than the loaded
+            one; None to issue warnings instead.
 
     Raises:
-        CleaveError: when a checkpoint cannot be read. It may still be intact.
+        CleaveError: when a checkpoint cannot be read, although it may be intact.
     """
     while True:
         faults: list[DamagedCheckpointError] = []
@@ -200,7 +201,7 @@ def load_latest(
                 faults.append(error)
         if not removed:
             break
-        # A running training removed a checkpoint meanwhile, so a newer checkpoint exists.
+        # Try again: a training process has just replaced a checkpoint with a newer one.
     for fault in faults:
         if passed_over is None:
             warnings.warn(str(fault), stacklevel=2)
@@ -215,14 +216,14 @@ def held_steps(folder: Path) -> list[int]:
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove checkpoints of `unwanted` steps. Warn about one that cannot be removed."""
+    """Remove the checkpoints of unwanted steps. Warn if a checkpoint cannot be removed."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it is no longer used; return its new path."""
+    """Rename a damaged checkpoint so that later runs ignore it, and return its new path."""
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while aside.exists():
         number += 1
@@ -238,7 +239,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return tensors without duplicates, and the stored name of each duplicate (a tied tensor)."""
+    """Return the tensors without duplicates, and a map from each duplicate to its stored name."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -257,8 +258,8 @@ def _write_tensors(
 ) -> str:
     """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
 
-    The writer of the safetensors library is not used: computing the checksum would need a second
-    pass over the file, and the library's errors do not tell whether the disk is full.
+    The safetensors library is not used, because its errors do not tell whether the disk is full,
+    and because computing the checksum would need a second pass over the file.
     """
     # Write the dtypes with the largest elements first, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -300,7 +301,7 @@ def _sync(file: BinaryIO) -> None:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a checkpoint's folder from `temporary` to `final`.
 
-    An existing `final` is renamed first, so a complete checkpoint of the step always exists.
+    An existing `final` is renamed first, so that the step always has a complete checkpoint.
     """
     if not final.exists():
         temporary.rename(final)
@@ -349,7 +350,7 @@ def _step_of(path: Path) -> int:
 def _remove(path: Path) -> None:
     """Delete a checkpoint; warn if it cannot be deleted.
 
-    The folder first gets a temporary name, so that a crash leaves no partial checkpoint.
+    The folder is first renamed, so that a crash leaves no incomplete checkpoint.
     """
     doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:

@@ -1,4 +1,4 @@
-"""What a run uses besides its job."""
+"""The fleet, clock and callbacks of a training run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cleave.training.servers.ranks import Alone, Ranks
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """What a run uses besides its job.
+    """The fleet, the other servers, the clock and the callbacks of a training run.
 
     Attributes:
         fleet: the fleet that computes; None to train with plain PyTorch on this machine.
         report: called with every record.
         stop: returns True if the run should end early. It is called between steps and while the run
-            waits for devices. A job with checkpoints then writes one of the last completed step.
-        clock: returns seconds, for checkpoint intervals and for the journal's cost.
+            waits for devices or disk space.
+        clock: returns the wall time in seconds.
         sleep: sleeps for a number of seconds; called while the disk is full.
-        ranks: the servers that train the model together. Rank 0 writes the run folder.
+        ranks: the servers that train the model together. Rank 0 writes to the run folder.
     """
 
     fleet: Fleet | None
@@ -38,7 +38,7 @@ class TrainContext:
     ranks: Ranks = field(default_factory=Alone)
 
     def note(self, text: str) -> None:
-        """Report a message for the user."""
+        """Report a message for the user as a `NoteRecord`."""
         self.report(NoteRecord(text))
 
     def patience(self, step: Callable[[], int]) -> Patience:

@@ -1,7 +1,7 @@
-"""Pause training while the disk that holds the run folder is full.
+"""Pausing of training while the disk of the run folder is full.
 
-Pending data stays in memory, and each write is retried until it succeeds. A failed write leaves
-the previous contents of its file unchanged.
+Data stays in memory, and each write is retried until it succeeds. A failed write leaves the
+previous contents of its file unchanged.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 from cleave.errors import CleaveError
 
 FIRST_RETRY_S: Final = 1.0  # delay of the first retry; each retry doubles it
-# Retries are rare: each may write gigabytes of a checkpoint before the disk is full again.
+# Each retry may write gigabytes of a checkpoint before the disk is full again.
 MOST_RETRY_S: Final = 60.0
 STOPPING_S: Final = 60.0  # how long a run that is stopping retries a write
 _SLICE_S: Final = 0.5
-# EFBIG means that the system or an administrator limits the size of files.
+# EFBIG: the file would exceed a size limit of the file system or the user.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _T = TypeVar("_T")
@@ -29,12 +29,12 @@ class DiskFullError(CleaveError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if an error means that no disk space is left."""
+    """Return True if an error means that a disk, quota or file size limit is exceeded."""
     return error.errno in _FULL
 
 
 def cannot_write(path: Path, error: OSError) -> CleaveError:
-    """Return the error to raise for a failed write. Its message tells the user what to do."""
+    """Return the error to raise for a failed write, with advice in its message."""
     kind = DiskFullError if is_full(error) else CleaveError
     return kind(
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
@@ -58,13 +58,16 @@ def remedy(error: OSError) -> str:
 
 
 class Patience:
-    """Retries writes while the disk is full. Not thread-safe.
+    """A retry policy for writes to a full disk. Not thread-safe.
 
     Args:
         tell: called with True and a message when the disk is full, and with False and a message
             when the disk has space again.
         stop: returns True if the run is stopping. A write is then retried for `STOPPING_S` seconds.
         sleep: sleeps for the given number of seconds.
+
+    Attributes:
+        waited_s: total seconds of all waits for disk space.
     """
 
     def __init__(
@@ -102,15 +105,15 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait for `pause_s` seconds, or at most `FIRST_RETRY_S` more once the run is stopping.
+        """Wait for `pause_s` seconds, but at most `FIRST_RETRY_S` after a stop request.
 
-        Return the number of seconds waited while the run was stopping.
+        Return the number of seconds waited after the stop request.
         """
         stopping_s = 0.0
         while pause_s > 0:
             if self._stop():
                 stopping_s += _SLICE_S
-                pause_s = min(pause_s, FIRST_RETRY_S)  # a user is waiting for the run to stop
+                pause_s = min(pause_s, FIRST_RETRY_S)
             self._sleep(_SLICE_S)
             self.waited_s += _SLICE_S
             pause_s -= _SLICE_S

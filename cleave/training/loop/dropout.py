@@ -1,6 +1,6 @@
 """Dropout that depends only on the seed, the step, the sequence and the module.
 
-Resumed runs, repeated steps and runs with several servers therefore drop the same values.
+Resumed runs, repeated steps and runs on several servers therefore drop the same values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class Chance:
-    """Seeds the random numbers of a model's passes.
+    """Seeds of the dropout in a model's passes.
 
-    `rows` has a text for each sequence of the current pass, from which seeds are derived.
+    `rows` has a string for each sequence of the current pass, from which the seeds for that
+    sequence are derived. It is empty between passes.
     """
 
     seed: int
@@ -27,7 +28,7 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds."""
+        """Replace a model's dropout modules with `SeededDropout`, and return their shared seeds."""
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -38,9 +39,9 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Seed a pass of `count` sequences within a block, and torch's random generator too.
+        """Seed dropout and torch's random number generator for one pass in a `with` block.
 
-        `first` is the index of the pass's first sequence among those of the step.
+        The pass computes `count` sequences of the step, starting at the index `first`.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -52,9 +53,9 @@ class Chance:
 
 
 class SeededDropout(nn.Dropout):
-    """Dropout that uses a separately seeded random generator for each sequence.
+    """Dropout with a separately seeded random number generator for each sequence.
 
-    `chance` has the seeds of the pass. Modules with different names drop different values.
+    `chance` has the seeds of the current pass. Modules of different `name` drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:
@@ -63,9 +64,10 @@ class SeededDropout(nn.Dropout):
         self._name = name
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop values of `input`, whose rows are divided evenly among the sequences of the pass.
+        """Apply dropout to `input`, with separate random numbers for each sequence of the pass.
 
-        Between passes, or if the rows cannot be divided evenly, use torch's generator instead.
+        Between passes, or if the first dimension of `input` is not a multiple of the number of
+        sequences, use torch's random number generator instead.
         """
         rows = self._chance.rows
         if not (self.training and rows) or input.shape[0] % len(rows):

@@ -1,4 +1,4 @@
-"""Digests of a run's inputs, by which a resumed run detects that an input has changed."""
+"""Digests of a run's inputs, with which a resumed run detects changed inputs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _WORDS: Final = {
     "template": "chat template",
     "model": "model configuration",
 }
-# Configuration keys that change when a configuration is saved again, but do not affect the model.
+# Configuration keys that do not affect the model, but may change whenever the model is saved.
 _NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """Digests, in hex, of the inputs that determine a run's results.
+    """SHA-256 digests, in hex, of the inputs that determine a run's results.
 
     `template` is empty if the model has no chat template. `model` is the digest of the
-    configuration in the model folder, and empty for a registry model.
+    configuration in the model folder, and is empty for a model without a folder.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return the fingerprints of a run's inputs; `folder` is None for a registry model."""
+        """Return the fingerprints of a run's inputs. `folder` is None without a model folder."""
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
             held_out=hashlib.sha256(corpus.validation.data).hexdigest(),
@@ -50,13 +50,13 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fingerprints that differ from `saved`, if `saved` has them."""
+        """Return the names of the fingerprints that `saved` has with other values."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Return a phrase about changed fingerprints, such as "another training text and ..."."""
+    """Convert names to a phrase, such as "another tokenizer and another chat template"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

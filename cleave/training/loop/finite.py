@@ -12,7 +12,7 @@ from cleave.errors import CleaveError
 
 
 class DivergedError(CleaveError):
-    """The run has diverged: a loss, gradient, weight or optimizer moment is NaN or infinite."""
+    """The run has diverged: a loss, gradient, weight or optimizer state is NaN or infinite."""
 
 
 def check_loss(loss: float) -> None:
@@ -22,7 +22,7 @@ def check_loss(loss: float) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Raise DivergedError if the norm of the gradients, and so a gradient, is NaN or infinite."""
+    """Raise DivergedError if a gradient norm is NaN or infinite."""
     if not math.isfinite(norm):
         raise DivergedError(f"the norm of its gradients is {norm}")
 
@@ -30,7 +30,7 @@ def check_norm(norm: float) -> None:
 def is_finite(tensor: Tensor) -> bool:
     """Return True if no element of a tensor is NaN or infinite.
 
-    This is about 20 times faster than `tensor.isfinite().all()`.
+    This function is about 20 times faster than `tensor.isfinite().all()`.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True

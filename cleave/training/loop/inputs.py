@@ -1,4 +1,4 @@
-"""The inputs of a job, and whether a resumed run still has them."""
+"""The inputs of a job, and checks that a resumed run has the same inputs as before."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from cleave.workload.models.build import (
 _TOKENIZER_SIZE = 4096
 
 
-# Settings that are paths. `Fingerprints` compares the contents of the files.
+# Settings that name files. A resumed run compares the contents of the files, not the names.
 _BY_CONTENT: Final = ("model", "data", "eval_data")
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The inputs of a job. `fingerprints` let a resumed run detect changed inputs."""
+    """The inputs of a job: model source, tokenizer, encoded text, and digests of these inputs."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -57,9 +57,12 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find a job's model, load the model's tokenizer, and read and encode the training data.
+    """Find a job's model, load its tokenizer, and read and encode the training and held-out text.
 
-    Writes files only to the user's cache folder and to the job's `state_dir`.
+    Only the user's cache folder and the job's `state_dir` are written to.
+
+    Raises:
+        CleaveError: when an input is missing, invalid, or does not match the model.
     """
     source = resolve_model(job.model)
     job.check_model(source.spec)
@@ -69,7 +72,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
-        read_documents(path)  # raises an error for a missing path before a tokenizer is trained
+        read_documents(path)  # report a missing path before training a tokenizer
     if source.folder:
         tokenizer = folder_tokenizer(source.folder)
     else:
@@ -95,7 +98,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 def losses_comparable(
     checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]
 ) -> bool:
-    """Return True if held-out losses before and after a checkpoint are from the same data."""
+    """Return True if held-out losses before and after a checkpoint are of the same batches."""
     if checkpoint is None:
         return False
     before: Mapping[str, Any] = checkpoint.meta.get("job", {})
@@ -104,9 +107,10 @@ def losses_comparable(
 
 
 def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Raise CleaveError unless a run without an intact checkpoint may start over at step 1.
+    """Raise CleaveError if a resumed run without an intact checkpoint must not start at step 1.
 
-    It may only if no checkpoint is damaged and the journal holds results of the first steps.
+    The run may start over only if it has no damaged checkpoint, and its journal has results of the
+    steps before the first checkpoint.
     """
     where = str(run.path)
     if damaged:
@@ -148,7 +152,9 @@ def changes_since(
 ) -> list[str]:
     """Return the names of the fingerprints that have changed since a checkpoint.
 
-    Raise CleaveError if a fixed setting has changed, or a fingerprint without `accepted`.
+    Raises:
+        CleaveError: when a setting outside `MAY_CHANGE` has changed, or when a fingerprint has
+            changed and `accepted` is False.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})
@@ -161,7 +167,7 @@ def changes_since(
                 f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"
             )
-    if known is None:  # from an earlier version
+    if known is None:  # an earlier version of Cleave wrote the checkpoint
         known = {"tokenizer": meta.get("tokenizer")}
         context.report(
             NoteRecord(

@@ -1,4 +1,4 @@
-"""The specification of a training job: model, data and all settings of `cleave train`."""
+"""Specification of a training job: model, data and all settings of `cleave train`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _MOST_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
+    """Interval between checkpoints, in steps or in seconds; no checkpoints if both are 0.
 
-    A checkpoint follows the first step that ends at least `seconds` after the last checkpoint.
+    With `seconds`, a checkpoint is due after the first step that ends at least `seconds` after the
+    last checkpoint.
     """
 
     steps: int = 0
@@ -53,14 +54,14 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if a checkpoint is due after `step` steps, `since_s` after the last one."""
+        """Return True if a checkpoint is due after a step, given the seconds since the last one."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
 
 
 class Precision(Enum):
-    """The dtype of matrix multiplications. Weights and optimizer state are always fp32."""
+    """Dtype of matrix multiplications. Trained weights and optimizer state are always fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -68,14 +69,14 @@ class Precision(Enum):
 
 
 class MemoryMode(Enum):
-    """How the PS uses its memory in training.
+    """How the PS saves memory in training.
 
-    PLAIN keeps all activations and gradients in memory. RECOMPUTE recomputes activations in the
-    backward pass. LEAN is RECOMPUTE, and updates each parameter as soon as its gradient is
-    complete, so that the gradient can be freed. With gradient clipping, LEAN needs a second
-    backward pass, because the norm of all gradients must be known before the first update. SHARDED
-    is RECOMPUTE with the weights sharded over several servers. AUTO selects the fastest mode whose
-    memory requirement fits in the machine's memory.
+    PLAIN: all activations and gradients stay in memory. RECOMPUTE: activations are recomputed in
+    the backward pass. LEAN: as RECOMPUTE, and each parameter is updated as soon as its gradient is
+    complete, so that the gradient can be freed. With gradient clipping, LEAN runs the backward pass
+    twice, because the norm of all gradients must be known before the first update. SHARDED: as
+    RECOMPUTE, with the weights sharded over several servers. AUTO: the fastest of these modes that
+    fits in the machine's memory.
     """
 
     AUTO = "auto"
@@ -86,9 +87,9 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which GEMMs of steps by tiles the fleet computes.
+    """Which GEMMs the fleet computes with `--method tiles`.
 
-    ALL: every GEMM. AUTO: every GEMM that the PS is not predicted to finish first.
+    ALL: every GEMM. AUTO: every GEMM except those that the PS is predicted to compute faster.
     """
 
     ALL = "all"
@@ -96,18 +97,18 @@ class OffloadMode(Enum):
 
 
 class FallbackMode(Enum):
-    """Whether training waits for a device or computes on the PS while no device is connected."""
+    """Whether training waits or continues on the PS while no device is connected."""
 
     WAIT = "wait"
     LOCAL = "local"
 
 
 class Packing(Enum):
-    """How several documents in one sequence are treated.
+    """Treatment of several documents in one sequence.
 
-    With JOINED, tokens attend to earlier documents in the sequence. With SEPARATE, tokens attend
-    only to their own document, positions restart with each document, and the first token of a
-    document is not learned.
+    JOINED: tokens attend to earlier documents in the sequence. SEPARATE: tokens attend only to
+    their own document, positions restart with each document, and the first token of a document is
+    not learned.
     """
 
     JOINED = "joined"
@@ -115,11 +116,11 @@ class Packing(Enum):
 
 
 class OptimizerKind(Enum):
-    """The optimizer. Values are the names in `--optimizer`.
+    """Kind of optimizer. The values are the names in `--optimizer`.
 
-    ADAFACTOR factors a matrix's second moments into rows and columns (arXiv 1804.04235). MUON is
-    torch's `Muon` for the weight matrices of hidden layers, and AdamW for all other parameters.
-    Both use the same learning rate: Muon's updates are scaled to those of AdamW.
+    ADAFACTOR: factors a matrix's second moments into rows and columns (arXiv 1804.04235). MUON:
+    torch's `Muon` for the weight matrices of hidden layers, and AdamW for all other parameters,
+    with one learning rate: Muon's updates are scaled to the magnitude of AdamW's.
     """
 
     ADAMW = "adamw"
@@ -129,10 +130,10 @@ class OptimizerKind(Enum):
 
 
 class Decay(Enum):
-    """The shape of the learning rate after the warm-up. Values are the names in `--schedule`.
+    """Shape of the learning rate schedule after the warm-up. Values are the names in `--schedule`.
 
-    COSINE and LINEAR fall until the last step. CONSTANT stays at the peak. WSD (warm-up, stable,
-    decay) falls linearly during the last `decay_steps` steps only.
+    COSINE and LINEAR decay until the last step. CONSTANT stays at the peak. WSD (warm-up, stable,
+    decay) decays linearly, but only during the last `decay_steps` steps.
     """
 
     COSINE = "cosine"
@@ -141,7 +142,7 @@ class Decay(Enum):
     WSD = "wsd"
 
 
-MAY_CHANGE: Final = (  # names of the settings that may change when a run is resumed
+MAY_CHANGE: Final = (  # settings that may change when a run is resumed
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
     "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
@@ -150,14 +151,14 @@ MAY_CHANGE: Final = (  # names of the settings that may change when a run is res
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The help text and the limits of a field of `JobSpec`, from which its CLI option is generated.
+    """Help text and limits of a field of `JobSpec`, from which its CLI option is generated.
 
     Attributes:
         help: description of the field for `--help`.
         common: whether `cleave train --help` lists the option. `--help-all` lists all options.
         names: names of the option; empty to derive the name from the field's name.
-        least, most: minimum and maximum value; None for no limits.
-        below: upper limit, exclusive; None for no such limit.
+        least, most: minimum and maximum value; None for no limit. `most` applies only with `least`.
+        below: exclusive upper limit; None for no limit. It applies only with `least`.
         choices: an enum whose values are the allowed values; None for a field without choices.
     """
 
@@ -170,11 +171,7 @@ class Setting:
     choices: type[Enum] | None = None
 
     def check(self, option: str, value: Any) -> None:
-        """Check a value of `option`, which is the name in the error message.
-
-        Raises:
-            UsageError: when the value is too small, too large, or not among the choices.
-        """
+        """Raise UsageError if the value of `option` is out of range or not among the choices."""
         if self.choices is not None:
             values = [member.value for member in self.choices]
             if value not in values:
@@ -197,14 +194,14 @@ class Setting:
 
 
 def _setting(default: Any, help: str, *names: str, common: bool = False, **limits: Any) -> Any:
-    """Return a dataclass field of `JobSpec` with its `Setting`; required if `default` is `...`."""
+    """Return a dataclass field with a `Setting`. If `default` is `...`, the field is required."""
     known = {_SETTING: Setting(help, common, names, **limits)}
     return field(metadata=known) if default is ... else field(default=default, metadata=known)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A training job: model, data and all settings. `JobSpec.settings` describes each field.
+    """A training job: model, data and settings. The help text of each field describes the field.
 
     Example:
         >>> JobSpec("opt-125m", steps=20, method="stages")
@@ -263,7 +260,7 @@ class JobSpec:
     )
     eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
     checkpoint_every: int | str = _setting(
-        "10min",  # a crash loses at most about this much training time
+        "10min",  # about the most training time that a crash can lose
         "Interval between checkpoints: steps, as 500, or a time, as 10min; 0 for none.",
         common=True,
     )
@@ -367,16 +364,16 @@ class JobSpec:
 
     @property
     def interval(self) -> Interval:
-        """Return the interval between checkpoints, parsed from `checkpoint_every`."""
+        """Return `checkpoint_every` as an `Interval`."""
         return Interval.of(self.checkpoint_every)
 
     @property
     def quantized(self) -> bool:
-        """Return True if the job trains adapters of quantized weights (QLoRA)."""
+        """Return True if the job trains adapters on quantized weights (QLoRA)."""
         return bool(self.lora and LoraSpec.of(self.lora).bits)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Raise UsageError if the job's sequences are longer than a model's context."""
+        """Raise UsageError if the job's sequences are longer than the model's context length."""
         if self.seq > spec.max_positions:
             raise UsageError(
                 f"--seq {self.seq} is longer than the {spec.max_positions} positions of "
@@ -389,10 +386,10 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the job with the given settings. Missing settings get their defaults.
+        """Create a job from settings by name; settings that are missing get their defaults.
 
         Raises:
-            UsageError: when a name is unknown, or a value is missing, invalid or of a wrong type.
+            UsageError: when a name is unknown, the model is missing, or a value is invalid.
         """
         known = {f.name: f.type for f in fields(cls)}
         types: dict[str, type | tuple[type, ...]] = {
@@ -405,7 +402,7 @@ class JobSpec:
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
-            flag = known[name] == "bool"  # Python's bool is also an int
+            flag = known[name] == "bool"  # a separate check, because Python's bool is an int
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
                 raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
         if "model" not in values:
@@ -425,5 +422,5 @@ _PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.0928
 
 
 def default_learning_rate(spec: ModelSpec) -> float:
-    """Return the peak learning rate that was published for a model, or one by its size."""
+    """Return a model's published peak learning rate, or a default that depends on its size."""
     return _PUBLISHED_RATES.get(spec.name, 6e-4 if spec.parameters < 300e6 else 2e-4)

@@ -1,4 +1,4 @@
-"""The use of the fleet by one job: by stages, by tiles or not at all, decided before each step.
+"""Execution of one job's steps on the fleet: by stages, by tiles, or on the PS alone.
 
 By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
@@ -39,22 +39,22 @@ from cleave.workload.registry import ModelSpec
 
 
 class JobFleet:
-    """Runs the steps of one job by stages on the fleet, or makes the model's layers use tiles.
+    """Interface between a job and its fleet: runs steps by stages, or GEMMs of the model by tiles.
 
     For tiles, the model's linear layers are changed in place, so that they compute on the fleet.
 
     Args:
+        journal: stores the results of GEMMs; None without a journal.
         checkpointing: whether the model uses activation checkpointing.
-        presence: called when the last device leaves, when a device is connected again, and when the
-            PS starts to compute in place of devices.
+        presence: called with each change of the fleet's presence.
         stuck: called with the reason when no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-        packed: how attention is kept within a document; None with `--packing joined`.
-        by_tiles: whether steps by stages are ruled out.
+        packed: how attention is restricted to a document; None with `--packing joined`.
+        by_tiles: whether `--method auto` must not select stages.
 
     Attributes:
-        staged: runs steps by stages; None while no connected device can run layer graphs, or if
-            steps by stages are ruled out.
+        staged: runs steps by stages. None if the method excludes stages, or while no connected
+            device can run layer graphs.
 
     Raises:
         LayerGraphError: with `--method stages`, when no layer can be converted to a graph.
@@ -93,9 +93,9 @@ class JobFleet:
         # Steps by stages support neither the journal nor fp16.
         by_tiles |= journal is not None or job.dtype == Precision.FP16.value
         self._looks = method is Method.AUTO and not by_tiles
-        if method is Method.STAGES:  # inspect the layers before tiles replace linear layers
+        if method is Method.STAGES:  # export the graphs before `send` changes the linear layers
             self.staged = self._new_staged()
-        # Layers that devices cannot run as a graph may use tiles in a step by stages.
+        # In a step by stages, layers without a graph run on the PS, and their GEMMs may use tiles.
         mixed = self.staged is not None and bool(self.staged.passes.runs)
         if mixed or method in (Method.TILES, Method.AUTO):
             leaving = Leaving(stop, applied, TorchBackend(), clock)
@@ -112,16 +112,15 @@ class JobFleet:
 
     @property
     def clock(self) -> str:
-        """Return the clock that measures the fleet's times: `virtual` or `wall`."""
+        """Return the kind of the fleet's clock: `virtual` or `wall`."""
         return self._fleet.clock
 
     def capacity(self) -> float:
-        """Return the total FLOP/s of the connected devices that can compute this job's steps.
+        """Return the total FLOP/s of the connected devices that this job can use.
 
-        Without such devices and with `--fallback local`, return the FLOP/s of the PS.
+        If there are none, return the FLOP/s of the PS with `--fallback local`, and otherwise 0.
         """
         _, devices = self._fleet.runtime.fleet_rates()
-        # Steps by stages cannot use devices that can compute only tiles.
         if self._job.method == Method.STAGES.value:
             devices = list(self._fleet.runtime.stage_devices().values())
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
@@ -130,12 +129,11 @@ class JobFleet:
 
     @cached_property
     def _ps(self) -> PsCompute:
-        """Return the PS's compute speed, which is measured on first use."""
         speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
         return PsCompute(speed.flops_per_s, 0.0)
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
-        """Return the predicted duration of a step with these micro-batches, in seconds."""
+        """Return the predicted duration, in seconds, of a step with the micro-batches `batches`."""
         if self._looks:
             self._look()
         if self.staged is not None:
@@ -158,12 +156,11 @@ class JobFleet:
 
         Args:
             batches: the step's micro-batches; with several servers, this server's part.
-            learned: number of learned tokens in the whole step; None if `batches` are the whole
-                step.
+            learned: number of learned tokens in the whole step; None to count them in `batches`.
 
         Returns:
-            The contribution of `batches` to the step's mean loss. If the step is not run by stages,
-            a `NotByStages` with the reason; the caller must then run the model itself.
+            The contribution of `batches` to the step's mean loss; or a reason why the step cannot
+            run by stages, in which case the caller must compute the gradients itself.
 
         Raises:
             AbandonedError: when training stops during the step.
@@ -178,10 +175,9 @@ class JobFleet:
         return loss
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
-        """Return a context manager for the PS's GEMMs in a step in which `training` devices train.
+        """Return a context manager that keeps all GEMMs on the PS if no device is free for tiles.
 
-        Devices that train layers lack the memory for tiles. If no other device is connected, the PS
-        computes these matrix multiplications alone.
+        `training` are the IDs of the devices that train layers, and so lack the memory for tiles.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -189,11 +185,11 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context manager that counts the tasks of one step, to report progress."""
+        """Return a context manager that tracks the progress of one step."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters, summed over all steps so far."""
+        """Return the current values of the fleet's counters."""
         counters = (self._fallback or self._fleet).counters()
         if (staged := self.staged) is None:
             return counters
@@ -205,17 +201,17 @@ class JobFleet:
         )
 
     def kept(self) -> Kept:
-        """Return counts of the GEMMs that the PS kept, or that `--offload auto` would have kept."""
+        """Return a summary of the GEMMs that the PS is predicted to compute faster."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:
-        """Cancel the fleet's tasks in flight."""
+        """Free the devices' memory used by stages, and cancel the fleet's tasks in flight."""
         if self.staged is not None:
             self.staged.close()
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a connected device can run them, or report the reason once."""
+        """Build the layer graphs if a device can run them. Otherwise, report any new reason."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()
@@ -230,7 +226,7 @@ class JobFleet:
             self._note(said)
 
     def _new_staged(self) -> StagedModel | None:
-        """Return a `StagedModel` built from the model's original layers, or None if impossible."""
+        """Build a `StagedModel` from the model's original layers; None if no layer has a graph."""
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)
@@ -254,7 +250,6 @@ class JobFleet:
 
 
 def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
-    """Return the rows of all micro-batches, concatenated, with their attention mask."""
     ids, labels, positions = (
         None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
     )

@@ -1,17 +1,17 @@
 """The journal: GEMM results on disk, so that a killed run resumes within a step.
 
 Training is deterministic: a run resumed from a checkpoint computes the same GEMMs in the same
-order. Their results, called products here, are read from a file in a subfolder of the run folder:
+order. The results of GEMMs (products) are read from a file in a subfolder of the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
 A product is identified by its step, its index within the step, and a checksum of its inputs (the
-shapes, dtypes and bytes of both operands). If the checksum differs, the product is computed again.
-A stale journal therefore never yields a wrong product. Reading the file stops at an incomplete
-record, which a crash has left. A damaged product is computed again.
+shapes, dtypes and bytes of both operands). If the checksum differs or the product is damaged, it is
+computed again, so a stale journal never yields a wrong product. Reading the file stops at an
+incomplete record, such as a crash may leave.
 
 A checkpoint makes the products before it obsolete. `outgrown` requests an early checkpoint once
-the journal is larger than a checkpoint. This bounds the disk space and the time to resume. Early
+the journal is larger than a checkpoint. This limits the disk space and the time to resume. Early
 checkpoints write no more bytes than the journal itself.
 """
 
@@ -41,13 +41,13 @@ from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
 from cleave.training.loop.disk import DiskFullError, Patience, cannot_write, is_full, remedy
 
 _MAGIC: Final = b"CLEAVEJ1"
-_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload size and crc32
+_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, took_s, payload size and CRC-32
 _CRC: Final = struct.Struct("<I")  # CRC-32 of the preceding header
 _RECORD_BYTES: Final = _HEADER.size + _CRC.size
 _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
 QUEUE_BYTES: Final = 256 * 2**20  # default size limit of the write queue
-LEAST_BYTES: Final = 64 * 2**20  # a smaller journal requests no early checkpoint
+LEAST_BYTES: Final = 64 * 2**20  # a journal up to this size requests no early checkpoint
 _RETRY_S: Final = 1.0  # delay before a write is retried because the disk is full
 _JUDGED_STEPS: Final = 4
 
@@ -61,7 +61,7 @@ class JournalCounters:
         spent_s: seconds that the training thread spent on the journal and on early checkpoints.
         write_s: seconds that the writer thread spent on writing.
         taken: number of products read from the journal.
-        saved_s: seconds that the fleet had originally needed for the `taken` products.
+        saved_s: seconds in which the fleet originally computed the products read from the journal.
     """
 
     written_bytes: int = 0
@@ -73,7 +73,7 @@ class JournalCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Index entry of a product in the journal's file. `key` is the checksum of its inputs."""
+    """Index entry of a product in the journal's file. `key` is the checksum of the inputs."""
 
     offset: int
     nbytes: int
@@ -84,7 +84,10 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product that is queued for writing. `step` is the number of steps completed before it."""
+    """A product in the write queue.
+
+    `step` is the number of earlier steps, and `place` the index of the product within its step.
+    """
 
     step: int
     place: int
@@ -94,11 +97,15 @@ class _Product:
 
 
 class Journal:
-    """Stores the finished products of one run. Only the training thread may call the methods.
+    """The journal of one run. Only the training thread may call the methods.
 
-    Products written since the checkpoint of step `base` are used. Journal files of other
-    checkpoints are removed. `say` is called with a message for the user, for example when the
-    journal switches itself off. No products are written once `on` is False.
+    Args:
+        base: step of the latest checkpoint. Journal files of other checkpoints are removed.
+        say: called with messages for the user.
+        queue_bytes: maximum size of the write queue.
+
+    Attributes:
+        on: False once the journal has switched itself off. It then writes no more products.
 
     Raises:
         CleaveError: when the journal cannot be opened.
@@ -134,7 +141,7 @@ class Journal:
         self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open the journal file of the checkpoint of step `base`, and index its intact records.
+        """Open the journal file for the checkpoint of step `base`, and index its intact records.
 
         Truncate the file after the last intact record, and remove the other journal files.
         """
@@ -162,7 +169,7 @@ class Journal:
         return path, file
 
     def _set_aside(self, path: Path) -> None:
-        """Rename the file at `path` if it is not a journal, so that it is not overwritten."""
+        """If the file at `path` is not a journal, rename it so that it is not overwritten."""
         if path.is_symlink() or not path.is_file() or is_ours(path, _MAGIC):
             return
         aside, number = path.with_name(f"{path.name}.other"), 1
@@ -173,7 +180,7 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Index the records of a journal file, and return the position after the last intact one.
+        """Index the intact records of a journal file, and return the offset of their end.
 
         Return 0 if the file is not a journal.
         """
@@ -192,30 +199,29 @@ class Journal:
             offset = end + _RECORD_BYTES
             if offset + nbytes > size:
                 break
-            # A later record of the same product replaces an earlier one with other inputs.
+            # A step may be repeated with other inputs, so the last record of a product counts.
             self._entries[step, place] = _Entry(offset, nbytes, payload_crc, key, took_s)
             end = offset + nbytes
         return end
 
     @property
     def held(self) -> int:
-        """Return the number of products of an earlier process that have not been requested yet."""
+        """Return the number of products in the file that have not been requested yet."""
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if the journal is larger than a checkpoint, so an early checkpoint is due.
+        """Return True if the journal is larger than a checkpoint, so that an early one is due.
 
-        Always False while products of an earlier process have not been used yet.
+        Return False while `held` is not 0, because a checkpoint would discard these products.
         """
-        if self._entries:  # a checkpoint would discard products that are not used yet
+        if self._entries:
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def covered(self, base: int) -> None:
-        """Begin a new journal file after a checkpoint of step `base` has been written.
+        """Start a new journal file after a checkpoint of step `base` has been written.
 
-        If the step after the checkpoint was begun and abandoned, its finished products are copied
-        to the new file.
+        If the next step was started and abandoned, copy its finished products to the new file.
         """
         if not self.on:
             discard(self.folder)
@@ -233,11 +239,11 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy products of steps from `base` on from the previous file, until the disk is full."""
+        """Copy products of step `base` and later from the previous file, until the disk is full."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
-        with suppress(OSError):  # an incomplete record is ignored when the file is read
+        with suppress(OSError):  # reading the file ignores an incomplete record
             for entry in kept:
                 before.seek(entry.offset - _RECORD_BYTES)
                 record = before.read(_RECORD_BYTES + entry.nbytes)
@@ -254,16 +260,16 @@ class Journal:
             discard(self.folder)
 
     def begin(self, step: int) -> None:
-        """Begin to store and to look up the products of the step after `step` completed steps."""
+        """Start a step after `step` completed steps."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
-            del self._entries[place]  # products of earlier steps that were not requested
+            del self._entries[place]
         self._at_begin = (self.counters.spent_s, self.counters.taken)
         self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """End the current step. Switch the journal off if it costs more time than it could save."""
+        """End the current step. Switch the journal off if it costs more time than a step takes."""
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -274,13 +280,12 @@ class Journal:
         except DiskFullError as error:  # the run is stopping
             self._switch_off(str(error))
             return
-        # Writes after the end of a step are counted as a cost of the next step.
+        # Count writes after the end of a step as a cost of the next step.
         write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
         elif counters.taken == taken and self._patience.waited_s == self._waited_s:
-            # Steps that read products from the journal or waited for disk space are not
-            # representative.
+            # Judge only steps that neither read from the journal nor waited for disk space.
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
@@ -291,12 +296,11 @@ class Journal:
                 self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
-        """Stop writing products, and tell the user the reason."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run continues from its last checkpoint")
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""
+        """Read the product ``out = a @ b`` from the journal, or start its GEMM on the fleet."""
         place = (self._step, self._place)
         self._place += 1
         entry = self._entries.pop(place, None)
@@ -311,7 +315,7 @@ class Journal:
                 return Finished(out)
             began_s = self._clock()
         future = fleet.submit(a, b, out)
-        if future.done or not self.on:  # the PS computed the product: do not write it
+        if future.done or not self.on:  # do not store products that the PS computed
             return future
         submitted_s = self._clock()
         key = self._key(a, b, out)  # overlaps with the fleet's computation
@@ -319,17 +323,17 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue a finished product, submitted at the time `began_s`, for writing.
+        """Queue the product of a GEMM, submitted at the time `began_s`, for writing.
 
-        `place` is its step and its index within the step, `key` the checksum of its inputs.
+        `place` is the step and the index within the step; `key` is the checksum of the inputs.
         """
         now_s = self._clock()
-        # When several products are in flight, count the time since the previous product finished.
+        # If several GEMMs are in flight, count the time since the previous product finished.
         took_s = now_s - max(began_s, self._last_end_s)
         self._last_end_s = now_s
         if not self.on or self._writer.failure:
             return
-        # Copy the product, because the caller will add a bias to it in place.
+        # Copy the product, because the caller may add a bias to `out` in place.
         product = _Product(*place, key, took_s, np.array(out.array, order="C"))
         try:
             self._patience.insist(lambda: self._writer.put(product))
@@ -343,7 +347,7 @@ class Journal:
     def _take(self, entry: _Entry, out: Buffer) -> bool:
         """Read a product from the file into `out`. Return False if the product is damaged."""
         try:
-            with self._path.open("rb") as file:  # do not move the position of the writer's file
+            with self._path.open("rb") as file:  # the writer's file must keep its position
                 file.seek(entry.offset)
                 data = file.read(entry.nbytes)
         except OSError as error:
@@ -359,14 +363,14 @@ class Journal:
         return True
 
     def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
-        """Return the checksum of a product's inputs: 20 bytes of SHA-1."""
+        """Return the SHA-1 of both operands' digests and transpositions, and the result's dtype."""
         said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
         return hashlib.sha1(
             self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
         ).digest()
 
     def _digest(self, operand: Operand) -> bytes:
-        """Return the SHA-1 of an operand's shape, dtype and bytes, which is computed only once."""
+        """Return the SHA-1 of an operand's shape, dtype and bytes; compute it only once."""
         digest = self._digests.get(operand)
         if digest is None:
             buffer = operand.buffer
@@ -379,7 +383,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class _Journaled:
-    """A product that the fleet computes. The journal stores it once its result is requested."""
+    """A GEMM in flight, whose product is stored in the journal when the result is requested."""
 
     journal: Journal
     future: Pending
@@ -399,7 +403,7 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A fleet as a `Multiplier` that writes its results to a journal, and reads them from there."""
+    """A wrapper of a fleet that stores products in a journal, and reads them from the journal."""
 
     fleet: Multiplier
     journal: Journal
@@ -412,10 +416,10 @@ class JournaledFleet:
 
 
 class _Writer:
-    """Appends products to a file, positioned at its end, in its own thread with a bounded queue.
+    """A thread with a bounded queue that appends products to the journal's file.
 
-    While the disk is full, the thread retries the current write. `check` then raises an error, and
-    so does `put` if the queue is full. `failure` is the reason why the thread can no longer write.
+    While the disk is full, the thread retries the current write, and `check` raises DiskFullError.
+    `failure` is the reason why the thread can no longer write.
     """
 
     def __init__(
@@ -440,7 +444,8 @@ class _Writer:
     def put(self, product: _Product) -> None:
         """Queue a product for writing. Wait while the queue is full.
 
-        If queue and disk are both full, raise DiskFullError and do not queue the product.
+        Raises:
+            DiskFullError: when queue and disk are both full. The product is not queued.
         """
         nbytes = product.elements.nbytes
 
@@ -462,13 +467,13 @@ class _Writer:
                 raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
-        """Queue an fsync, after which all products queued earlier survive a power loss."""
+        """Queue an fsync, so that all products queued before survive a power loss."""
         with self._change:
             self._queue.append(None)
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Discard all queued products, and wait until the thread no longer uses the file."""
+        """Discard all queued products, and wait until the current write has ended."""
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
@@ -492,7 +497,6 @@ class _Writer:
         self._thread.join()
 
     def _work(self) -> None:
-        """Write queued products until the writer is closed; runs in the writer's thread."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._queue or self._closing)
@@ -504,7 +508,7 @@ class _Writer:
                 while not self.failure and not self._written(product):
                     with self._change:
                         self._change.wait(_RETRY_S)
-                        # Discarding a product is safe: a resumed run computes the product again.
+                        # A product may be discarded: a resumed run computes it again.
                         if self._closing:
                             self.failure = "the disk is full"
                         elif self._dropped > dropped:
@@ -520,10 +524,7 @@ class _Writer:
                     self._change.notify_all()
 
     def _written(self, product: _Product | None) -> bool:
-        """Write a product, or sync the file for None.
-
-        Return False if the disk is full. The file is then unchanged.
-        """
+        """Write a product, or fsync the file for None. Return False if the disk is full."""
         end, began_s = self.file.tell(), self._clock()
         try:
             if product is None:
@@ -550,7 +551,7 @@ class _Writer:
 
 
 def holds_beginning(folder: Path) -> bool:
-    """Return True if a journal holds products from before the run's first checkpoint."""
+    """Return True if a journal has products of the steps before the run's first checkpoint."""
     try:
         return _file_of(folder, 0).stat().st_size > len(_MAGIC)
     except FileNotFoundError:
@@ -562,7 +563,6 @@ def _is_journal(path: Path) -> bool:
 
 
 def _file_of(folder: Path, base: int) -> Path:
-    """Return the path of the file for products finished after the checkpoint of step `base`."""
     return folder / f"step-{base:06d}.blocks"
 
 

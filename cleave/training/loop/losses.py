@@ -1,4 +1,4 @@
-"""Held-out losses of a run, and comparison of its losses with another run's."""
+"""Held-out losses of a run, and comparison of its training losses with those of another run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cleave.training.loop.run_folder import RunFolder
 
 
 def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
-    """Return a map from steps up to `step` to held-out losses; infinity for a loss not finite."""
+    """Return the held-out losses of steps up to `step`. Infinity replaces NaN."""
     return {
         record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
         for record in records
@@ -25,13 +25,13 @@ def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, floa
 
 @dataclass(slots=True)
 class HeldOut:
-    """Tracks the held-out losses of a run.
+    """Summary of the held-out losses of a run.
 
     Attributes:
         best: the lowest loss so far; infinity before the first finite loss.
-        since: number of losses recorded since the lowest loss.
-        sound_before: step of the first of the latest consecutive losses that are not finite. None
-            if the latest loss is finite.
+        since: number of losses since the lowest loss.
+        sound_before: step of the first NaN or infinite loss after the last finite loss. None if the
+            latest loss is finite.
     """
 
     best: float = inf
@@ -40,7 +40,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
-        """Restore the state after a step from the records of a run."""
+        """Summarize the held-out losses of steps up to `step` in the records of a run."""
         found = cls()
         for after, loss in losses_of(records, step).items():
             found.lowest(loss, after)
@@ -61,10 +61,13 @@ class HeldOut:
 
 @dataclass(slots=True)
 class ComparedRun:
-    """Losses of another run by step, and the difference of this run's losses from them.
+    """The training losses of another run, and their differences from this run's losses.
 
-    `most` is the largest difference of any step, as a fraction of the other run's loss. It is
-    infinity if a loss of this run was not finite.
+    Attributes:
+        losses: losses of the other run by step.
+        steps: number of compared steps.
+        most: largest difference as a fraction of the other run's loss; infinity if a loss of this
+            run was not finite.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -73,9 +76,12 @@ class ComparedRun:
 
     @classmethod
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
-        """Read the losses of the run in `job.against`; if that is empty, there are no losses.
+        """Read the losses of the run in `job.against`; return no losses if `against` is empty.
 
-        Call `say` if the settings of the two runs differ. Raise CleaveError if there are no steps.
+        `say` is called with a message if the settings of the two runs differ.
+
+        Raises:
+            CleaveError: when the other run cannot be read or has no losses.
         """
         if not job.against:
             return cls()
@@ -99,7 +105,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare this run's loss of a step with the other run's loss, and return that or None."""
+        """Compare this run's loss of a step with the other run's, and return the latter or None."""
         other = self.losses.get(step)
         if other:
             self.steps += 1
@@ -108,14 +114,17 @@ class ComparedRun:
         return other
 
     def found(self, name: str) -> str:
-        """Return a sentence with the largest difference; empty if no step was compared."""
+        """Return a message with the largest difference, or "" if no step was compared.
+
+        `name` is the name of the other run in the message.
+        """
         if not self.steps:
             return ""
         return f"losses of {self.steps} steps are at most {self.most:.1e} off those of {name}"
 
 
 def check_compared(job: JobSpec) -> None:
-    """Raise UsageError if `job.against` names a run that cannot be read or has no losses."""
+    """Raise UsageError if the run in `job.against` cannot be read or has no losses."""
     try:
         ComparedRun.of(job, lambda text: None)
     except CleaveError as error:

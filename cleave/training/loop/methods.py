@@ -1,4 +1,4 @@
-"""Forecasts of a job's steps by tiles and on the PS alone, for the connected devices."""
+"""Predicted durations of a job's steps by tiles on the connected devices, and on the PS alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from cleave.workload.step import GemmKind, StepGemm, step_gemms
 
 
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
-    """Return the matrix multiplications (GEMMs) that the fleet computes in a job's step by tiles.
+    """Return the matrix multiplications (GEMMs) of a step that can be computed by tiles.
 
-    With adapters, GEMMs of weight gradients are omitted, because the weights are frozen. GEMMs with
-    quantized weights are omitted, because they are not computed by tiles.
+    Weight gradients are omitted if the job trains adapters, because the weights are frozen. GEMMs
+    with quantized weights are omitted, because tiles do not support them.
     """
     found = step_gemms(spec, job.batch * job.accumulate, job.seq)
     if not job.lora:
@@ -35,7 +35,7 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
 
 @dataclass(frozen=True, slots=True)
 class TilesForecaster:
-    """Forecasts a step with these GEMMs by tiles on the connected devices."""
+    """Forecast of a step by tiles with the GEMMs `gemms` on the connected devices."""
 
     gemms: Sequence[StepGemm]
     dtype: DType
@@ -60,7 +60,7 @@ class TilesForecaster:
 def choose_without_stages(
     job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
 ) -> MethodChoice:
-    """Choose between tiles and the PS alone, for a job without devices that can train layers."""
+    """Choose between tiles and the PS alone for a job that cannot train by stages."""
     adapters = Adapters(LoraSpec.of(job.lora).rank) if job.lora else None
     each = tiles.dtype.itemsize
     sizes = StageSizes(spec, job.seq, each, each, adapters)

@@ -1,7 +1,7 @@
 """Optimizer updates with gradient clipping, loss scaling and a learning rate schedule.
 
-Updates happen after or during the backward pass. With several servers, each server updates the
-parameters that it owns.
+Parameters are updated after or during the backward pass. With several servers, each server updates
+the parameters that it owns.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cleave.training.servers.shared_weights import SharedWeights
 
 LOSS_SCALE: Final = "loss_scale"  # key of the loss scale's state in a checkpoint's metadata
 _GROWS_AFTER: Final = 2000  # steps without overflow
-_LEAST: Final = 2.0**-14  # a smaller loss scale cannot be the cause of an overflow
+_LEAST: Final = 2.0**-14  # if gradients overflow with a smaller loss scale, the run has diverged
 
 
 @dataclass(slots=True)
 class LossScale:
-    """The factor that keeps small fp16 gradients from underflowing (arXiv 1710.03740, section 3.2).
+    """Dynamic loss scaling, which keeps fp16 gradients from underflowing.
 
-    The loss is multiplied by the factor before the backward pass, and gradients are divided by it.
-    If the gradients of a step overflow, the step is skipped and the factor is halved. After 2000
-    steps without overflow, the factor is doubled. The rule and the constants are those of
-    `torch.amp.GradScaler`, which does not support updates of one parameter at a time. The factor is
-    a power of two, so that scaling rounds no values except those that underflow.
+    The loss is multiplied by `factor` before the backward pass, and the gradients are divided by
+    `factor`. If the gradients of a step overflow, the step is skipped and the factor is halved.
+    After 2000 steps without overflow, the factor is doubled (arXiv 1710.03740, section 3.2). This
+    is the algorithm of `torch.amp.GradScaler`, which cannot update one parameter at a time. The
+    factor is a power of two, so scaling causes no rounding errors.
 
     `updates` is the total number of steps that have updated parameters.
     """
@@ -60,7 +60,7 @@ class LossScale:
             )
 
     def updated(self) -> None:
-        """Count a step that has updated parameters. Double the loss scale after 2000 such steps."""
+        """Count a step without overflow. Double the loss scale after 2000 such steps in a row."""
         self.updates += 1
         self.since_overflow += 1
         if self.since_overflow == _GROWS_AFTER:
@@ -68,10 +68,10 @@ class LossScale:
             self.since_overflow = 0
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Load the state that a checkpoint's metadata holds.
+        """Load the state from a checkpoint's metadata.
 
         Raises:
-            CleaveError: when `state` is None, because the checkpoint has none.
+            CleaveError: when `state` is None, because the checkpoint has no loss scale.
         """
         if state is None:
             raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")
@@ -81,9 +81,9 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A learning rate schedule with linear warm-up to `peak`.
+    """A learning rate schedule with linear warm-up to `peak`, followed by a decay.
 
-    `floor` is the rate at the end of the decay, as a fraction of the peak.
+    `floor` is the learning rate at the end of the decay, as a fraction of `peak`.
     """
 
     peak: float
@@ -119,7 +119,7 @@ _STATE = "optimizer."  # prefix of the names of optimizer state tensors in a che
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """The optimizer and its settings. Only parameters with at least 2 dimensions get weight decay.
+    """The kind of an optimizer and its settings. Weight decay applies to matrices, not to vectors.
 
     The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
     """
@@ -130,7 +130,7 @@ class UpdateRule:
     momentum: float = 0.9
 
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
-        """Return a torch optimizer of one parameter. Set its learning rate before each step.
+        """Create a torch optimizer of one parameter. The caller sets the learning rate.
 
         `hidden`: whether the parameter is the weight matrix of a hidden layer.
         """
@@ -156,24 +156,25 @@ class UpdateRule:
 
 
 def update_rule(job: JobSpec) -> UpdateRule:
-    """Return the optimizer and the optimizer settings of a job."""
+    """Return the optimizer kind and settings that a job specifies."""
     betas = job.beta1, job.beta2
     return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
 
 
 class Optimizer:
-    """Updates all trained parameters of a model, with one torch optimizer per parameter.
+    """The optimizer of all trained parameters of a model, with one torch optimizer per parameter.
 
     Args:
         clip: maximum global norm of the gradients; 0 for no clipping.
         in_backward: whether to update each parameter during the backward pass, as soon as its
-            gradient is complete, and to free the gradient. The result is the same, but only one
+            gradient is complete, and then free the gradient. The result is the same, but only one
             gradient at a time is in memory. With clipping or a loss scale, an additional first
             backward pass computes the global norm and detects overflows.
-        files: moves the optimizer state to files; None to keep the state in memory.
-        ranks: the servers that train the model together; None for a single server. Several servers
-            sum their gradients before the update, so `in_backward` must be False.
-        weights: the sharded weights; None if each server holds all weights.
+        files: stores the optimizer state in files; None to store it in memory.
+        scale: the loss scale; None without loss scaling.
+        ranks: the servers that train the model together; None for a single server. With several
+            servers, `in_backward` must be False, because gradients are summed before the update.
+        weights: the sharded weights; None if each server stores all weights.
 
     Attributes:
         applied: True if the current step has already updated some parameters.
@@ -217,15 +218,15 @@ class Optimizer:
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
-        """Compute gradients with `backward`, update the parameters, and return the loss.
+        """Compute gradients, update the parameters, and return the loss.
 
-        With `in_backward` and with clipping or a loss scale, `backward` is called twice, and must
-        compute the same gradients both times.
+        Args:
+            backward: computes the gradients and returns the loss. With `in_backward`, and clipping
+                or a loss scale, it is called twice and must compute the same gradients each time.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. No parameter is updated
-                then. Exception: with `in_backward` and a single backward pass, parameters whose
-                gradients were complete earlier have been updated.
+            DivergedError: when the loss or the gradients are not finite. No parameter has changed,
+                unless `in_backward` is set and `backward` is called only once.
         """
         self._begin(rate)
         if self.in_backward:
@@ -237,9 +238,11 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Update with gradients from the fleet, which `gradients` sets, and return its result.
+        """Update the parameters with gradients from the fleet, and return what `gradients` returns.
 
-        If the result is not a loss, but the reason for none, no parameter is updated.
+        Args:
+            gradients: computes all gradients and returns the loss. If it returns anything but a
+                float, no parameter is updated.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. No parameter is updated.
@@ -259,7 +262,7 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin a step with sharded weights; no server computes more than `passes` passes."""
+        """Begin a step with sharded weights, and at most `passes` passes on each server."""
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}
@@ -267,7 +270,7 @@ class Optimizer:
 
     @contextmanager
     def last_pass(self) -> Iterator[None]:
-        """Send each gradient to its owner as soon as a step's last backward pass completes it.
+        """Send each gradient to its owner as soon as the pass in the `with` block completes it.
 
         With one server, or with sharded weights, do nothing.
         """
@@ -289,9 +292,9 @@ class Optimizer:
         return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
-        """Sum the gradients over all servers. Each server then holds the sums that it owns.
+        """Sum the gradients over all servers; each server stores the sums that it owns.
 
-        Every server must call this once per step, even if its own part of the step has failed.
+        Every server must call this method once per step, even if its part of the step has failed.
         """
         exchanging = self._weights or self._sums
         assert exchanging is not None
@@ -318,7 +321,7 @@ class Optimizer:
         )
 
     def _clip(self) -> None:
-        """Clip the global norm of the gradients. Raise DivergedError if the norm is not finite."""
+        """Clip the gradients to a global norm. Raise DivergedError if their norm is not finite."""
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
         if self._ranks.count > 1:
@@ -329,7 +332,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide the gradients by the loss scale. Return False if any server's overflow."""
+        """Divide the gradients by the loss scale. Return False if they overflow on any server."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -341,7 +344,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter. If `files` are given, move new optimizer state to a file."""
+        """Update one parameter, and move new optimizer state to a file if `files` is set."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()
@@ -350,7 +353,7 @@ class Optimizer:
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0
-        # True if a first backward pass computes the norm before any parameter is updated.
+        # Whether a first backward pass computes the norm before any parameter is updated.
         known = bool(self.clip) or self.scale is not None
         if known:
             squares: list[Tensor] = []
@@ -395,7 +398,7 @@ class Optimizer:
 
     @contextmanager
     def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Call the hook of a parameter name with the parameter once its gradient is complete."""
+        """Call each parameter's hook when the parameter's gradient is complete."""
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
@@ -416,9 +419,12 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load this server's optimizer state; raise CleaveError if the checkpoint has none of it.
+        """Load this server's optimizer state from a checkpoint's tensors.
 
-        A parameter that has had no gradient yet has no state.
+        Parameters that have never had a gradient have no state in the checkpoint.
+
+        Raises:
+            CleaveError: when the checkpoint has no state of any parameter.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
@@ -434,7 +440,7 @@ class Optimizer:
         for name, optimizer in self._optimizers.items():
             if name not in held:
                 continue
-            # Copy the values, because they may be mapped to the checkpoint's file.
+            # Copy the values: the tensors may be memory-mapped from the checkpoint's file.
             state: dict[str, Any] = {key: value.clone() for key, value in held[name].items()}
             if self._files is not None:
                 self._files.move(state)
@@ -442,15 +448,12 @@ class Optimizer:
 
 
 def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return False for SGD without momentum."""
+    """Return True unless the optimizer is SGD without momentum, which has no state."""
     return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.defaults["momentum"])
 
 
 def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id` of each weight matrix of a hidden linear layer.
-
-    LM head and input embedding are excluded, and 2-D parameters outside linear layers.
-    """
+    """Return the `id` of the weight matrix of each linear layer, except LM head and embedding."""
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):
         module = getattr(model, get)() if hasattr(model, get) else None

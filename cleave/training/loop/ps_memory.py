@@ -1,4 +1,4 @@
-"""Choice of the memory mode of a training run on the PS."""
+"""Selection of the memory mode with which the PS trains a job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return the memory mode in which a job is trained, which is never `AUTO`.
+    """Return the requested memory mode; for `AUTO`, select one for this machine.
 
-    For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory. If
-    no mode fits, it is the mode with the smallest memory requirement. Servers shard the optimizer
-    state and, without gradient accumulation, the gradients. With `SHARDED`, they shard the weights.
+    The selected mode is the fastest mode that is estimated to fit in memory, or else the mode that
+    needs the least memory. The estimate assumes that several servers shard the optimizer state and,
+    without gradient accumulation, the gradients. Raise UsageError if `check_memory` does.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
@@ -36,10 +36,10 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     if servers > 1 and job.method in _HERE and not job.quantized:
         least = MemoryMode.SHARDED
     memory_bytes = total_memory_bytes()
-    if memory_bytes is None:  # unknown memory size: use the mode that needs the least memory
+    if memory_bytes is None:
         return least
     state = 0.0 if job.state_dir else _STATE_BYTES / servers
-    # With gradient accumulation, each server holds all gradients until the last micro-batch.
+    # With gradient accumulation, each server stores all gradients until the last micro-batch.
     gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
     needed_bytes = sum(
         p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))
@@ -51,7 +51,11 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Raise UsageError if `LEAN` is requested with several servers, or `SHARDED` is impossible."""
+    """Raise UsageError if a job cannot use the memory mode that it requests.
+
+    `LEAN` requires a single server. `SHARDED` requires several servers, and supports neither
+    `--method stages` nor quantized weights.
+    """
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:
         raise UsageError(

@@ -1,6 +1,6 @@
-"""Records that a run reports: one JSON object per line with `--json`.
+"""Records of events in a run. With `--json`, each record is printed as one line of JSON.
 
-`metrics.jsonl` has the same lines, except `start` and `note`.
+Steps, evaluations, changes of the fleet and the end of the run are also in `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """Reports that a run of `steps` steps starts, or resumes after `step` completed steps."""
+    """Record of the start of a run of `steps` steps, or of its resumption after step `step`."""
 
     EVENT: ClassVar[str] = "start"
     step: int
@@ -24,34 +24,33 @@ class StartRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Reports one optimizer step.
+    """Record of one optimizer step.
 
     Attributes:
         step: number of the step, counted from 1.
-        loss: mean cross-entropy in nats per learned token, computed before the update.
+        loss: mean cross-entropy before the update in nats per learned token, plus the auxiliary
+            loss of a mixture of experts.
         tokens: number of input tokens of the step.
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
-        method: how the step was computed: by `stages`, by `tiles`, or `local`, on the PS alone.
-        predicted_s: predicted duration of a step by stages; 0 for other steps.
-        planning_s, audit_s: the parts of `ps_s` for plans of stages and for audits of their
-            results.
+        method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
+        predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
+        planning_s, audit_s: wall seconds of `ps_s` spent on plans of stages and on audits.
         wall_s: duration of the step in wall seconds.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
         ps_s: wall seconds in which the PS did not wait for the fleet.
-        verify_s: processor seconds for verifying the devices' results.
+        verify_s: CPU seconds spent on verifying the devices' results.
         downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
-        floor_bytes: bytes if each GEMM operand and result were transferred once. For a step by
-            stages, see `StepWork.floor_bytes`.
+        floor_bytes: minimum bytes to and from devices; see `FleetCounters.floor_down_bytes`.
         tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
-        local_gemms: number of GEMMs that the PS computed because no device could.
+        local_gemms: number of GEMMs that the PS computed because no device was available.
         journal_bytes: bytes of GEMM results written to the journal.
         journal_s: seconds that the training thread spent on the journal.
-        journal_saved_s: seconds that the fleet had originally needed for the GEMM results that
-            were read from the journal in this step.
-        traffic: `downlink_bytes` and `uplink_bytes`, divided by purpose.
-        saved: bytes saved by compression, divided by purpose.
-        against_loss: loss of the same step in the compared run. None, and then omitted from the
-            output, if no run is compared.
+        journal_saved_s: seconds in which the fleet originally computed the GEMM results that
+            this step read from the journal.
+        traffic: `downlink_bytes` and `uplink_bytes` by category.
+        saved: bytes saved by compression, by category.
+        against_loss: loss of the same step in the run of `--against`. None (and omitted from the
+            JSON object) if there is no such loss.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -85,7 +84,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """Reports the held-out loss after `step` steps, in nats per learned token."""
+    """Record of the mean held-out loss after `step` steps, in nats per token."""
 
     EVENT: ClassVar[str] = "eval"
     step: int
@@ -94,7 +93,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord:
-    """Reports a message for the user, such as the path of a written checkpoint."""
+    """Record of a message for the user, such as the path of a written checkpoint."""
 
     EVENT: ClassVar[str] = "note"
     text: str
@@ -102,12 +101,11 @@ class NoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class PresenceRecord:
-    """Reports a change of what computes: devices, nothing, or the PS in place of devices.
+    """Record of a change between training on devices, waiting for devices, and training on the PS.
 
     Attributes:
         step: number of the current step, counted from 1.
-        state: `present` if devices are connected, `absent` if training waits for a device, `local`
-            if the PS computes instead of devices.
+        state: the new state as a value of `FleetPresence`: `present`, `absent` or `local`.
     """
 
     EVENT: ClassVar[str] = "fleet"
@@ -118,7 +116,7 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """Reports that training waits (`full`), or that the disk has space again (`free`)."""
+    """Record of a pause because the disk is full (state `full`), or of the pause's end (`free`)."""
 
     EVENT: ClassVar[str] = "disk"
     step: int
@@ -128,7 +126,7 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Reports that a run of several servers waits for its cluster (`waiting`), or is `running`."""
+    """Record that a run on several servers is `waiting` for cluster nodes, or is `running`."""
 
     EVENT: ClassVar[str] = "servers"
     state: str
@@ -137,7 +135,7 @@ class ServersRecord:
 
 @dataclass(frozen=True, slots=True)
 class DoneRecord:
-    """Reports the end of a run, with totals over the steps that this process has done.
+    """Record of the end of a run, with totals over the work of this process.
 
     `StepRecord` describes the attributes that are not listed here.
 
@@ -146,10 +144,10 @@ class DoneRecord:
         first_loss, loss: losses of this process's first and last step; NaN without a step.
         stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
-        gemms: number of GEMMs of steps by tiles, on the fleet or on the PS.
-        kept_gemms: number of GEMMs that `auto` kept on the PS. With `all`, the number that `auto`
-            would have kept.
-        kept_saves_s: predicted seconds that the kept GEMMs saved, or would have saved.
+        gemms: number of GEMMs of tiles, computed by the fleet or the PS.
+        kept_gemms: number of these GEMMs for which the PS is predicted to be faster. The PS
+            computed them, except with `--method tiles --offload all`.
+        kept_saves_s: predicted seconds saved if the PS computes these GEMMs.
         kept_reasons: one sentence for each of the GEMM shapes with the largest savings.
         journal_gemms: number of GEMMs whose results were read from the journal.
         resumed_after: number of completed steps when this process began; 0 for a new run.
@@ -187,7 +185,7 @@ class DoneRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """Reports a piece of text: the prompt, or a piece of text that the model has generated."""
+    """Record of the prompt, or of a part of the text that the model generates."""
 
     EVENT: ClassVar[str] = "text"
     text: str
@@ -195,7 +193,7 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Reports how many windows of a text, or how many questions, have been evaluated."""
+    """Record of the number of evaluated text windows or multiple-choice questions."""
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -204,7 +202,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRecord:
-    """Reports a model's loss on a text, in nats per predicted token, and its perplexity."""
+    """Record of a model's loss on a text, in nats per predicted token, and its perplexity."""
 
     EVENT: ClassVar[str] = "predicted"
     loss: float
@@ -215,10 +213,9 @@ class PredictedRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRecord:
-    """Reports a model's accuracy on multiple-choice questions, from 0 to 1.
+    """Record of a model's accuracy on multiple-choice questions, from 0 to 1.
 
-    `cut` is the number of questions whose beginning was cut off, because the prompt is longer than
-    the model's context.
+    `cut` is the number of prompts that were longer than the model's context and lost their start.
     """
 
     EVENT: ClassVar[str] = "answered"
@@ -246,9 +243,9 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """Return the record's JSON object, with the event name as its first item.
+    """Convert a record to a JSON object that begins with the event name.
 
-    None replaces NaN and infinity, because JSON has neither.
+    NaN and infinity become None, because JSON cannot represent them.
     """
     values = asdict(record)
     if values.get("against_loss", 0.0) is None:

@@ -4,11 +4,11 @@ config.toml      the run's settings
 fleet.toml       the devices that `cleave train` emulated
 model/           the model's configuration and tokenizer, for exporting the trained model
 checkpoints/     the latest checkpoints; see `cleave.training.loop.checkpoint`
-best/            with `--keep-best`, the checkpoint with the lowest held-out loss
-journal/         with `--journal`, results since the latest checkpoint
+best/            with `--keep-best`, checkpoints with the lowest held-out loss
+journal/         with `--journal`, GEMM results since the latest checkpoint
 metrics.jsonl    one JSON object per line, appended during the run
 loss.png         the loss curve, drawn from metrics.jsonl
-lock             lock file, held while a process uses the folder; names that process
+lock             lock file, which names the process that uses the folder
 """
 
 import errno
@@ -44,7 +44,7 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 JOURNAL = "journal"
 DESCRIPTION = "model"
-# A run writes to these subfolders, and refuses a symbolic link of such a name.
+# Subfolders to which a run writes. They must not be symbolic links.
 _OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
 
 _NO_LOCKS = (
@@ -55,7 +55,7 @@ _NO_LOCKS = (
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. One process at a time may write; any number of processes may read."""
+    """The folder of one run. One process at a time may write to it; any number may read."""
 
     path: Path
 
@@ -63,7 +63,9 @@ class RunFolder:
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
         """Create a new run folder in `root`.
 
-        Without a name, use the local time (`now`), with a number appended if that name exists.
+        Args:
+            name: name of the folder; None for the local time, with a number if that name exists.
+            now: the local time; None for the current time.
 
         Raises:
             UsageError: when the name is invalid or already exists.
@@ -88,7 +90,7 @@ class RunFolder:
 
     @staticmethod
     def check_name(root: Path, name: str) -> None:
-        """Raise UsageError if no run folder of this name can be created in `root`."""
+        """Raise UsageError if `name` is not a valid folder name, or already exists in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
                 f"{name!r} is not a name for a run: use one of visible characters without slashes."
@@ -97,21 +99,22 @@ class RunFolder:
             raise _taken(root / name)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if it holds only the lock file, for example after a failed start."""
+        """Remove the folder if it is empty except for the lock file, as after a failed start."""
         if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
     @contextmanager
     def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
-        """Lock the folder against other processes within a block.
-
-        The context manager yields an empty string. If the folder is read-only or its file system
-        does not support locks, it yields the reason instead, and the folder is not locked.
+        """Lock the folder against other processes in a `with` block.
 
         Args:
-            wait_s: maximum time to wait for another process to release the lock.
+            wait_s: maximum seconds to wait for another process to release the lock.
             advice: text appended to the error message if another process holds the lock.
+
+        Yields:
+            An empty string if the folder is locked; otherwise the reason why it cannot be locked:
+            it is read-only, or its file system does not support locks.
 
         Raises:
             UsageError: when another process holds the lock.
@@ -149,7 +152,7 @@ class RunFolder:
         return self.path / "loss.png"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write `config` to config.toml. None values are omitted, because TOML has no null."""
+        """Write settings to config.toml, without None values, which TOML cannot represent."""
         import tomli_w
 
         try:
@@ -172,11 +175,13 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one record to metrics.jsonl, as one line.
+        """Append a record to metrics.jsonl, as one line, which survives a crash of this process.
 
-        If writing fails, the file is unchanged. On return, the operating system has the line, so it
-        survives a crash of this process. After a crash, call `rewind` before the first `append`.
-        NaN and infinity are written as null. Scalars of numpy and torch are written as numbers.
+        NaN and infinity are written as null, scalars of numpy and torch as numbers. After a crash,
+        call `rewind` before the first `append`.
+
+        Raises:
+            CleaveError: when the file cannot be written. Its contents are unchanged.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -186,10 +191,10 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of metrics.jsonl in order. An incomplete last line is skipped.
+        """Yield the records of metrics.jsonl in order, without an incomplete last line.
 
         Raises:
-            CleaveError: when another line is not a JSON object, or the file cannot be read.
+            CleaveError: when a complete line is not a JSON object, or the file cannot be read.
         """
         for number, (line, record) in enumerate(self._lines(), start=1):
             if record is not None:
@@ -201,10 +206,12 @@ class RunFolder:
                 )
 
     def rewind(self, step: int) -> None:
-        """Restore metrics.jsonl to its contents after `step`, before the run resumes at `step`.
+        """Remove records of steps after `step`, and damaged lines, from metrics.jsonl.
 
-        Removes damaged and incomplete lines and the records of later steps. If there were records
-        of later steps, loss.png is removed too.
+        If a record is removed, loss.png is removed too.
+
+        Raises:
+            CleaveError: when the file cannot be read or written, or has no metrics of a run.
         """
         lines = list(self._lines())
         kept = [
@@ -229,9 +236,9 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def plot(self) -> Path | None:
-        """Draw the recorded training, held-out and compared losses over the steps into loss.png.
+        """Plot training, held-out and compared losses by step in loss.png.
 
-        Return its path, or None if no loss has been recorded yet.
+        Return the path of loss.png, or None if no loss has been recorded.
         """
         records = list(self.records())
         train = _curve(records, "loss")
@@ -265,7 +272,7 @@ class RunFolder:
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Yield each line of metrics.jsonl, and its record, or None if it is not a JSON object."""
+        """Yield each line of metrics.jsonl with its JSON object, or None if it is damaged."""
         try:
             with self.metrics_path.open("rb") as file:
                 for line in file:
@@ -280,7 +287,7 @@ class RunFolder:
 
 
 def _append_whole(file: FileIO, data: bytes) -> None:
-    """Append `data` to a file. If writing fails, truncate the file to its former length."""
+    """Append `data` to a file. If writing fails, restore the file's previous length."""
     end = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
@@ -304,7 +311,6 @@ def _is_later(record: dict[str, Any], step: int) -> bool:
 
 
 def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float]]:
-    """Return the pairs (step, value of `field`) of all records in which both are numbers."""
     return [
         (record["step"], record[field])
         for record in records
@@ -314,7 +320,6 @@ def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` converted to types that JSON can represent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -329,7 +334,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Return `value` converted to types that TOML can represent, without None values."""
+    """Convert `value` to types that TOML can represent, without None values."""
     if isinstance(value, Mapping):
         return {str(k): _without_none(item) for k, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Running of jobs that are requested on the command line or by an operator's message."""
+"""Execution of training jobs that are requested by a command or by an operator's message."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from cleave.training.loop.context import TrainContext
     from cleave.training.results.uses import Stop, UseRequest
 
-USE: Final = "use"  # key of a request's arguments that asks to use a model
+USE: Final = "use"  # key of the `UseRequest` in the arguments of a request to use a model
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request to train a job, or to resume a run.
+    """A request to train a job in a new run, or to resume a run.
 
     Attributes:
         job: settings of `JobSpec` by name; with `resume`, only the settings that change.
         resume: path of the run folder to resume; empty for a new run.
-        name: name of the new run folder; empty to name it by the local time.
-        restart, accept_changes: as in `trainer.train`.
-        begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
+        name: name of the new run folder; empty to name the folder by the local time.
+        restart, accept_changes: see `trainer.train`.
+        begin: with `resume`, whether to start at step 1 if the run has no checkpoint.
     """
 
     job: dict[str, Any]
@@ -64,12 +64,12 @@ class JobRequest:
         return request
 
     def restarts(self) -> bool:
-        """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
+        """Return True if the resumed run may start over at step 1 without an intact checkpoint."""
         unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the requested job. With `resume`, read settings it omits from the run folder.
+        """Return the requested job. With `resume`, read omitted settings from the run folder.
 
         Raises:
             UsageError: when a setting is invalid, or `resume` is not a run folder.
@@ -85,7 +85,7 @@ class JobRequest:
             saved = folder.read_config()
         spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
-        if self.job.get("against"):  # do not check a saved `against`: that folder may be gone
+        if self.job.get("against"):  # not a saved `against`, whose folder may no longer exist
             check_compared(spec)
         return spec
 
@@ -93,10 +93,10 @@ class JobRequest:
 def use_model(
     request: UseRequest, fleet: Fleet | None, report: Callable[[Record], None], stop: Stop
 ) -> None:
-    """Load a model and use it, for example to generate text.
+    """Load a model and perform a request, such as generating text.
 
-    The fleet computes the model's matrix multiplications while devices are connected. Without a
-    fleet, this machine computes alone.
+    While devices are connected, the fleet computes the model's matrix multiplications. Otherwise,
+    this machine computes them.
     """
     from cleave.training.tiles.offload import restore, send
 
@@ -114,14 +114,13 @@ def use_model(
 
 
 def _use(arguments: Mapping[str, Any]) -> UseRequest:
-    """Parse an operator's request to use a model."""
     from cleave.training.results.uses import UseRequest
 
     return UseRequest.from_dict(arguments[USE])
 
 
 class Meter(Protocol):
-    """Measures a job's energy consumption since the meter was created."""
+    """Meter of a job's energy consumption since the meter's creation."""
 
     def record(self) -> dict[str, Any]: ...
 
@@ -130,7 +129,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Trains jobs, each job in its own run folder.
+    """Executor of requests to train a job or to use a model.
 
     Attributes:
         runs: parent folder of new run folders.
@@ -143,10 +142,10 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Check a requested job; return the name of its model and its number of steps.
+        """Check a request; return the name of its model and its number of steps (0 to use a model).
 
-        For a request to use a model, the number of steps is 0. Raise UsageError if the job cannot
-        run, its data does not exist, or its run name already exists.
+        Raises:
+            UsageError: when a setting is invalid, data is missing, or the run name is taken.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -158,12 +157,12 @@ class JobRunner:
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
         for source in (spec.data, spec.eval_data):
-            if source:  # report a mistyped path now, not when the job starts
+            if source:  # report a wrong path now instead of when the job starts
                 check_source(source)
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Raise UsageError if a job writes no checkpoints, and so cannot continue after a pause."""
+        """Raise UsageError if a request uses a model, or its job writes no checkpoints."""
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -179,9 +178,13 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train or use a model, as the request `arguments` ask; without a fleet on this machine.
+        """Train or use a model.
 
-        `report` is called with every record as a JSON object.
+        Args:
+            arguments: arguments of an operator's `submit` message.
+            fleet: the fleet that computes; None to compute on this machine alone.
+            report: called with every record as a JSON object.
+            stop: returns True if the work should end early.
         """
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
@@ -197,7 +200,7 @@ class JobRunner:
             nonlocal done
             if isinstance(record, StepRecord):
                 done = record.step
-            # The record of the energy precedes `done`, which is the last record of a run.
+            # `done` must be the last record of a run, so append the energy record before it.
             if meter is not None and isinstance(record, DoneRecord):
                 energy, folder = meter.record(), RunFolder(Path(record.run_folder))
                 context.patience(lambda: done).insist(lambda: folder.append(energy))
@@ -212,7 +215,7 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train the requested job in a new run folder, or in the run folder that it resumes."""
+        """Train the requested job in a new run folder, or resume its run."""
         from cleave.training.loop.inputs import prepare
         from cleave.training.loop.trainer import train
 

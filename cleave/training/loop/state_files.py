@@ -1,7 +1,7 @@
 """Optimizer state in memory-mapped files, so that the state may be larger than memory.
 
 The operating system writes mapped pages to disk when memory is short, and reads them again when the
-optimizer accesses them. Training results are the same as with the state in memory.
+optimizer accesses them. Training results are unchanged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ LEAST_BYTES: Final = 2**20  # smaller tensors stay in memory
 
 
 class StateFiles:
-    """Moves tensors to memory-mapped files in a folder, which is created if it is missing.
+    """Memory-mapped files for optimizer state, in a folder that is created if it is missing.
 
-    A file is deleted as soon as it is mapped, so that a killed run leaves no files behind. The
-    operating system frees the disk space when the process ends. On Windows, mapped files cannot be
-    deleted, so files remain in the folder.
+    Each file is deleted as soon as it is mapped. The operating system frees its disk space when the
+    process ends. On Windows, mapped files cannot be deleted, so they remain in the folder.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:
@@ -39,7 +38,7 @@ class StateFiles:
         """Replace the large tensors in a parameter's optimizer state with memory-mapped copies.
 
         Raises:
-            CleaveError: when a file cannot be written. The tensor then stays in memory.
+            CleaveError: when a file cannot be written. The tensor then remains in memory.
         """
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
@@ -54,8 +53,8 @@ class StateFiles:
                 dir=self._folder,
                 delete=sys.platform != "win32",
             ) as file:
-                # Write the bytes rather than only extend the file: a full disk raises an error now,
-                # while a later write to a mapped page would kill the process.
+                # Write the bytes instead of only extending the file: a full disk then raises an
+                # error here, rather than killing the process at a later write to a mapped page.
                 write_all(file.file, bytes_of(tensor))
                 mapped = torch.from_file(
                     file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype
@@ -70,7 +69,7 @@ def is_mapped(tensor: Tensor) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder if it is missing. Raise CleaveError if files cannot be written to it."""
+    """Create a folder if it is missing. Raise CleaveError if it is not writable."""
     try:
         writable_folder(folder)
     except OSError as error:

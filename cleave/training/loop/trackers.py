@@ -1,4 +1,4 @@
-"""Logging of a run's metrics to TensorBoard and Weights & Biases, besides `metrics.jsonl`."""
+"""Logging of a run's metrics to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 
-# File in the run folder with the wandb run ID, by which a resumed run continues the same wandb run.
+# File in the run folder with the ID of the wandb run, which a resumed training run continues.
 _WANDB_ID: Final = "wandb-run-id"
 
 
 class TrackerKind(Enum):
-    """A tracker. Values are the names in `--report-to`."""
+    """Kind of tracker. The values are the names in `--report-to`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
 
 
 class Tracker(Protocol):
-    """Logs the metrics of one run."""
+    """Interface for logging the metrics of one run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -35,7 +35,7 @@ class Tracker(Protocol):
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse an argument of `--report-to`, such as `tensorboard+wandb`; empty for no tracker.
+    """Parse the value of `--report-to`, such as `tensorboard+wandb`. It may be empty.
 
     Raises:
         UsageError: when a tracker is unknown or its package is not installed.
@@ -54,9 +54,9 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
 
 
 class Trackers:
-    """Logs a run's metrics to several trackers.
+    """The open trackers of a run.
 
-    A tracker that raises an error is reported with `note` and no longer used. Training continues.
+    If a tracker raises an error, `note` is called with a message, and the tracker is removed.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:
@@ -65,17 +65,17 @@ class Trackers:
 
     @classmethod
     def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
-        """Open the trackers that a job selects, for a new run or one resumed after `step` steps."""
+        """Open the trackers of `job.report_to`, for a run with `step` completed steps."""
         opened: dict[str, Tracker] = {}
         for kind in tracker_kinds(job.report_to):
             try:
                 opened[kind.value] = _OPEN[kind](job, run, step)
-            except Exception as error:  # noqa: BLE001 - trackers raise anything; training continues
+            except Exception as error:  # noqa: BLE001 - trackers raise exceptions of any class
                 note(_failed(kind.value, error))
         return cls(opened, note)
 
     def report(self, record: Record) -> None:
-        """Log the metrics of a `StepRecord` or an `EvalRecord`. Ignore other records."""
+        """Log the metrics of a `StepRecord` or an `EvalRecord`; ignore other records."""
         match record:
             case StepRecord():
                 values = {
@@ -112,26 +112,26 @@ def _failed(name: str, error: Exception) -> str:
 
 
 class _TensorBoard:
-    """Writes TensorBoard event files to the subfolder `tensorboard` of the run folder."""
+    """TensorBoard event files in the subfolder `tensorboard` of the run folder."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         own_folder(run.path / "tensorboard")
-        # `purge_step` hides the metrics of steps that the resumed run repeats.
+        # `purge_step` hides earlier metrics of the steps that the resumed run repeats.
         self._writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # flushing is cheap, and this step may be the last
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
 
 class _Wandb:
-    """Logs to Weights & Biases, configured by `WANDB_MODE` and `WANDB_PROJECT`."""
+    """A Weights & Biases run, configured by wandb's own environment variables."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         import wandb

@@ -103,8 +103,8 @@ from cleave.workload.models.build import (
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-_ALL: Final = 2**31  # number of checkpoints to keep: all
-_LEAVES_S: Final = 60.0  # time for the processes of an earlier start to exit
+_ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
+_LEAVES_S: Final = 60.0  # maximum wait for the processes of an earlier start to exit
 
 
 def train(
@@ -117,10 +117,9 @@ def train(
     accept_changes: bool = False,
     dataset: Dataset | None = None,
 ) -> DoneRecord:
-    """Train a job's model. The run folder is locked meanwhile.
+    """Train a job's model while holding the lock of its run folder.
 
     Args:
-        job: the job.
         run: the folder for configuration, metrics, checkpoints and the loss plot.
         context: the fleet and the callbacks.
         resume: whether to resume from the newest intact checkpoint in `run`.
@@ -133,8 +132,7 @@ def train(
         The last record of the run.
 
     Raises:
-        CleaveError: when training fails for a reason that the user can resolve. No incomplete file
-            is left.
+        CleaveError: when training fails for a reason that the user can resolve.
     """
     with _locked(run, context):
         dataset = dataset or prepare(job, context)
@@ -143,10 +141,7 @@ def train(
 
 @contextmanager
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Lock a run folder on rank 0. If that fails, raise the CleaveError on every server.
-
-    With several servers, wait for the processes of an earlier start to release the lock.
-    """
+    """Lock a run folder on rank 0. If this fails, raise CleaveError on every server."""
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
     with ExitStack() as held:
@@ -199,7 +194,7 @@ def _train(
             context.note(f"{elements:,} of {frozen:,} frozen weights are {width}")
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
-    # Initial weights could differ between servers with different PyTorch versions.
+    # Broadcast the weights: with different PyTorch versions, initial weights could differ.
     weights = [parameter.detach() for parameter in model.parameters()]
     context.ranks.spread(weights, [0] * len(weights))
     base = checkpoint.step if checkpoint else 0
@@ -223,7 +218,10 @@ def _train(
 
 
 class Trainer:
-    """Trains one model: runs steps and evaluations, writes checkpoints, and reports records."""
+    """The training loop of one run: steps, evaluations, checkpoints and records.
+
+    `base` is the step of the checkpoint from which the run resumes; 0 for a new run.
+    """
 
     def __init__(
         self,
@@ -245,7 +243,7 @@ class Trainer:
         # If one server needs sharded weights, all servers shard the weights.
         if sharded in self.ranks.agree(memory.value):
             memory = MemoryMode.SHARDED
-        elif job.method == Method.STAGES.value:  # the passes run on devices
+        elif job.method == Method.STAGES.value:  # devices store the activations
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
         self._shares = False  # set once the weights are loaded and sharded
@@ -328,7 +326,7 @@ class Trainer:
         return StateFiles(Path(self.job.state_dir) / own, self.patience)
 
     def write(self, write: Callable[[], object]) -> None:
-        """Call `write`, which writes to the run folder, on rank 0. Retry while the disk is full."""
+        """Call `write` on rank 0 to write to the run folder, and retry while the disk is full."""
         if not self.ranks.rank:
             self.patience.insist(write)
 
@@ -341,10 +339,7 @@ class Trainer:
         self.trackers.close()
 
     def run(self) -> DoneRecord:
-        """Run all remaining steps, with evaluations and checkpoints.
-
-        Return the last record of the run, which is also reported.
-        """
+        """Run all remaining steps, and report and return the last record of the run."""
         self._share_weights()
         job, note = self.job, self.context.note
         where = str(self.folder.path)
@@ -353,7 +348,7 @@ class Trainer:
             self.trackers = Trackers.open(job, self.folder, self.step, note)
             try:
                 self.compared = ComparedRun.of(job, note)
-            except CleaveError as error:  # the folder of the compared run may be gone by now
+            except CleaveError as error:  # the folder of the compared run may no longer exist
                 note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
             note(f"the journal holds {self.journal.held} products done since that checkpoint")
@@ -414,7 +409,7 @@ class Trainer:
         return done
 
     def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
-        """Return a record's fields about work of the fleet, and of the journal since `before`."""
+        """Return the fields of a record that count work of the fleet and of the journal."""
         journal = self._journal_counters()
         return {
             "clock": self.context.fleet.clock if self.context.fleet else "wall",
@@ -436,8 +431,8 @@ class Trainer:
         """Run one optimizer step, and return its record.
 
         Raises:
-            AbandonedError: when training stops during the step, or a server has no device left. The
-                gradients are freed, and the next call repeats the step with the same batches.
+            AbandonedError: when training stops during the step, or one of several servers has lost
+                all its devices. The next call repeats the step with the same batches.
             DivergedError: when the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
@@ -484,7 +479,7 @@ class Trainer:
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
-        """Return an error with advice for the user; `when` is a phrase such as "in step 3"."""
+        """Return the error to raise; `when` is a phrase such as "in step 3"."""
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
             f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
@@ -493,7 +488,7 @@ class Trainer:
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
-        """Update all parameters once, and return the mean loss over the step's learned tokens."""
+        """Compute gradients, update the parameters, and return the mean loss of the step."""
         learned = sum(learned_tokens(batch.labels) for batch in batches)
         if self.shared.several:
             part = self.shared.part(batches)
@@ -507,23 +502,23 @@ class Trainer:
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
         """Compute the gradients of this server's micro-batches, and sum them over all servers.
 
-        Return the mean loss of the whole step, which has `learned` learned tokens.
+        Return the mean loss of the step over its `learned` learned tokens.
         """
         if self.weights is not None:
             self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Do what `_backward` does, by stages on the fleet if the job trains by stages."""
+        """Compute gradients by stages if possible, or else with `_backward`; same arguments."""
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
         return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
-        """Accumulate the gradients of the step's mean loss over its `learned` learned tokens.
+        """Run the forward and backward passes of `batches`, which are this server's part of a step.
 
-        Return the contribution of `batches`, which are this server's part, to that loss.
+        Return their contribution to the mean loss over the `learned` learned tokens of the step.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -540,7 +535,7 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Gather sharded weights for one pass; `left` passes of this server follow."""
+        """Gather sharded weights for one pass. `left` is the number of passes that follow."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -549,12 +544,12 @@ class Trainer:
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over a batch's learned tokens.
+        """Return the mean cross-entropy over a batch's learned tokens.
 
-        In training, the loss includes the auxiliary loss of a mixture of experts.
+        In training, the auxiliary loss of a mixture of experts is added.
         """
         narrow = _NARROW.get(Precision(self.job.dtype))
-        kept = self.weights is None  # sharded weights are freed, so do not cache their casts
+        kept = self.weights is None  # do not cache casts of sharded weights, which are freed
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
             out = self.model(**called_with(batch.ids, mask, batch.positions))
@@ -577,7 +572,7 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches, divided among the servers; return each `_summed`.
+        """Evaluate the held-out batches on all servers; return the loss sum and tokens of each.
 
         Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """
@@ -599,10 +594,7 @@ class Trainer:
             return None
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
-        """Return the sum of the losses over all learned tokens, and the number of these tokens.
-
-        `passes` is the maximum over all servers of the number of batches that a server evaluates.
-        """
+        """Return the sum of the losses of all learned tokens in `batches`, and their number."""
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -622,7 +614,7 @@ class Trainer:
         return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
-        """Write a regular checkpoint: weights, optimizer state and position in the data."""
+        """Write a checkpoint to resume from: weights, optimizer state and position in the data."""
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self.context.note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
@@ -631,9 +623,9 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint to subfolder `name`, and keep the latest `keep` checkpoints there.
+        """Write a checkpoint to the subfolder `name`. On rank 0, return its path.
 
-        Return its path on rank 0. Raise DivergedError if a weight or optimizer state is not finite.
+        Raise DivergedError if a weight or optimizer state is not finite.
         """
         folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
         if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
@@ -666,7 +658,7 @@ class Trainer:
         }
 
     def _judge(self, loss: float) -> None:
-        """Report a held-out loss. With `keep_best`, write a checkpoint if it is the lowest loss."""
+        """Report a held-out loss. With `keep_best`, write a checkpoint after a new lowest loss."""
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
@@ -680,7 +672,7 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Keep the newest best checkpoint, and the newest not later than the last regular one.
+        """Remove old best checkpoints, but keep one not later than the last regular checkpoint.
 
         A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
         """
@@ -691,7 +683,6 @@ class Trainer:
         remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
 
     def _has_stalled(self) -> bool:
-        """Return True if training should stop early because the held-out loss no longer falls."""
         most = self.job.early_stop
         if not most or self.heldout.since < most:
             return False
@@ -707,7 +698,7 @@ class Trainer:
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
-        if first and not self.job.lora:  # with adapters, the model folder holds the fixed tensors
+        if first and not self.job.lora:  # with adapters, the base model has the fixed tensors
             weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
@@ -723,7 +714,7 @@ class Trainer:
 
         Raises:
             CleaveError: when the checkpoint belongs to another model, or when frozen weights have
-                changed without `accept_changes`.
+                changed and `accept_changes` is False.
         """
         try:
             check_frozen(self.model, checkpoint.meta, self.job.model)
@@ -744,9 +735,9 @@ class Trainer:
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool) -> None:
-        """Remove the records, loss plot and best checkpoints of steps after the checkpoint.
+        """Remove records and best checkpoints of steps after the current step.
 
-        If earlier held-out losses are `comparable`, restore the lowest one from the records.
+        `comparable`: whether to restore the lowest held-out loss from the remaining records.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
@@ -759,7 +750,7 @@ class Trainer:
             self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
 
     def _share_weights(self) -> None:
-        """Free the weights that other servers own, if the servers shard the weights."""
+        """If the servers shard the weights, free the weights that other servers own."""
         if self.weights is not None and not self._shares:
             self._shares = True
             self.weights.begin_sharing()
@@ -794,14 +785,14 @@ _PRESENCE = {
 
 
 def _method(spent: FleetCounters) -> Method:
-    """Return how a step was computed for which the fleet's counters grew by `spent`."""
+    """Return the method of a step, given the growth of the fleet's counters in the step."""
     if spent.predicted_s:  # only finished steps by stages count
         return Method.STAGES
     return Method.TILES if spent.tiles else Method.LOCAL
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
-    """Raise UsageError if a job cannot compute the auxiliary loss of a mixture of experts."""
+    """Raise UsageError if the job's settings exclude the auxiliary loss of a mixture of experts."""
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
         raise UsageError(

@@ -27,19 +27,19 @@ from cleave.training.results.trained import TrainedModel
 
 LETTERS: Final = "ABCD"  # labels of the four choices of a question
 _COLUMNS: Final = 2 + len(LETTERS)
-_LARGEST_LOSS: Final = 709.0  # e to the power of a larger number overflows a double
+_LARGEST_LOSS: Final = 709.0  # the exponential of a larger number overflows a double
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Result of `perplexity`: mean loss in nats per predicted token, and number of these tokens."""
+    """Mean loss on a text in nats per predicted token, and the number of predicted tokens."""
 
     loss: float
     tokens: int
 
     @property
     def perplexity(self) -> float:
-        """Return e to the power of the loss; infinity if the result overflows a double."""
+        """Return the exponential of the loss; infinity if it overflows a double."""
         return math.inf if self.loss > _LARGEST_LOSS else math.exp(self.loss)
 
 
@@ -51,19 +51,21 @@ def perplexity(
     batch: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Return a model's mean loss on the concatenated documents of a source.
+    """Measure a model's mean loss on the concatenated documents of a source.
 
-    The text is cut into windows. Each window begins with the last token of the previous window. So
-    every token except the first token of the text is predicted exactly once, from the preceding
-    tokens of its window. In conversations, only the assistant's messages count. In pairs of prompt
-    and completion, only the completions count. Begin tokens, which the tokenizer adds before a
-    text, never count.
+    The text is divided into windows. Each window begins with the last token of the previous window.
+    So every token except the first token of the text is predicted exactly once, from the preceding
+    tokens of its window. Only learned tokens count: the assistant's messages of conversations,
+    completions without their prompts, and plain text without begin tokens.
 
     Args:
         source: path of a file or folder, or the name of a data set; see `read_documents`.
         seq: predicted tokens per window, at most the model's context length.
         batch: windows per forward pass.
-        progress: called with the number of finished windows and the number of all windows.
+        progress: called with the number of evaluated windows and the total number of windows.
+
+    Raises:
+        UsageError: when `seq` is too large, or the source cannot be read or has too little text.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -97,7 +99,6 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Group consecutive windows of equal length, at most `most`, for one forward pass per group."""
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -109,25 +110,25 @@ def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.T
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with four choices. `answer` is the index of the right choice."""
+    """A multiple-choice question with four choices; `answer` is the index of the correct choice."""
 
     text: str
     choices: tuple[str, ...]
     answer: int
 
     def asked(self) -> str:
-        """Return the question and its choices as a prompt, which ends in `Answer:`."""
+        """Return the question and its choices as a prompt that ends with `Answer:`."""
         lines = (f"{letter}. {one}" for letter, one in zip(LETTERS, self.choices, strict=True))
         return "\n".join([self.text, *lines, "Answer:"])
 
     def answered(self) -> str:
-        """Return the prompt followed by the right letter, for use as a few-shot example."""
+        """Return the prompt followed by the correct letter, as a few-shot example."""
         return f"{self.asked()} {LETTERS[self.answer]}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Result of `answer`. The beginning of `cut` prompts did not fit in the model's context."""
+    """Numbers of correct answers, of questions, and of prompts cut to fit the model's context."""
 
     right: int
     questions: int
@@ -140,10 +141,10 @@ class Answers:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read multiple-choice questions from a CSV file in the format of MMLU.
+    """Read multiple-choice questions from a CSV file in the format of MMLU, without a header line.
 
-    The columns are the question, four choices and the letter of the right choice. The file has no
-    header line.
+    The columns are the question, four choices and the letter of the correct choice. Raise
+    UsageError if the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -170,12 +171,16 @@ def answer(
     subject: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answers:
-    """Answer multiple-choice questions with a model, and count the right answers.
+    """Answer multiple-choice questions with a model, and count the correct answers.
 
     The model's answer is the letter whose token has the largest logit after the prompt. The prompt
-    has the format of Hendrycks et al. (2021, arXiv 2009.03300). Its heading names the `subject`,
-    and `examples` with answers precede each question. `progress` is called with the number of
-    answered questions and the number of all questions.
+    has the format of Hendrycks et al. (2021, arXiv 2009.03300). A prompt that is longer than the
+    model's context loses its beginning.
+
+    Args:
+        examples: questions that precede each question together with their answers.
+        subject: subject of the questions for the heading of the prompt; empty for none.
+        progress: called with the number of answered questions and the total number of questions.
     """
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"

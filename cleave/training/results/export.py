@@ -1,7 +1,7 @@
-"""Export of a run's model to a folder in the Hugging Face format, which `from_pretrained` loads.
+"""Export of a run's model to a folder in the Hugging Face format, for `from_pretrained`.
 
-A run folder has a copy of the model's configuration and tokenizer. So only an export that merges
-adapters reads the folder from which training loaded the base model.
+The model's configuration and tokenizer are read from the run folder. Only an export that merges
+adapters reads the folder of the base model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from cleave.training.data.tokenizer import TextTokenizer
 
-# Dtypes that an export can write, by the value of `--dtype`.
+# Dtypes of exported weights, by the value of `--dtype`.
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _DESCRIBING: Final = (
@@ -69,9 +69,12 @@ _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export. If `whole` is False, the folder has only adapters.
+    """Result of an export.
 
-    `remark` is a message for the user about a better checkpoint that no longer exists, or empty.
+    Attributes:
+        parameters: number of elements of all exported tensors.
+        whole: False if only adapters were exported.
+        remark: message that a step without a checkpoint had a lower held-out loss; may be empty.
     """
 
     folder: Path
@@ -90,10 +93,10 @@ def keep_description(
     *,
     anew: bool = False,
 ) -> None:
-    """Write a model's configuration and tokenizer to a run folder that does not have them.
+    """Write a model's configuration and tokenizer files to a run folder.
 
-    Copy the files of `source.folder` if it is set; otherwise create the files. `anew`: whether to
-    replace existing files.
+    The files are copied from `source.folder`, or created if the model has no folder. Existing files
+    are replaced only if `anew` is True.
     """
     final = folder / DESCRIPTION
     if final.exists() and not anew:
@@ -124,7 +127,6 @@ def keep_description(
 
 
 def _copy_files(source: Path, into: Path) -> None:
-    """Copy the files of folder `source` to the new folder `into`, without subfolders."""
     new_folder(into)
     for file in source.iterdir():
         if file.is_file():
@@ -132,11 +134,11 @@ def _copy_files(source: Path, into: Path) -> None:
 
 
 def _describe(folder: Path, model: PreTrainedModel, tokenizer: TextTokenizer) -> None:
-    """Create the configuration and tokenizer files of a model that was not loaded from a folder."""
+    """Create configuration and tokenizer files for a model that was not loaded from a folder."""
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
     config: Any = type(model.config).from_dict(model.config.to_dict())
-    # Training disables the key-value cache. The end token must be the tokenizer's.
+    # Training disables the key-value cache. The end-of-text token must be the tokenizer's.
     config.use_cache = True
     config.bos_token_id = config.eos_token_id = tokenizer.eos_id
     config.architectures = [type(model).__name__]
@@ -168,21 +170,20 @@ def export_run(
     If the run trains adapters, only the adapters are exported, unless `merge` is True.
 
     Args:
-        run: the run.
         into: path of the new folder. If the folder exists, it must be empty.
         step: step of the checkpoint to export; 0 for the newest intact checkpoint.
-        best: whether to ignore `step`, and export the checkpoint with the lowest held-out loss.
+        best: whether to export the checkpoint with the lowest held-out loss, and ignore `step`.
         dtype: dtype of the exported weights, a key of `DTYPES`.
         merge: whether to merge the adapters into the base model and export the whole model.
         while_training: whether another process may be training this run. The run folder is then
             neither locked nor changed.
-        facts: additional rows of the model card, by their label.
+        facts: additional rows of the model card: values by label.
 
     Raises:
-        UsageError: the run or an argument is unsuitable, or another process uses one of the
-            folders.
-        CleaveError: the checkpoint is damaged, a weight is not finite in `dtype`, or a file cannot
-            be written.
+        UsageError: when an argument is invalid or does not match the run, or when another process
+            uses one of the folders.
+        CleaveError: when the checkpoint is damaged, a weight is not finite in `dtype`, or a file
+            cannot be written.
     """
     if dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
@@ -238,10 +239,7 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it.
-
-    Files of an earlier export that was killed are removed first.
-    """
+    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it."""
     temporary = into.with_name(f".{into.name}.export")
     try:
         own_folder(temporary)
@@ -272,7 +270,7 @@ def _new_folder(into: Path) -> Iterator[Path]:
 def _remove_paths(folder: Path) -> None:
     """Remove absolute paths of this machine from the JSON configuration files in a folder.
 
-    `adapter_config.json` is not changed, because `peft` needs the base model's path in this file.
+    `adapter_config.json` retains the path of the base model, which `peft` needs.
     """
     for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
         if not file.is_file():
@@ -289,7 +287,7 @@ def _remove_paths(folder: Path) -> None:
 
 
 def _public(text: str) -> str:
-    """Return a name that can be published: a path is reduced to its last component.
+    """Return the last component of a path, so that a model card reveals no paths of this machine.
 
     The name of a model on the Hugging Face Hub is returned unchanged.
     """
@@ -299,7 +297,7 @@ def _public(text: str) -> str:
 
 
 def _lower(run: RunFolder, step: int) -> str:
-    """Return a remark if the held-out loss was lower after another step, or an empty string."""
+    """Return a message if the held-out loss was lower after another step; otherwise ""."""
     losses = losses_of(run.records(), 2**63)
     least = min(losses, key=lambda each: losses[each], default=step)
     if step not in losses or losses[least] >= losses[step]:
@@ -311,16 +309,19 @@ def _lower(run: RunFolder, step: int) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return a new path with a random temporary name in the same folder as `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> LoadedCheckpoint:
-    """Load the checkpoint of `step` (0 for the newest intact one), or the one with the lowest loss.
+    """Load a checkpoint of a run.
+
+    Args:
+        step: step of the checkpoint; 0 for the newest intact checkpoint.
+        best: whether to load the checkpoint with the lowest held-out loss, and ignore `step`.
 
     Raises:
-        UsageError: the run has no such checkpoint.
-        CleaveError: the checkpoint is damaged.
+        UsageError: when the run has no such checkpoint.
+        CleaveError: when the checkpoint is damaged.
     """
     if best:
         if (found := load_latest(run.path / BEST)) is None:
@@ -347,7 +348,7 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
 
 
 def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Return a checkpoint's model weights by parameter name, without the optimizer state."""
+    """Return a checkpoint's model weights by parameter name."""
     return {
         name.removeprefix(WEIGHTS): tensor
         for name, tensor in checkpoint.tensors.items()
@@ -356,7 +357,6 @@ def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
 
 
 def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Load a run's base model, merge the checkpoint's adapters, and return all weights by name."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
     _part_shared(adapted)
@@ -367,7 +367,7 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Copy each weight that an adapted layer shares with another module.
+    """Copy a weight that an adapted layer shares with another module.
 
     Otherwise, merging the layer's adapter would change the other module.
     """
@@ -379,13 +379,10 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the base model to which a run's adapters belong.
-
-    Raise UsageError if the base model has random initial weights, and so no folder.
-    """
+    """Return the folder of the base model. Raise UsageError if its weights are in no folder."""
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
-        return name  # the folder no longer exists, but exporting adapters does not read it
+        return name  # an export of adapters does not read the folder, which no longer exists
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
@@ -398,7 +395,7 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
 def description_of(run: RunFolder) -> Path:
     """Return the subfolder of a run folder that has the model's configuration and tokenizer.
 
-    Raise UsageError if there is none, because an earlier version of Cleave trained the run.
+    Raise UsageError if it is missing, because an earlier version of Cleave trained the run.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -410,13 +407,14 @@ def description_of(run: RunFolder) -> Path:
 
 
 def described_config(folder: Path, names: Set[str]) -> Any:
-    """Load the configuration of a checkpoint's model, with the correct setting of tied embeddings.
+    """Load a model's configuration, with `tie_word_embeddings` as in the checkpoint.
 
-    A configuration file may tie the LM head and the embedding although the weight files have both
-    weights. Then training does not tie the weights, like `from_pretrained`, and the checkpoint has
-    both weights. In this case, `tie_word_embeddings` of the returned configuration is False.
+    If a model's weight files have both LM head and embedding, `from_pretrained` does not tie them,
+    even if the configuration says so. The checkpoint then has both weights, and
+    `tie_word_embeddings` of the returned configuration is False.
 
-    Raise CleaveError if the `names` of the checkpoint's tensors are those of another model.
+    Raises:
+        CleaveError: when `names`, the names of the checkpoint's weights, do not match the model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -438,7 +436,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write a whole model with transformers' `save_pretrained`, which handles tied weights."""
+    """Write a model's weights with transformers' `save_pretrained`, which handles tied weights."""
     from transformers import AutoModelForCausalLM
 
     config = described_config(folder, weights.keys())
@@ -462,10 +460,7 @@ def _write_adapters(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Write adapters and their configuration with `peft`'s `save_pretrained`.
-
-    `description` is the folder with the configuration of the base model in folder `base`.
-    """
+    """Write adapters and their configuration with `peft`'s `save_pretrained`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     local = {"local_files_only": True, "trust_remote_code": False}
@@ -479,14 +474,14 @@ def _write_adapters(
         adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
     path = folder / ADAPTER_CONFIG
     found = json.loads(path.read_text("utf-8"))
-    found["target_modules"].sort()  # `peft` writes a set, whose order differs between processes
+    found["target_modules"].sort()  # `peft` writes a set in random order
     write_atomically(path, json.dumps(found, indent=2, sort_keys=True).encode())
 
 
 def _card(
     run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
 ) -> str:
-    """Return the text of the model card. `base` is None unless only adapters are exported."""
+    """Return the text of the model card. `base` is None if the whole model is exported."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]

@@ -26,10 +26,10 @@ from cleave.workload.models.build import load_folder, quiet_transformers
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model loaded for inference.
+    """A model and its tokenizer, loaded for inference.
 
     Attributes:
-        model: the model on the CPU, in fp32 and evaluation mode. Its key-value cache is enabled.
+        model: the model on the CPU, in fp32 and evaluation mode, with the key-value cache enabled.
         title: short description of the model for messages.
     """
 
@@ -39,7 +39,7 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return the model's context length in tokens; 2**31 if the configuration has no limit."""
+        """Return the model's context length in tokens; 2**31 if the configuration has none."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
@@ -62,7 +62,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
         step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:
-        CleaveError: the model does not exist or cannot be loaded.
+        CleaveError: when the model does not exist or cannot be loaded.
     """
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
@@ -86,8 +86,8 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     config = described_config(folder, weights.keys())
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)  # a checkpoint has a tied weight only once
-    # If the file is missing or damaged, the defaults from the model's configuration remain.
+    model.load_state_dict(weights, strict=False)  # a checkpoint has each tied weight only once
+    # Without a readable file, the defaults from the model's configuration remain.
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)

@@ -1,4 +1,4 @@
-"""Requests to use a trained model: generate text, measure perplexity, answer questions."""
+"""Requests to use a trained model: text generation, perplexity, and multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cleave.training.results.evaluation import answer, perplexity, read_question
 from cleave.training.results.trained import TrainedModel, open_trained
 from cleave.workload.models.build import quiet_transformers
 
-_UNFINISHED = "\ufffd"  # replacement character, to which an incomplete UTF-8 sequence decodes
+_UNFINISHED = "\ufffd"  # replacement character for an incomplete UTF-8 sequence
 
 
 def go_on(
@@ -34,20 +34,20 @@ def go_on(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Continue a text until the model generates an end token, with transformers' `generate`.
+    """Continue a text with transformers' `generate`, until the model generates an end token.
 
     The model's generation configuration sets the end tokens, penalties and other options.
 
     Args:
         tokens: maximum number of generated tokens.
-        say: called with each new piece of generated text; returns False to stop the generation.
-        chat: whether the text was rendered with a chat template, which adds begin tokens itself.
+        say: called with each new part of the generated text; returns False to stop the generation.
+        chat: whether the text was rendered with a chat template, which includes begin tokens.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: threshold of nucleus sampling.
 
     Raises:
-        UsageError: the text is empty, has a token outside the model's vocabulary, or leaves too
-            little of the model's context for `tokens` new tokens.
+        UsageError: when the text has no tokens, has a token outside the model's vocabulary, or with
+            `tokens` new tokens exceeds the model's context length.
     """
     (found,) = trained.tokenizer.encode_batch([text])
     given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
@@ -71,7 +71,7 @@ def go_on(
     wanted = True
 
     def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Call `say` with the text that the last token adds; return whether to stop."""
+        """Call `say` with the newly generated text, and return whether to stop."""
         nonlocal shown, wanted
         whole = text_of(ids[0].tolist())
         open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
@@ -90,22 +90,25 @@ def go_on(
             do_sample=bool(temperature),
             num_beams=1,
             eos_token_id=ends,
-            pad_token_id=trained.tokenizer.eos_id,  # one text needs no padding
+            pad_token_id=trained.tokenizer.eos_id,  # unused: a single text needs no padding
             stopping_criteria=[added],
             **drawing,
         )
     if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
-        say(rest)  # `rest` ends in an incomplete character
+        say(rest)  # `rest` ends with an incomplete character
 
 
-_WINDOW: Final = 1024  # default tokens per window, if the model's context is not shorter
+_WINDOW: Final = 1024  # default tokens per window, limited by the model's context length
 
 Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecord], None]
 Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to continue a text, or to answer a user's message if `chat` is set; see `go_on`."""
+    """Request to continue the text `prompt`, or to answer it as a user's message if `chat` is set.
+
+    `go_on` describes the other attributes.
+    """
 
     prompt: str
     chat: bool = False
@@ -124,7 +127,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Generate the text, and report each piece of text when it is generated.
+        """Generate text, and report each part as soon as it is generated.
 
         Unless `chat` is set, the prompt is reported first.
         """
@@ -151,7 +154,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
-    If `seq` is 0, a window has 1024 tokens, or fewer if the model's context is shorter.
+    If `seq` is 0, it is the smaller of 1024 and the model's context length.
     """
 
     data: str
@@ -159,13 +162,13 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     batch: Annotated[int, Meta(ge=1)] = 4
 
     def check(self) -> None:
-        """Raise UsageError if `data` is neither an existing path nor a possible data set."""
+        """Raise UsageError if `data` is neither an existing path nor a valid data set name."""
         check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report the model's loss and perplexity on the text, and the progress.
+        """Report the progress, and then the model's loss and perplexity on the text.
 
-        If `stop` returns True, raise AbandonedError.
+        Raise AbandonedError if `stop` returns True.
         """
         window = self.seq or min(_WINDOW, trained.most_tokens)
         told = perplexity(
@@ -197,9 +200,9 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
             read_questions(Path(self.examples))
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Ask the model all questions, and report the progress and the number of right answers.
+        """Report the progress, and then the number of questions that the model answers correctly.
 
-        If `stop` returns True, raise AbandonedError.
+        Raise AbandonedError if `stop` returns True.
         """
         asked = read_questions(Path(self.choices))
         shown = read_questions(Path(self.examples))[: self.shots] if self.examples else []
@@ -214,10 +217,11 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to use a model for exactly one of three purposes.
+    """Request to use a model. Exactly one of `generate`, `predict` and `answer` must be set.
 
-    `model` is a run folder, of which `step` is the checkpoint (0 for the newest intact one), or the
-    folder of a saved model.
+    Attributes:
+        model: a run folder, or the folder of a saved model.
+        step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
     """
 
     model: str
@@ -228,20 +232,23 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse a request from the plain values that `to_dict` returns, or raise UsageError."""
+        """Parse the result of `to_dict`. Raise UsageError if it is invalid."""
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise UsageError(f"a model's use cannot be read: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the request to plain values for a message, without attributes that are None."""
+        """Convert the request to a dict for a message, without attributes that are None."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return the requested purpose. Raise UsageError if there is not exactly one."""
+        """Return the one of `generate`, `predict` and `answer` that is set.
+
+        Raise UsageError if none or several of them are set.
+        """
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
@@ -251,7 +258,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return given[0]
 
     def check(self) -> None:
-        """Raise UsageError if a value is invalid, or a file or the model's folder is missing."""
+        """Raise UsageError if a value is invalid, or if a file or the model's folder is missing."""
         self.use.check()
         if not Path(self.model).is_dir():
             raise UsageError(
@@ -259,12 +266,12 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def opened(self) -> TrainedModel:
-        """Load the requested model and its tokenizer; see `open_trained`."""
+        """Load the model and its tokenizer; see `open_trained`."""
         return open_trained(Path(self.model), self.step)
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
-    """Return a callback that reports progress, and raises AbandonedError if `stop` returns True."""
+    """Return a function that reports progress, and raises AbandonedError if `stop` returns True."""
 
     def progress(done: int, total: int) -> None:
         report(ProgressRecord(done, total))
