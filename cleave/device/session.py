@@ -224,7 +224,7 @@ class DeviceSession:
             match message:
                 case messages.Bye():
                     self.bye = message
-                    return message.reason or "the server said bye"
+                    return message.reason or "the server ended the session"
                 case messages.Error():
                     raise RefusedError(message)
                 case _ if not self.welcomed and not isinstance(message, messages.Welcome):

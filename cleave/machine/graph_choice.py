@@ -38,7 +38,7 @@ def installed() -> tuple[str, ...]:
     try:
         import onnxruntime
     except ImportError as error:
-        raise GraphError(f"ONNX Runtime is not there: {error}") from None
+        raise GraphError(f"ONNX Runtime is not available: {error}") from None
     return tuple(onnxruntime.get_available_providers())
 
 

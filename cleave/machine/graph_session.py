@@ -181,7 +181,7 @@ class GraphSession:
         try:
             import onnxruntime
         except ImportError as error:
-            raise GraphError(f"ONNX Runtime is not there: {error}") from None
+            raise GraphError(f"ONNX Runtime is not available: {error}") from None
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _NO_MESSAGES
         options.intra_op_num_threads = _threads() if threads is None else threads

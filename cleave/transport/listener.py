@@ -87,7 +87,7 @@ class PendingSocket(socket.socket):
         """Shut the connection down, because a connection from another network replaces it."""
         self._waits = False
         self._timer.cancel()
-        self._shut("others from there wait as well, and its place was given to one from elsewhere")
+        self._shut("its network has other connections that wait, so another network got its place")
 
     def _shut(self, reason: str) -> None:
         self.refused(reason)
@@ -344,7 +344,7 @@ class GuardedConnection(ServerConnection):
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
-            too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
+            too_much.cut(f"it left a message unfinished, and {most} bytes of such messages wait")
 
     def eof_received(self) -> None:
         """Process the remaining data when the peer closes the connection."""

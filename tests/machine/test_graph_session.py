@@ -66,5 +66,5 @@ def test_a_model_that_looks_like_another_format_is_read_as_onnx() -> None:
 
 def test_a_machine_without_onnx_runtime_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(GraphError, match="ONNX Runtime is not there"):
+    with pytest.raises(GraphError, match="ONNX Runtime is not available"):
         GraphSession(adding())

@@ -764,7 +764,7 @@ class Trainer:
     def _stuck(self, reason: str) -> None:
         local = self.job.fallback == FallbackMode.LOCAL.value
         so = "the parameter server does it" if local else "training waits"
-        self._report(NoteRecord(f"no device can do a product, {so}: {reason}"))
+        self.context.note(f"no device can do a product, {so}: {reason}")
 
     def _presence(self, presence: FleetPresence) -> None:
         self._report(PresenceRecord(self.step + 1, presence.value, _PRESENCE[presence]))

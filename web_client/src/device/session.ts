@@ -162,7 +162,7 @@ export class Session {
       }
       const message = decode(new Uint8Array(data));
       if (message.type === "bye") {
-        const text = message.reason || "the server said bye";
+        const text = message.reason || "the server ended the session";
         this.#finish({ end: End.BYE, text, code: null, back_s: leastWait_s(message) });
       } else if (message.type === "error") {
         const { code, message: text } = message;

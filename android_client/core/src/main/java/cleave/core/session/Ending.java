@@ -47,7 +47,7 @@ public final class Ending {
         String code = bye.text("code");
         boolean done =
                 ByeCode.DRAINED.is(code) || ByeCode.MEASURED.is(code) || ByeCode.LEAVING.is(code);
-        String text = reason.isEmpty() ? "the server said bye" : reason;
+        String text = reason.isEmpty() ? "the server ended the session" : reason;
         String movesTo = ByeCode.MOVED.is(code) ? bye.text("address") : "";
         return new Ending(End.BYE, text, null, done, bye.real("retry_after_s"), movesTo);
     }
