@@ -1,4 +1,4 @@
-"""Records how a model calls its decoder layers, and runs the model without its layers."""
+"""Records of a model's calls of its decoder layers, and passes of the model without its layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerCall:
         x, y: the layer's input and output, shape (batch, tokens, width).
         extras: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
+        hooked: why hooks within the layer prevent its export; empty if no hook does.
     """
 
     model: nn.Module
@@ -70,7 +70,7 @@ class _Name(str):
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the decoder layers of a model, which are its `ModuleList` with the most parameters.
+    """Return a model's decoder layers: the elements of its largest `ModuleList`, by parameters.
 
     Raises:
         LayerGraphError: when the model has no `ModuleList`.
@@ -141,9 +141,9 @@ _PLAIN = bool | int | float | str | torch.dtype | None
 def _flattened(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], list[object], pytree.TreeSpec]:
-    """Return the tensors of a call by name, all arguments with names for tensors, and their tree.
+    """Return a call's tensors by name, the flat arguments with names for tensors, and their tree.
 
-    The first argument of the layer, `x`, is not among the arguments.
+    The layer's first argument, `x`, is not among the arguments.
     """
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
     tensors: dict[str, Tensor] = {}
@@ -158,9 +158,9 @@ def _flattened(
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return which module within a layer has hooks, as a graph would ignore them; empty for none.
+    """Return a message if a module within a layer has hooks, which graphs ignore; empty if none.
 
-    Hooks of the layer itself, which would run in the recorded pass, raise LayerGraphError.
+    LayerGraphError is raised if the layer itself has hooks.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -173,7 +173,7 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return a layer's output tensor, which may be the first element of what the layer returns.
+    """Return a layer's output tensor: its result, or the first element if the result is a tuple.
 
     Raises:
         LayerGraphError: when the output is not a tensor.
@@ -199,7 +199,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class OutsideLayers:
-    """Runs a causal language model without its layers, of which `calls` has the recorded calls."""
+    """A causal language model without its layers, whose recorded calls are `calls`."""
 
     model: nn.Module
     calls: Sequence[LayerCall]
@@ -210,8 +210,8 @@ class OutsideLayers:
         """Compute the first layer's input and all layers' other arguments (see `called_with`).
 
         Raises:
-            LayerGraphError: when the model does not call all layers as recorded, or a layer's other
-                tensor arguments require a gradient.
+            LayerGraphError: when the model does not call all layers as recorded, or one of the
+                other tensor arguments of a layer requires a gradient.
         """
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
@@ -290,7 +290,7 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
-        """Replace the `forward` of every layer; the replacement gets the recorded call first."""
+        """Replace every layer's `forward`. The replacement's first argument is the layer's call."""
         for call in self.calls:
             vars(call.layer)["forward"] = partial(forward, call)
         try:

@@ -1,4 +1,4 @@
-"""Conversion of core ATen graphs to exported programs."""
+"""Conversion of core ATen graphs to exported programs of `torch.export`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def of(cls, part: Part) -> CoreAtenProgram | None:
-        """Convert a graph to a program without tracing it again.
+        """Convert a graph to a program without tracing it again; return None if that is impossible.
 
-        It is None if the graph must be traced again: if it changes tensors in place, or if a loop
-        body contains constant tensors.
+        A graph must be traced again if it changes tensors in place, or if a loop body contains
+        constant tensors.
         """
         nodes = list(all_nodes(part.graph))
         held = [node for node in nodes if _is_tensor_held(node, part.graph)]
@@ -64,7 +64,7 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Convert a program to a `CoreAtenProgram`, unless it changes tensors in place."""
+        """Convert a program to a `CoreAtenProgram`. Return it unchanged if it changes tensors."""
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(
@@ -118,7 +118,7 @@ def _with_constants(
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """Turn the constant tensors `names` of a graph into its first inputs.
 
-    The second result maps the names of these input nodes to the tensors.
+    The second result maps the names of the new input nodes to the tensors.
     """
     if not names:
         return module, {}
