@@ -123,7 +123,7 @@ def attention(
 
 
 def _mask(*, packed: bool, **how: Any) -> Tensor | None:
-    """Return a layer's attention mask; None if no padding or packing makes a mask necessary."""
+    """Return a layer's mask; None for causal attention without padding, packing or windows."""
     from transformers.masking_utils import sdpa_mask
 
     if packed or how.get("attention_mask") is not None:
@@ -244,7 +244,7 @@ def _back(
     dy: Tensor,
     *mask: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add one block to the sums of key and value gradients; also return its query gradient.
+    """Return the key and value gradients with one block added, and the block's query gradient.
 
     `start` is the index of the block's first query. Shapes are those of `attention_in_blocks`.
     """
@@ -307,7 +307,7 @@ class _Weights:
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return the query indices of a block. An incomplete block is padded with the last index."""
+    """Return the query indices of a block. A short block repeats the last query."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 

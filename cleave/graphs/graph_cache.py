@@ -1,4 +1,4 @@
-"""A disk cache of exported graphs, because exporting one graph takes seconds."""
+"""Disk cache of exported graphs. Exporting a graph takes seconds."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class GraphCache:
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
         """Return the cached object of class `kind`, or create it with `make` and cache it.
 
-        `key` is the object's digest. If several processes request the same object, one process
-        creates it and the others wait.
+        `key` is a digest of everything that the object depends on. If several processes request the
+        same object, one process creates it and the others wait.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:

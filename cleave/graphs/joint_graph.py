@@ -40,7 +40,7 @@ class Part:
 
 
 class Splitter:
-    """Splitter of the joint graph of a function and its gradient.
+    """Splits the joint graph of a function and its gradient into forward and backward graphs.
 
     Args:
         joint: a function and its gradient as one graph in core ATen operations.
@@ -74,7 +74,7 @@ class Splitter:
     def split(
         self, outputs: Sequence[str], of_forward: int
     ) -> tuple[tuple[Part, Part, Part], dict[str, int]]:
-        """Return a forward graph, and backward graphs with and without recomputed activations.
+        """Return a forward graph and two backward graphs, with and without recomputed activations.
 
         Args:
             outputs: names of the joint graph's outputs, in order.
@@ -95,7 +95,7 @@ class Splitter:
         return (forward, backward, from_activations), sizes
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Return the activations that `outputs` need, in the graph's order, and all other nodes."""
+        """Return the activations that `outputs` depend on, in order, and the nodes to recompute."""
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -227,7 +227,7 @@ def _times(size: torch.SymInt) -> int:
 
 
 def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
-    """Return the index of an activation's batch dimension, and its size per sample."""
+    """Return the index of an activation's batch dimension, and the dimension's size per sample."""
     dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
     if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
         raise LayerGraphError(f"it makes an array of shape {tuple(_sizes(node))}")
@@ -235,7 +235,10 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 
 
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
-    """Return an activation's shape with batch * n split into dimensions batch and, if not 1, n."""
+    """Return an activation's shape with a dimension of size batch * n split into batch and n.
+
+    The dimension n is omitted if it is 1.
+    """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
     return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]

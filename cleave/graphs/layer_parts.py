@@ -50,7 +50,7 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Return the part that is a whole layer."""
+        """Create the part that consists of a whole layer."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class LayerPart:
         return self.first is None and self.last is None
 
     def trainable(self) -> tuple[str, ...]:
-        """Return the names of trained parameters that affect the output; not disabled adapters."""
+        """Return the names of the trained parameters that affect the part's output."""
         wanted = [name for name, tensor in self.held.items() if tensor.requires_grad]
         found = self.gradients(wanted, torch.ones_like(self.x, dtype=torch.float32))
         return tuple(name for name in wanted if found[names.new_total(name)] is not None)
@@ -133,7 +133,7 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part for sequences cut into chunks. It must process tokens independently."""
+        """Return this part for sequences cut into chunks, provided that tokens are independent."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 

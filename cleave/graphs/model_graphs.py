@@ -58,7 +58,7 @@ class ModelGraphs:
         loss: the graph of everything after the last layer; None if it was not requested.
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
             head rows; None if the loss cannot be cut into slices.
-        refused: why a layer cannot be exported, by its index.
+        refused: reason why a layer cannot be exported, by index of the layer.
     """
 
     calls: Sequence[LayerCall]
@@ -189,7 +189,7 @@ class _Kinds:
     def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
         """Return a part and its graphs after testing the graphs' outputs.
 
-        A part without attention is exported for sequence chunks, if its output stays the same.
+        A part without attention is exported for sequence chunks if chunks do not change the output.
         """
         if self._pieces > 1 and not (part.is_whole or part.attends):
             with suppress(LayerGraphError):  # a token's output may still depend on other tokens
@@ -226,7 +226,7 @@ class _Kinds:
 def _refuse_other_attention(
     model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
 ) -> None:
-    """Raise LayerGraphError if the model's own attention differs from `plain_attention` in output.
+    """Raise LayerGraphError if the model's own attention and `plain_attention` differ in output.
 
     `called` are the keyword arguments of the recorded forward pass.
     """

@@ -59,7 +59,7 @@ def graph_key(
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
-        path: the module's name in the model. It is removed from texts, as adapters store it.
+        path: the module's name in the model. It is removed from attributes, as adapters store it.
         without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}
@@ -175,13 +175,13 @@ def _names_of(module: nn.Module) -> dict[int, str]:
 
 
 class _Describer:
-    """Describer of values as JSON. Two values with equal descriptions behave the same.
+    """Describes values as JSON. Two values with equal descriptions behave the same.
 
     A value that cannot be described otherwise is described by its memory address.
 
     Args:
         path: name of a module, which is removed from described texts.
-        known: name of each module that is described elsewhere, by its `id`.
+        known: names of the modules that are described elsewhere, by `id`.
     """
 
     def __init__(self, path: str, known: Mapping[int, str]) -> None:
@@ -239,7 +239,7 @@ class _Describer:
         return self._without_path(repr(held))
 
     def _function(self, held: Any, depth: int) -> Any:
-        """Describe a function with its closure and defaults; None if `held` is no function."""
+        """Describe a function with its closure and defaults; None if `held` is not a function."""
         if isinstance(held, functools.partial):
             parts = [held.func, held.args, held.keywords]
             return ["partial", *(self.of(part, depth) for part in parts)]

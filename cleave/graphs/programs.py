@@ -64,7 +64,7 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Convert a program to a `CoreAtenProgram`. Return it unchanged if it changes tensors."""
+        """Convert a program to a `CoreAtenProgram`, unless it changes tensors in place."""
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(

@@ -200,7 +200,7 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
-    """Raise CleaveError if frozen weights have changed since the checkpoint with metadata `meta`."""
+    """Raise CleaveError if a model's frozen weights differ from those of a checkpoint (`meta`)."""
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
     if frozen_digest(model, sampled=sampled) != saved:
@@ -211,7 +211,7 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Load the base model in the settings of a run, and the adapters in a checkpoint.
+    """Load the base model that a run's settings name, with the adapters of a checkpoint.
 
     Raises:
         CleaveError: the base model's weights are missing or have changed.
@@ -257,7 +257,7 @@ def open_adapters(folder: Path) -> PeftModel:
     """Load adapters from a folder, and the base model that their configuration names.
 
     Raises:
-        UsageError: the adapters or the base model are missing or damaged, or `peft` is missing.
+        UsageError: adapters or base model are missing or damaged, or `peft` is not installed.
     """
     try:
         from peft import PeftConfig, PeftModel

@@ -39,7 +39,7 @@ class Collected:
 
     Attributes:
         tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
-        fetch: copies the named tensor of another rank to this CPU; None with a single rank.
+        fetch: returns a CPU copy of a tensor of another rank by name; None with a single rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -132,7 +132,7 @@ class Alone:
 
 
 class TorchRanks:
-    """Implementation of `Ranks` by the initialized process group of `torch.distributed`."""
+    """Implementation of `Ranks` with `torch.distributed`. Its process group must be initialized."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -237,7 +237,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield a flat concatenation of tensors. If `unpack`, copy its values back to the tensors."""
+    """Yield a flat concatenation of tensors; if `unpack`, copy it back into the tensors on exit."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
@@ -250,11 +250,15 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Return an owner rank for each number of elements in `sizes`, with memory balanced.
+    """Return the rank that owns each parameter, chosen to balance memory.
 
     A rank stores a gradient and two optimizer moments of each parameter that it owns. In addition,
     every rank stores the largest parameter's gradient until that gradient is summed. The largest
     parameter is usually the embedding, whose gradient is complete last.
+
+    Args:
+        sizes: number of elements of each parameter.
+        count: number of ranks.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)

@@ -92,7 +92,7 @@ class Dealer:
 
 
 def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return the step time for a division: the time of the slowest server."""
+    """Return the predicted step time of a division, which is the time of the slowest server."""
     pairs = [(rows, speed) for rows, speed in zip(dealt, speeds, strict=True) if rows]
     return max((rows / speed if speed else float("inf") for rows, speed in pairs), default=0.0)
 
@@ -175,7 +175,7 @@ class SharedSteps:
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:
-        """Return this server's share of any list, as the (start, stop, step) of a slice.
+        """Return this server's share of a list of items, as the (start, stop, step) of a slice.
 
         Items are assigned round-robin to the servers with devices. If no server has devices, items
         are assigned to all servers.
@@ -261,7 +261,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if there are other servers, and this one had no device for `GIVES_BACK_S`."""
+        """Return True if this server, one of several, had no device for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -270,7 +270,7 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Combine the servers' counters of a step: sums of counts, maxima of wall-clock times."""
+        """Combine all servers' counters of a step: sums of counts, and maxima of elapsed times."""
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
@@ -296,7 +296,7 @@ class SharedSteps:
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:
-    """Convert the counters of a server from JSON values."""
+    """Convert a server's counters from JSON values to `FleetCounters`."""
     traffic = {
         name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
         for name in ("traffic", "saved")

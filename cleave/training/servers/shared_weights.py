@@ -239,7 +239,7 @@ class SharedWeights:
             operands.updated()
 
     def _come_to(self, here: Exchange) -> None:
-        """Perform all exchanges up to and including `here`; raise UsageError if it never occurs."""
+        """Perform exchanges up to and including `here`; raise UsageError if it does not occur."""
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
                 return
@@ -249,7 +249,7 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Perform and return the next exchange. Free its layer at once unless it equals `kept`."""
+        """Perform and return the next exchange. Unless it is `kept`, free its layer at once."""
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -334,7 +334,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return each weight's owner rank, by name. Trained and frozen weights are balanced apart."""
+    """Return each weight's owner rank by name, balancing trained and frozen weights separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -360,7 +360,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return weight names in lists: first weights of no part or several parts, then each part's."""
+    """Return lists of weight names: weights in no part or several parts, then one list per part."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

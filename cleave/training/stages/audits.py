@@ -2,7 +2,8 @@
 
 An *output audit* recomputes one micro-batch of a device, and compares output and input gradient. A
 *sums audit* recomputes all micro-batches whose gradients a device accumulated. Both run after all
-results of a step have arrived, and before any is used. `honest_error` defines allowed differences.
+results of a step have arrived, and before any result is used. `honest_error` defines which
+differences are allowed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Returned:
 class AuditCounters:
     """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    `again` counts audits that found an error, and recomputed with coarser rounding to explain it.
+    `again` counts audits with a significant error, which also recomputed with coarser rounding.
     """
 
     outputs: int = 0
@@ -76,7 +77,7 @@ class AuditCounters:
 
 
 class Auditor:
-    """Auditor of steps by stages: recomputes randomly selected device results on the PS.
+    """Audits steps by stages: recomputes randomly selected device results on the PS.
 
     Args:
         rate: probability of an output audit, per device, stage and step. The probability of a sums
@@ -320,7 +321,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits detect no error of a device that errs in every step.
+    """Return the probability that audits miss a device that returns a wrong result in every step.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.

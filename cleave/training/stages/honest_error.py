@@ -46,12 +46,12 @@ _PART: Final = 2**18
 
 
 class Magnitudes:
-    """Error measures of an array, separate for groups of elements of similar magnitude.
+    """Error measures of an array, computed separately for elements of different magnitudes.
 
     For n groups, the 2 n + 1 error measures are, in this order:
 
     - the root mean square (RMS) error of each group,
-    - the RMS of the projection of each group's errors on the correct values, which is large for a
+    - the RMS of the projection of each group's errors onto the correct values, which is large for a
       wrong common factor and small for random errors,
     - the largest absolute error of all elements.
 
@@ -86,7 +86,7 @@ class Magnitudes:
     def _sums(self, error: Array) -> Doubles:
         """Return sums over groups of elements: counts, squared errors, errors times correct values.
 
-        The shape is (3, groups). A group has the elements with two neighboring binary exponents.
+        The shape is (3, groups). A group has the elements with two adjacent binary exponents.
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -122,7 +122,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare a device's fp32 result with the local one, given the dtype on the wire."""
+        """Compare a device's fp32 result with the local result. `dtype` is its wire dtype."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
@@ -139,7 +139,7 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error measure of largest excess, the explained error, and the magnitude."""
+        """Return the error with the largest excess, the explained error, and the elements' size."""
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -198,7 +198,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Multiply each fp32 value by 1 +/- `ROUNDING` at random; without a generator, by 1."""
+    """Multiply each fp32 value randomly by 1 + or 1 - `ROUNDING`, if a generator is given."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

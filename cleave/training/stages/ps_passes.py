@@ -67,7 +67,7 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the accumulated gradients to `found`, gradients by parameter `id`; return `found`."""
+        """Add the accumulated gradients to `found`, keyed by parameter `id`, and return it."""
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
         return found
@@ -98,7 +98,7 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Return a message on which layers run on the PS, and why; empty if every layer has a graph."""
+    """Return a message about the layers that run on the PS; empty if every layer has a graph."""
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)

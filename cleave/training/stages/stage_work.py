@@ -113,7 +113,7 @@ class _Frozen:
 
 
 class ModelWork:
-    """Converter of a model's tensors to inputs of steps by stages, and of results to gradients.
+    """Converts a model's tensors to the inputs of steps by stages, and results to gradients.
 
     Graphs, frozen parameters and unchanged keyword arguments of layers (masks, position embeddings)
     are the same objects in every step, so that devices retain them between steps.
@@ -444,7 +444,8 @@ class ModelWork:
     ) -> StageArray:
         """Convert a parameter, or the rows that slice `part` uses, to a wire array.
 
-        A frozen parameter's array is cached. If `tensor` has only some rows, `of` has all rows.
+        A frozen parameter's array is cached. If `tensor` has only some rows of a
+        parameter, `of` is the whole parameter.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
@@ -489,7 +490,7 @@ class ModelWork:
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
-    """Add gradients, given by the `id` of the parameter, to the `grad` of a model's parameters."""
+    """Add gradients, keyed by parameter `id`, to the `grad` of a model's parameters."""
     for parameter in model.parameters():
         mine = found.get(id(parameter))
         if mine is not None:
@@ -508,7 +509,7 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
 
 
 def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Add up the gradient sums of several devices. Each sum is in parts of consecutive rows."""
+    """Add up gradient sums of several devices, each received in parts of consecutive rows."""
     total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
     for number, parts in enumerate(groups):
         first = 0

@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """Result of a step that the caller must compute without stages, for a given reason."""
+    """Result that requires the caller to compute the step without stages, and the reason."""
 
     reason: str
 
@@ -105,7 +105,7 @@ class StagedModel:
             devices in the plan.
 
     Attributes:
-        plan: plan for the connected devices, once there is one.
+        plan: current plan for the connected devices; None if no plan exists.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
@@ -327,7 +327,7 @@ class StagedModel:
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a requested pass of the PS's layers between two stages, and send on its output."""
+        """Run a pass of the PS's layers between two stages, and send the output to the fleet."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -344,7 +344,7 @@ class StagedModel:
         losses: dict[int, float],
         slices: int,
     ) -> float:
-        """Add a finished step's gradients to `grad` of the parameters, and return its loss."""
+        """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape)
@@ -363,7 +363,7 @@ class StagedModel:
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return the trained parameters of all layers without duplicates. PS layers are last."""
+        """Return all layers' trained parameters without duplicates; those of PS layers are last."""
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -408,7 +408,8 @@ class StagedModel:
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
         """Return a plan for the connected devices. While no plan fits, wait for other devices.
 
-        Return `NotByStages` if the caller must compute the step. Raise AbandonedError on a stop.
+        Return `NotByStages` if the caller must compute the step. Raise AbandonedError if training
+        must stop.
         """
         waited_s = 0.0
         while True:
@@ -433,7 +434,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the current plan, or a new one if devices or batch shape changed; None if none."""
+        """Return the plan, renewed if devices or batch shape have changed; None if no plan fits."""
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -533,7 +534,7 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Check a suspicious result, tell the fleet if it is right, quarantine a faulty device."""
+        """Check a suspicious result, report to the fleet, and quarantine a faulty device."""
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

@@ -173,7 +173,7 @@ class StagedForward:
         self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log why layers start to run locally; if the reason is empty, that the fleet runs them."""
+        """Log a switch to local computation, or to the fleet if the reason is an empty string."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -235,7 +235,7 @@ class StagedForward:
         self._under_way = one
 
     def end(self, one: _Pass) -> None:
-        """Unregister a pass that needs no backward pass on the fleet any more."""
+        """Unregister a pass that needs no further backward pass on the fleet."""
         if self._under_way is one:
             self._under_way = None
 
@@ -298,9 +298,13 @@ class _Pass:
         return torch.split(tensor, [len(part.ids) for part in self.parts])
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Run all layers on the fleet. `backward` is whether a backward pass will follow.
+        """Run all layers on the fleet, and return the last layer's output.
 
-        Raise StageFailedError if the fleet cannot complete the pass.
+        Args:
+            backward: whether a backward pass will follow.
+
+        Raises:
+            StageFailedError: the fleet cannot complete the pass.
         """
         staged, work, passes = self.staged, self.staged.work, self.staged.passes
         self.owner.begin(self)

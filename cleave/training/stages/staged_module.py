@@ -1,7 +1,7 @@
-"""Replacement of a model's forward pass by a forward pass by stages.
+"""Replacement of a model's forward pass with a forward pass by stages.
 
-The class of the model object is replaced by a subclass, whose `forward` runs on the fleet. If a
-library wraps this `forward` and the model is then restored, the wrapper calls the original one.
+The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
+library wraps this `forward` and the model is restored, the wrapper calls the original `forward`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether one random micro-batch shows that the size of gradient sums is plausible.
+    """Return whether the size of gradient sums is plausible, given one random micro-batch.
 
     A sum may be up to `_OTHERS` times the micro-batch's gradient times the number of micro-batches.
     """

@@ -158,7 +158,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Wrap a fleet to log when no device is connected, and with `local` to multiply locally then.
+    """Wrap a fleet to log the absence of devices and, with fallback `local`, to multiply locally.
 
     A fleet that handles the absence of devices itself is returned unchanged.
     """
@@ -194,7 +194,7 @@ def _kind(value: object) -> str:
 def _offload_by_stages(
     model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
 ) -> OffloadReport:
-    """Replace a model's forward pass by a `StagedForward`; see `offload`."""
+    """Replace a model's forward pass with a `StagedForward`; see `offload`."""
     from transformers import PreTrainedModel
 
     from cleave.training.stages.staged_forward import StagedForward  # imports ONNX, transformers

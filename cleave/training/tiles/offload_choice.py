@@ -165,7 +165,7 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the offloaded fraction of the parameters that multiply activations; 1 if none."""
+        """Return the offloaded fraction of parameters that multiply activations; 1 without any."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0

@@ -55,7 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory. Its operand is used again."""
+        """Record that a weight has been gathered into new memory, and rebind its operand."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -166,7 +166,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias, as far as needed, and None for the rest."""
+        """Return the gradient of each argument of `forward`, or None if it is not needed."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -208,7 +208,7 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b. The fleet writes the result into the memory of `out`."""
+    """Start to compute out = a @ b on the fleet, which writes into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -299,7 +299,7 @@ def auxiliary_weight(model: nn.Module) -> float:
     """Return the coefficient of a mixture-of-experts model's load-balancing loss; 0 if unused.
 
     Raises:
-        UsageError: the configuration sets `output_router_logits`, but the model has no coefficient.
+        UsageError: the configuration sets `output_router_logits`, but the model defines none.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
