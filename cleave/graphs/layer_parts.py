@@ -16,7 +16,7 @@ from cleave.errors import LayerGraphError
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.tracing import TracedGraph, core_aten, refuse_chance, to_onnx_split
 
-_LEAST_SHARE: Final = 1 / 8  # minimum share of the smaller part in a layer's parameters
+_LEAST_SHARE: Final = 1 / 8  # minimum fraction of a layer's parameters in the smaller part
 
 _ATEN: Final = torch.ops.aten
 _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
@@ -222,7 +222,7 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """Parameters and buffers of the two parts of a possible cut, and which part has attention."""
+    """Parameters and buffers of the two parts of a possible cut, and whether each has attention."""
 
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
@@ -297,7 +297,7 @@ def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return True if a node's value is the size of a tensor, independent of the tensor's values."""
+    """Return True if a node's value is a tensor's size, which does not depend on tensor values."""
     return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 

@@ -28,7 +28,7 @@ _EXAMPLE_TOKENS: Final = 2
 
 @dataclass(frozen=True)
 class LossGraph:
-    """The graph  x, targets, scale, parameters, sums -> loss, dx, sums + gradients.
+    """The graph of the loss: x, targets, scale, parameters, sums -> loss, dx, sums + gradients.
 
     Attributes:
         graph: serialized ONNX model.
@@ -123,7 +123,7 @@ class SliceGraphs:
 def export_slice(
     model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
 ) -> SliceGraphs:
-    """Export the graphs of a slice with `rows` rows of the LM head, given the graph `loss`.
+    """Export the graphs of a slice with `rows` LM head rows. `loss` is the graph of the whole loss.
 
     Raises:
         LayerGraphError: when the loss cannot be cut into slices; the message says why.

@@ -108,7 +108,7 @@ def model_graphs(
     ids = torch.arange(samples * tokens).reshape(samples, tokens) % vocabulary_of(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
-        mask[1:, tokens // 2 :] = 0  # transformers drops a mask without padding
+        mask[1:, tokens // 2 :] = 0  # transformers ignores a mask without padding
     # The first sequence is one document. All other sequences have two documents.
     positions = torch.arange(tokens).repeat(samples, 1) if packed else None
     if positions is not None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # A larger serialized graph contains constant tensors that should be inputs.
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 
-MAX_GRAPH_NODES: Final = 4096  # with the nodes of subgraphs; devices refuse larger graphs
+MAX_GRAPH_NODES: Final = 4096  # including subgraphs; devices refuse larger graphs
 
-# Maps a pattern for the class name of a module whose tracing failed to the reason for the user.
+# Reasons for the user, by a pattern for the class name of the module whose tracing failed.
 _KINDS: Final = {
     "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
     "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",

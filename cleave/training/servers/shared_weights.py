@@ -34,7 +34,7 @@ OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; the f
 
 
 class Kind(Enum):
-    """Kind of an exchange of a unit's weights.
+    """Kind of an exchange of weights between servers.
 
     FORWARD and BACKWARD gather the weights for that pass. DONE frees the weights and, in a training
     step, sums their gradients.
@@ -47,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a unit's weights in a step.
+    """One exchange of the weights of a layer, or of those outside the layers, in a step.
 
     Attributes:
         number: index of the pass in the step, from 0.
@@ -160,11 +160,11 @@ class SharedWeights:
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries of `tensors`, by weight name, whose weights this server owns."""
+        """Return the entries of `tensors`, keyed by weight name, whose weights this server owns."""
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free all weights that other servers own. From now on, these weights are gathered on use.
+        """Free all weights that other servers own. From then on, gather these weights on use.
 
         Call this method once, after loading the initial weights or a checkpoint.
         """

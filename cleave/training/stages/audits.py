@@ -77,7 +77,7 @@ class AuditCounters:
 
 
 class Auditor:
-    """Audits steps by stages: recomputes randomly selected device results on the PS.
+    """Audits training by stages: recomputes randomly selected device results on the PS.
 
     Args:
         rate: probability of an output audit, per device, stage and step. The probability of a sums

@@ -139,7 +139,10 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error with the largest excess, the explained error, and the elements' size."""
+        """Return the error with the largest excess, the explained error, and the entry of `sizes`.
+
+        All three belong to the same error measure.
+        """
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -198,7 +201,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Multiply each fp32 value randomly by 1 + or 1 - `ROUNDING`, if a generator is given."""
+    """Perturb each value by a random relative error of +/- `ROUNDING`; by none without `random`."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

@@ -218,7 +218,7 @@ class ModelWork:
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the work of all `count` slices of the loss. For other arguments, see `loss`."""
+        """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
         if not count:
             return []
         given = [_indices(t) for t in targets]

@@ -223,7 +223,7 @@ class StagedModel:
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Wait before the next attempt at a step; return False if the caller must compute it."""
+        """Wait before retrying a step; return False if the caller must compute the step."""
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
