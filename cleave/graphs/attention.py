@@ -87,7 +87,7 @@ def attention(
         The output, shape (batch, queries, heads, width), and None instead of attention weights.
 
     Raises:
-        LayerGraphError: when `dropout` is not 0, or `others` has an unknown tensor or float.
+        LayerGraphError: when `dropout` is not 0, or `others` contains an unknown tensor or float.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")

@@ -210,8 +210,8 @@ class OutsideLayers:
         """Return the arguments of all layers for a batch (see `called_with`).
 
         Raises:
-            LayerGraphError: when the model does not call all layers as recorded, or one of the
-                other tensor arguments of a layer requires a gradient.
+            LayerGraphError: when the model does not call all layers as recorded, or a tensor
+                argument other than the first requires a gradient.
         """
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 

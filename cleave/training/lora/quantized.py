@@ -69,7 +69,7 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """Convert the codes and scales from `quantize` to an fp32 matrix of shape (rows, columns).
 
-    This function is exported, so it uses only operations that all builds of ONNX Runtime support.
+    Graphs contain this function, so it must use only operations of every ONNX Runtime build.
     """
     rows, blocks = scales.shape
     each = scales.float()
