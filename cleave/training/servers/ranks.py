@@ -237,7 +237,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield a flat concatenation of tensors; if `unpack`, copy it back into the tensors on exit."""
+    """Yield tensors of one dtype joined into one; if `unpack`, copy it back into them on exit."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
