@@ -1,1 +1,1 @@
-"""Exports a model's layers and loss as ONNX graphs, which devices can run without torch."""
+"""Export of a model's layers and loss as ONNX graphs, which devices can run without torch."""

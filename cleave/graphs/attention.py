@@ -1,7 +1,7 @@
 """Attention as separate matrix multiplications and a softmax, for tracing layers.
 
-torch has no decomposition for the backward pass of its fused attention on a CPU. For long
-sequences, attention runs over blocks of queries, so that their scores fit in the memory.
+torch cannot decompose the backward pass of its fused CPU attention. For long sequences, attention
+runs over one block of queries at a time, so that the scores fit in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def plain_attention(
 
     Args:
         blocks: decides when attention runs over blocks of queries, and the size of a block.
-        packed: whether one sequence may hold several documents. The layers then always receive a
-            mask, even for a batch in which each sequence is one document.
+        packed: whether one sequence may contain several documents. If so, layers receive a mask
+            even for a batch in which each sequence is one document.
 
     Raises:
         LayerGraphError: when the model's attention implementation cannot be replaced.
@@ -80,14 +80,14 @@ def attention(
         attention_mask: a boolean mask that is true where a query attends to a key, or a mask that
             is added to the scores.
         scaling: factor of the scores; by default 1 / sqrt(width).
-        is_causal: used if there is no mask; None for the module's own setting.
+        is_causal: whether attention without a mask is causal; None for the module's setting.
         softcap: bound on the scores, applied with tanh, as in Gemma 2.
 
     Returns:
         The output, shape (batch, queries, heads, width), and None instead of attention weights.
 
     Raises:
-        LayerGraphError: when `dropout` is not 0, or a tensor or float argument is unknown.
+        LayerGraphError: when `dropout` is not 0, or `others` contains an unknown tensor or float.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
@@ -123,7 +123,7 @@ def attention(
 
 
 def _mask(*, packed: bool, **how: Any) -> Tensor | None:
-    """Return a layer's mask; it is None, whatever the values, if causal attention needs no mask."""
+    """Return a layer's mask; None for causal attention without padding, packing or windows."""
     from transformers.masking_utils import sdpa_mask
 
     if packed or how.get("attention_mask") is not None:
@@ -134,9 +134,10 @@ def _mask(*, packed: bool, **how: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Weighing:
-    """How attention weights are computed. The last block may have fewer queries than `rows`.
+    """Settings for attention in blocks of `rows` queries; the last block may have fewer.
 
-    `causal` counts only if there is no mask. `softcap` bounds the scores, applied with tanh.
+    Scores are multiplied by `factor`, and then bounded by `softcap` with tanh. `causal` is ignored
+    if a mask is given.
     """
 
     rows: int
@@ -148,14 +149,14 @@ class Weighing:
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
 ) -> Tensor:
-    """Compute attention over blocks of queries, one iteration of a `Scan` for each block.
+    """Compute attention over blocks of queries, in one iteration of a `Scan` per block.
 
-    The scores of a block are freed before the next block starts. The backward pass recomputes them.
+    Each block's scores are freed before the next block. The backward pass recomputes the scores.
 
     Args:
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads, keys, width).
-        mask: boolean or added to the scores; shape (batch or 1, heads or 1, queries or 1, keys).
+        mask: shape (batch or 1, heads or 1, queries or 1, keys); see `attention`.
 
     Returns:
         The attention output, shape (batch, queries, heads, width).
@@ -171,7 +172,7 @@ def attention_in_blocks(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with a custom backward pass, which also works in `torch.func` and in a trace."""
+    """Autograd function of attention in blocks, which also works in `torch.func` and in a trace."""
 
     @staticmethod
     def forward(
@@ -243,9 +244,9 @@ def _back(
     dy: Tensor,
     *mask: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add a block's part to the key and value gradients, and return its queries' gradient, too.
+    """Return the key and value gradients with one block added, and the block's query gradient.
 
-    `start` is the index of the first query. The other shapes are those of `attention_in_blocks`.
+    `start` is the index of the block's first query. Shapes are those of `attention_in_blocks`.
     """
     at = _positions(start, query, how)
     block = query.index_select(2, at) * how.factor
@@ -299,14 +300,14 @@ class _Weights:
         return cls(weights, squeezed, seen)
 
     def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
-        """Return the gradient of the scores before softcap and mask from the softmax input's."""
+        """Convert the gradient of the softmax's input to that of the scores before softcap."""
         if self.seen is not None:
             gradient = torch.where(self.seen, gradient, 0.0)
         return gradient if self.squeezed is None else gradient * (1 - self.squeezed**2)
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return the query indices of a block; an incomplete block repeats the last query's index."""
+    """Return the query indices of a block. A short block repeats the last query."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 

@@ -1,4 +1,4 @@
-"""Records how a model calls its decoder layers, and runs the model without its layers."""
+"""Recorded calls of a model's decoder layers, and runs of the model without these layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerCall:
         x, y: the layer's input and output, shape (batch, tokens, width).
         extras: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
+        hooked: why hooks within the layer prevent its export; empty if no hook does.
     """
 
     model: nn.Module
@@ -44,7 +44,7 @@ class LayerCall:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
-        """Call the layer as the model did, but with other tensors, and return its output."""
+        """Repeat the recorded call with other tensors, and return the layer's output."""
         leaves = [extras[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -52,7 +52,7 @@ class LayerCall:
         return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors among a later call's arguments after the first, by name.
+        """Return the tensor arguments of a later call by name, except the layer's first argument.
 
         Raises:
             LayerGraphError: when an argument that is not a tensor differs from the recorded call.
@@ -70,7 +70,7 @@ class _Name(str):
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the decoder layers of a model, which are its `ModuleList` with the most parameters.
+    """Return a model's decoder layers, which are its `ModuleList` with the most parameters.
 
     Raises:
         LayerGraphError: when the model has no `ModuleList`.
@@ -141,9 +141,9 @@ _PLAIN = bool | int | float | str | torch.dtype | None
 def _flattened(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], list[object], pytree.TreeSpec]:
-    """Return the tensors of a call by name, all arguments with names for tensors, and their tree.
+    """Return a call's tensors by name, its flattened arguments, and their tree structure.
 
-    The first argument of the layer, `x`, is not among the arguments.
+    In the flattened arguments, names replace tensors. The layer's input `x` is not included.
     """
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
     tensors: dict[str, Tensor] = {}
@@ -158,9 +158,9 @@ def _flattened(
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return which module within a layer has hooks, as a graph would ignore them; empty for none.
+    """Return a message if a module within a layer has hooks, which graphs ignore; empty if none.
 
-    Hooks of the layer itself, which would run in the recorded pass, raise LayerGraphError.
+    LayerGraphError is raised if the layer itself has hooks.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -173,7 +173,7 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return a layer's output tensor, which may be the first element of what the layer returns.
+    """Return a layer's output tensor: its result, or the first element if the result is a tuple.
 
     Raises:
         LayerGraphError: when the output is not a tensor.
@@ -189,7 +189,7 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer, whose autograd graph leads to the embedding.
+        x: input of the first layer, with an autograd graph back to the embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 
@@ -199,7 +199,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class OutsideLayers:
-    """Runs a causal language model without its layers, of which `calls` has the recorded calls."""
+    """Runs a causal language model without its layers. `calls` are the layers' recorded calls."""
 
     model: nn.Module
     calls: Sequence[LayerCall]
@@ -207,11 +207,11 @@ class OutsideLayers:
     def embed(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Embedded:
-        """Compute the first layer's input and all layers' other arguments (see `called_with`).
+        """Return the arguments of all layers for a batch (see `called_with`).
 
         Raises:
-            LayerGraphError: when the model does not call all layers as recorded, or a layer's other
-                tensor arguments require a gradient.
+            LayerGraphError: when the model does not call all layers as recorded, or a tensor
+                argument other than the first requires a gradient.
         """
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
@@ -264,7 +264,7 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace all layers of the model by one function, which may call the original layers.
+        """Replace all layers of the model with one function, which may call the original layers.
 
         Raises:
             LayerGraphError: when the model does not call each layer once, in order.
@@ -290,7 +290,7 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
-        """Replace the `forward` of every layer; the replacement gets the recorded call first."""
+        """Replace each layer's `forward` with `partial(forward, call)` within the context."""
         for call in self.calls:
             vars(call.layer)["forward"] = partial(forward, call)
         try:

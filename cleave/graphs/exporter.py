@@ -23,12 +23,12 @@ _SIGNATURES: Final = "onnx_ir.schemas"
 
 @contextmanager
 def without_repetition() -> Iterator[None]:
-    """Return a context manager that makes torch's ONNX exporter twice as fast, with equal graphs.
+    """Return a context manager in which torch's ONNX exporter is twice as fast.
 
-    The exporter then caches its translation table (which takes 0.25 s to build) and the signatures
-    of operations. It tries each optimizer rule only on operations that the rule can match. It skips
-    type promotion for operations without a promotion rule. A patch is skipped if the installed
-    version of torch or onnxscript does not have the patched function.
+    The exported graphs are the same. The exporter caches its translation table (which takes 0.25 s
+    to build) and the signatures of operations. It tries each rewrite rule only on operations that
+    the rule can match. It skips type promotion for operations without a promotion rule. A patch is
+    skipped if the installed version of torch or onnxscript does not have the patched function.
     """
     with ExitStack() as changes:
         for module, owner, name, change in (
@@ -45,7 +45,7 @@ def without_repetition() -> Iterator[None]:
 def _changed(
     module: str, owner: str, name: str, change: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
-    """Replace an attribute of a class by `change(class, attribute)`, if the attribute exists."""
+    """Replace an attribute of a class with `change(class, attribute)`, if the attribute exists."""
     try:
         changed: Any = getattr(importlib.import_module(module), owner)
         made = vars(changed)[name]
@@ -86,7 +86,7 @@ def _kept_signatures(signatures: Any, made: Any) -> Any:
 
 
 def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
-    """Return a `try_rewrite` that skips operations that cannot end the rule's pattern."""
+    """Return a `try_rewrite` that skips operations that cannot be last in the rule's pattern."""
     ends: dict[Any, Any] = {}
 
     def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **how: Any) -> Any:
@@ -100,7 +100,7 @@ def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
 
 
 def _last_operation(rule: Any) -> Any:
-    """Return the domain and name of the last operation in a rule's pattern; None for any."""
+    """Return domain and name of the last operation in a rule's pattern; None if it is not fixed."""
     try:
         named = rule._target_pattern.output_nodes[0].op_identifier()
     except (AttributeError, IndexError):

@@ -1,4 +1,4 @@
-"""A disk cache of exported graphs, because exporting one graph takes seconds."""
+"""Disk cache of exported graphs. Exporting a graph takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIX: Final = ".graphs"
 
 
 class GraphCache:
-    """A folder of exported graphs, by a digest of everything that the graph depends on.
+    """A folder of exported graphs, keyed by a digest of everything that a graph depends on.
 
     A graph whose file is unreadable or damaged is exported again. If the folder is not writable,
     graphs are exported in every run.
@@ -33,9 +33,10 @@ class GraphCache:
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return the object of a dataclass `kind` cached under a digest, or create and cache it.
+        """Return the cached object of class `kind`, or create it with `make` and cache it.
 
-        If several processes request the same object, one process creates it and the others wait.
+        `key` is a digest of everything that the object depends on. If several processes request the
+        same object, one process creates it and the others wait.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:
@@ -50,7 +51,7 @@ class GraphCache:
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Hold an exclusive lock on a cache file; without a lock if locking fails."""
+        """Lock a cache file exclusively within the context. A failure to lock is ignored."""
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)

@@ -1,9 +1,8 @@
-"""Splits the joint trace of a function and its gradient into forward and backward graphs.
+"""Split of the joint trace of a function and its gradient into forward and backward graphs.
 
 The forward graph also returns *activations*: the results of matrix multiplications, which are the
-costliest operations. The cheap operations between them (norms, additions, softmax) are always
-recomputed, and so are batched multiplications whose result is larger than their operands, such as
-attention scores.
+costliest operations. Cheap operations (norms, additions, softmax) are always recomputed. So are
+batched multiplications whose result is larger than their operands, such as attention scores.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Part:
 
 
 class Splitter:
-    """Splits the joint graph of a function and its gradient.
+    """Splits the joint graph of a function and its gradient into forward and backward graphs.
 
     Args:
         joint: a function and its gradient as one graph in core ATen operations.
@@ -75,14 +74,14 @@ class Splitter:
     def split(
         self, outputs: Sequence[str], of_forward: int
     ) -> tuple[tuple[Part, Part, Part], dict[str, int]]:
-        """Return a forward graph, and backward graphs that recompute and that take activations.
+        """Return a forward graph and two backward graphs, with and without recomputed activations.
 
         Args:
             outputs: names of the joint graph's outputs, in order.
             of_forward: number of leading outputs that do not depend on the gradient.
 
         Returns:
-            The graphs, and each activation's number of elements per sample, by name.
+            The three graphs, and the number of elements per sample of each activation by name.
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]
@@ -96,7 +95,7 @@ class Splitter:
         return (forward, backward, from_activations), sizes
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Return the nodes that are activations, in the graph's order, and those to recompute."""
+        """Return the activations that `outputs` depend on, in order, and the nodes to recompute."""
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -185,14 +184,14 @@ class Splitter:
 def _call(
     graph: fx.Graph, target: Callable[..., Any], given: tuple[Any, ...], result: Any
 ) -> fx.Node:
-    """Add a call to a graph and return its node, with a `result` like the call's as metadata."""
+    """Add a call to a graph and return its node. `result` is an example of the call's result."""
     node = graph.call_function(target, given)
     node.meta["val"] = result
     return node
 
 
 def _is_costly(node: fx.Node) -> bool:
-    """Return True if a node's result is an activation, and False if it is recomputed."""
+    """Return True if a node's result is an activation, and False if it must be recomputed."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False  # the results are a tuple; its elements (getitem nodes) are activations
     if node.target is operator.getitem:
@@ -228,7 +227,7 @@ def _times(size: torch.SymInt) -> int:
 
 
 def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
-    """Return the index of an activation's batch dimension, and its multiple of the batch size."""
+    """Return the index of an activation's batch dimension, and the dimension's size per sample."""
     dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
     if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
         raise LayerGraphError(f"it makes an array of shape {tuple(_sizes(node))}")
@@ -236,9 +235,9 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 
 
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
-    """Return an activation's shape with its batch dimension of size batch * n split in two.
+    """Return an activation's shape with a dimension of size batch * n split into batch and n.
 
-    The second of the two new dimensions, n, is left out if it is 1.
+    The dimension n is omitted if it is 1.
     """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)

@@ -1,4 +1,4 @@
-"""Layers and parts of layers as graphs. Parts are for devices that cannot hold a whole layer."""
+"""Export of layers, and of parts of layers for devices with too little memory for a layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cleave.errors import LayerGraphError
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.tracing import TracedGraph, core_aten, refuse_chance, to_onnx_split
 
-_LEAST_SHARE: Final = 1 / 8  # of a layer's parameters in the smaller part; else it is not cut
+_LEAST_SHARE: Final = 1 / 8  # minimum fraction of a layer's parameters in the smaller part
 
 _ATEN: Final = torch.ops.aten
 _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
@@ -32,8 +32,8 @@ class LayerPart:
         x, y: example input and output of the part, shape (batch, tokens, width).
         held: the part's parameters and buffers by their names in the layer.
         attends: whether the part contains attention.
-        first, last: which intermediate results of the layer are the part's input and output. They
-            are indices among the results with the layer input's shape; None for the layer's own.
+        first, last: indices of the part's input and output among the layer's intermediate results
+            that have the shape of its input; None for the input or output of the layer itself.
         pieces: number of chunks into which each sequence is cut. `x` and `y` then have the shape
             (batch * pieces, tokens / pieces, width).
     """
@@ -50,7 +50,7 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Return the part that is a whole layer."""
+        """Create the part that consists of a whole layer."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -84,14 +84,10 @@ class LayerPart:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the part is the whole layer."""
         return self.first is None and self.last is None
 
     def trainable(self) -> tuple[str, ...]:
-        """Return the names of the part's parameters for which graphs return a gradient.
-
-        The part's output must depend on them, which it does not on merged or disabled adapters.
-        """
+        """Return the names of the trained parameters that affect the part's output."""
         wanted = [name for name, tensor in self.held.items() if tensor.requires_grad]
         found = self.gradients(wanted, torch.ones_like(self.x, dtype=torch.float32))
         return tuple(name for name in wanted if found[names.new_total(name)] is not None)
@@ -137,15 +133,15 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part, which takes each token by itself, for sequences cut into chunks."""
+        """Return this part for sequences cut into chunks, provided that tokens are independent."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
         """Cut the layer into two parts of similar size; return one part if it cannot be cut.
 
-        Most layers add the output of attention to the layer's input, and then add the MLP's output
-        to that sum. Only the sum passes from attention to the MLP. The cut is found in a trace.
+        A trace shows where to cut. In most layers, only the sum of the layer's input and
+        attention's output passes from attention to the MLP.
         """
         trace = _Trace.of(self)
         best: tuple[int, _Cut] | None = None
@@ -163,7 +159,7 @@ class LayerPart:
         )
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
-        """Cut this layer where another layer of the same kind was cut, given the other's parts."""
+        """Cut this layer at the point where another layer of its kind was cut into `parts`."""
         found: list[LayerPart] = []
         for part in parts:
             x = found[-1].y if found else self.x
@@ -189,9 +185,9 @@ class _ReachedError(Exception):
 
 
 class _Replaced(TorchFunctionMode):
-    """Runs a part of a layer: replaces the result `first` by `x`, and stops at the result `last`.
+    """Torch function mode that replaces the result `first` with `x`, and stops at result `last`.
 
-    The indices count the results that have the shape of `given`, the layer's input.
+    The indices count only results that have the shape of `given`, the layer's input.
     """
 
     def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
@@ -226,7 +222,7 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """The parameters and buffers of the two parts of a possible cut, and whether they attend."""
+    """Parameters and buffers of the two parts of a possible cut, and whether each has attention."""
 
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
@@ -289,7 +285,7 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and all nodes that it depends on, but not through the node `without`."""
+    """Return a node and the nodes that it depends on without going through the node `without`."""
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -301,7 +297,7 @@ def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return True if a node's value is a tensor's size, for which no tensor values are needed."""
+    """Return True if a node's value is a tensor's size, which does not depend on tensor values."""
     return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 
@@ -314,14 +310,14 @@ def _attends(nodes: Iterable[fx.Node]) -> bool:
 
 @dataclass(frozen=True)
 class LayerGraphs:
-    """The graphs of one kind of layer, or of a part of a layer, for any batch size and in fp32.
+    """The fp32 graphs of one kind of layer, or of a part of a layer, for any batch size.
 
         forward           x, parameters, others                         -> y, activations
         backward          x, dy, parameters, others, sums               -> dx, sums + gradients
         from_activations  x, dy, parameters, others, sums, activations  -> dx, sums + gradients
 
-    `others` are masks and the like, `sums` the accumulated gradients of the parameters.
-    `from_activations` avoids most of the forward recomputation of `backward`.
+    `others` are the layer's other tensor arguments, such as masks. `sums` are the accumulated
+    parameter gradients. `from_activations` recomputes less of the forward pass than `backward`.
 
     Attributes:
         forward, backward, from_activations: serialized ONNX models.

@@ -1,4 +1,4 @@
-"""Exports everything after a model's last layer: as one graph, or in slices of the vocabulary.
+"""Export of everything after a model's last layer: as one graph, or in slices of the vocabulary.
 
 Norm, LM head and cross-entropy process each token independently. So the graphs' batch dimension is
 the tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The caller
@@ -28,7 +28,7 @@ _EXAMPLE_TOKENS: Final = 2
 
 @dataclass(frozen=True)
 class LossGraph:
-    """The graph  x, targets, scale, parameters, sums -> loss, dx, sums + gradients.
+    """The graph of the loss: x, targets, scale, parameters, sums -> loss, dx, sums + gradients.
 
     Attributes:
         graph: serialized ONNX model.
@@ -42,7 +42,7 @@ class LossGraph:
 
 
 def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
-    """Export the graph of everything after a causal language model's last layer.
+    """Export everything after a causal language model's last layer as one graph.
 
     Raises:
         LayerGraphError: when this part of the model cannot be exported; the message says why.
@@ -90,7 +90,7 @@ def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class SliceGraphs:
-    """The graphs of all slices that have a given number of LM head rows.
+    """The graphs that all slices with the same number of LM head rows share.
 
     A *slice* is a range of rows of the LM head, together with the modules before the LM head:
 
@@ -99,7 +99,7 @@ class SliceGraphs:
 
     `first` is the slice's first row. `y` has the shape (tokens, 2): for each token, the log-sum-exp
     of the logits in the slice, and the logit of the target, which is 0 if the target is in another
-    slice. `dy` is the log-sum-exp over the whole vocabulary (`combined`). From `dy` each slice
+    slice. `dy` is the log-sum-exp over the whole vocabulary, from `combined`. With `dy`, each slice
     computes its own part of the loss gradient, so devices never send logits:
 
         dlogits = scale (exp(logits - log-sum-exp) - [the target's column])
@@ -123,7 +123,7 @@ class SliceGraphs:
 def export_slice(
     model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
 ) -> SliceGraphs:
-    """Export the graphs of a slice with a number of LM head rows, given the whole loss.
+    """Export the graphs of a slice with `rows` LM head rows. `loss` is the graph of the whole loss.
 
     Raises:
         LayerGraphError: when the loss cannot be cut into slices; the message says why.
@@ -173,10 +173,7 @@ def export_slice(
 
 
 def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
-    """Return the names of the LM head's parameters, which have a row for each vocabulary token.
-
-    The tuple is empty if the LM head is not a plain `Linear`, so that the loss cannot be cut.
-    """
+    """Return the names of the LM head's parameters; empty if it is not a plain `nn.Linear`."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
         return ()

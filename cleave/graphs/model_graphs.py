@@ -1,4 +1,4 @@
-"""Exports all graphs of a model: of the loss, and forward and backward of each kind of layer."""
+"""Export of all graphs of a model: the loss, and the passes of each kind of layer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelGraphs:
         loss: the graph of everything after the last layer; None if it was not requested.
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
             head rows; None if the loss cannot be cut into slices.
-        refused: why a layer cannot be exported, by its index.
+        refused: reason why a layer cannot be exported, by index of the layer.
     """
 
     calls: Sequence[LayerCall]
@@ -81,7 +81,7 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return a model's graphs from the cache. Exporting a graph that is missing takes seconds.
+    """Return a model's graphs from the cache. Each missing graph is exported, which takes seconds.
 
     Args:
         model: a causal language model of transformers.
@@ -108,7 +108,7 @@ def model_graphs(
     ids = torch.arange(samples * tokens).reshape(samples, tokens) % vocabulary_of(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
-        mask[1:, tokens // 2 :] = 0  # transformers drops a mask without padding
+        mask[1:, tokens // 2 :] = 0  # transformers ignores a mask without padding
     # The first sequence is one document. All other sequences have two documents.
     positions = torch.arange(tokens).repeat(samples, 1) if packed else None
     if positions is not None:
@@ -158,10 +158,9 @@ def model_graphs(
 
 
 class _Kinds:
-    """Exports the graphs of layers, once for each kind of layer.
+    """Graphs of layers, exported once for each kind of layer. Arguments are as in `model_graphs`.
 
     Layers are of one kind if they differ only in their index and their parameters' values.
-    The arguments are those of `model_graphs`.
     """
 
     def __init__(
@@ -173,7 +172,7 @@ class _Kinds:
         self._cut: dict[str, list[LayerPart]] = {}
 
     def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
-        """Return the parts of a layer, or the whole layer, in order, each with its graphs.
+        """Return the parts of a layer in order, or the whole layer, each with its graphs.
 
         Args:
             path: the layer's module name in the model.
@@ -190,7 +189,7 @@ class _Kinds:
     def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
         """Return a part and its graphs after testing the graphs' outputs.
 
-        A part without attention is exported for sequence chunks, if its output stays the same.
+        A part without attention is exported for sequence chunks if chunks do not change the output.
         """
         if self._pieces > 1 and not (part.is_whole or part.attends):
             with suppress(LayerGraphError):  # a token's output may still depend on other tokens
@@ -227,9 +226,9 @@ class _Kinds:
 def _refuse_other_attention(
     model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
 ) -> None:
-    """Refuse a model whose own attention gives another output than `plain_attention`.
+    """Raise LayerGraphError if the model's own attention and `plain_attention` differ in output.
 
-    The arguments are the recorded calls of the layers, and those with which the model was run.
+    `called` are the keyword arguments of the recorded forward pass.
     """
     found: list[Tensor] = []
 
@@ -253,7 +252,7 @@ def _refuse_other_attention(
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Refuse a forward graph, perhaps of another layer, that returns another example output."""
+    """Raise LayerGraphError if a forward graph does not reproduce a part's example output."""
     session = GraphSession(graphs.forward, shares_memory=False)  # this session runs only once
     found, wanted = session.run(_feed(part))[names.Y], _fp32(part.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
@@ -263,7 +262,7 @@ def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
 
 
 def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Refuse backward graphs that do not return the gradients that PyTorch computes."""
+    """Raise LayerGraphError if the backward graphs' gradients differ from PyTorch's."""
     dy = torch.randn(part.x.shape, generator=torch.Generator().manual_seed(0))
     wanted = {n: _fp32(t) for n, t in part.gradients(graphs.trainable, dy).items() if t is not None}
     feed = _feed(part) | {names.DY: _fp32(dy)}

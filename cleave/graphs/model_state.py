@@ -59,7 +59,7 @@ def graph_key(
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
-        path: the module's name in the model. It is removed from the texts that adapters store.
+        path: the module's name in the model. It is removed from attributes, as adapters store it.
         without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}
@@ -87,8 +87,8 @@ def graph_key(
 def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
     """Return a digest of everything that the graphs of a model's decoder layers depend on.
 
-    It covers the identity, shape and dtype of all the model's tensors. It covers neither their
-    values (see `content`) nor the code outside the layers.
+    The digest covers identity, shape and dtype of all the model's tensors, but neither their values
+    (see `content`) nor the code outside the layers.
     """
     describer = _Describer("", _names_of(model))
     described = [
@@ -108,7 +108,7 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
 
 
 def content(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's values, which is not cryptographic."""
+    """Return a non-cryptographic digest of a tensor's values."""
     plain = tensor.detach().contiguous()
     return xxhash.xxh3_128_digest(plain.view(-1).view(torch.uint8).numpy().data)
 
@@ -140,9 +140,9 @@ def _modules(
     left_out: Set[int] = frozenset(),
     without: Set[str] = frozenset(),
 ) -> list[Any]:
-    """Describe a module and its submodules, but those with an `id` in `left_out`.
+    """Describe the class, code and attributes of a module and its submodules.
 
-    They are described by class, code and attributes, except the attributes in `without`.
+    Modules with an `id` in `left_out`, and attributes in `without`, are omitted.
     """
     without = without | _INTERNAL | _NOT_OF_THE_FUNCTION
     return [
@@ -177,11 +177,11 @@ def _names_of(module: nn.Module) -> dict[int, str]:
 class _Describer:
     """Describes values as JSON. Two values with equal descriptions behave the same.
 
-    A value without any other description is described by its memory address.
+    A value that cannot be described otherwise is described by its memory address.
 
     Args:
         path: name of a module, which is removed from described texts.
-        known: name of each module that is described elsewhere, by its `id`.
+        known: names of the modules that are described elsewhere, by `id`.
     """
 
     def __init__(self, path: str, known: Mapping[int, str]) -> None:
@@ -190,7 +190,7 @@ class _Describer:
         self._under_way: list[int] = []  # ids of the enclosing values, to detect reference cycles
 
     def of(self, held: Any, depth: int) -> Any:
-        """Describe a value; at a nesting `depth` of 0 by its address."""
+        """Describe a value and nested values down to `depth` levels; deeper values by address."""
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -239,7 +239,7 @@ class _Describer:
         return self._without_path(repr(held))
 
     def _function(self, held: Any, depth: int) -> Any:
-        """Describe a function with its closure and defaults; None if `held` is no function."""
+        """Describe a function with its closure and defaults; None if `held` is not a function."""
         if isinstance(held, functools.partial):
             parts = [held.func, held.args, held.keywords]
             return ["partial", *(self.of(part, depth) for part in parts)]

@@ -1,9 +1,9 @@
-"""Adds random noise to graphs to measure the effect of rounding errors.
+"""Random noise in graphs, to measure the effect of rounding errors.
 
-Where numbers cancel, a whole result may be rounding error: the gradient of a key projection's bias
-is zero in exact arithmetic. So noise that is larger than a device's rounding errors is added in
-each operation that sums or approximates (Vignes, "A stochastic arithmetic for reliable scientific
-computation", 1993).
+If terms cancel, a result may consist of rounding errors only: the gradient of a key projection's
+bias is 0 in exact arithmetic. So noise that is larger than a device's rounding errors is added to
+the result of each operation that sums or approximates (Vignes, "A stochastic arithmetic for
+reliable scientific computation", 1993).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXACT: Final = frozenset((
 
 
 def noisy(model: bytes, amplitude: float) -> bytes:
-    """Return a copy of a graph that draws and adds random noise in each run.
+    """Return a copy of a graph that adds new random noise in each run.
 
     Args:
         model: serialized ONNX model in fp32.

@@ -18,9 +18,8 @@ _MOST_OFF_16_BIT: Final = 0.1
 class PackedBy(Enum):
     """How a model separates the documents in one sequence.
 
-    POSITIONS: it derives its attention masks from position IDs, which restart at 0 in each
-    document. MASK: its own attention masks ignore position IDs, but it accepts a complete attention
-    mask.
+    POSITIONS: the model derives attention masks from position IDs, which restart at 0 in each
+    document. MASK: the model's masks ignore position IDs, but the model accepts a complete mask.
     """
 
     POSITIONS = "positions"
@@ -45,8 +44,8 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
     """Return the attention mask that a model needs to separate documents; None if it needs none.
 
-    The mask is boolean and causal, and has the shape (batch, 1, tokens, tokens). The positions in
-    documents have the shape (batch, tokens).
+    The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` are those
+    of `called_with`.
     """
     if packed is not PackedBy.MASK or positions is None:
         return None
@@ -55,9 +54,9 @@ def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Test how a model can separate documents: some models accept position IDs and ignore them.
+    """Return how a model can separate documents, according to test passes.
 
-    The model's state is left unchanged.
+    Only a test can show this, because some models accept position IDs and ignore them.
 
     Raises:
         UsageError: when the model cannot separate documents.
@@ -79,7 +78,7 @@ def packed_by(model: nn.Module) -> PackedBy:
 
 
 def _apart(model: nn.Module, packed: PackedBy) -> bool:
-    """Return True if the first of two documents does not change the second document's logits."""
+    """Return True if the first of two packed documents does not affect the logits of the second."""
     first, second = _LENGTHS
     ids = torch.arange(1, 1 + first + second)[None] % vocabulary_of(model)
     positions = torch.cat([torch.arange(first), torch.arange(second)])[None]
@@ -101,6 +100,6 @@ def _has_windows(model: Any) -> bool:
 
 
 def vocabulary_of(model: Any) -> int:
-    """Return the number of tokens that a model embeds."""
+    """Return the number of rows of a model's token embedding."""
     size: int = model.get_input_embeddings().num_embeddings
     return size

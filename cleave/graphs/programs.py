@@ -1,4 +1,4 @@
-"""Conversion of core ATen graphs to exported programs."""
+"""Conversion of core ATen graphs to exported programs of `torch.export`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def of(cls, part: Part) -> CoreAtenProgram | None:
-        """Convert a graph to a program without tracing it again.
+        """Convert a graph to a program without tracing it again; return None if that is impossible.
 
-        It is None if the graph must be traced again: if it changes tensors in place, or if a loop
-        body contains constant tensors.
+        A graph must be traced again if it changes tensors in place, or if a loop body contains
+        constant tensors.
         """
         nodes = list(all_nodes(part.graph))
         held = [node for node in nodes if _is_tensor_held(node, part.graph)]
@@ -118,7 +118,7 @@ def _with_constants(
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """Turn the constant tensors `names` of a graph into its first inputs.
 
-    The second result maps the names of these input nodes to the tensors.
+    The second result maps the names of the new input nodes to the tensors.
     """
     if not names:
         return module, {}

@@ -1,4 +1,4 @@
-"""Traces functions of tensors and exports them as ONNX models that accept any batch size."""
+"""Tracing of tensor functions, and their export as ONNX models that accept any batch size."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # A larger serialized graph contains constant tensors that should be inputs.
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 
-MAX_GRAPH_NODES: Final = 4096  # with the nodes of subgraphs; devices refuse larger graphs
+MAX_GRAPH_NODES: Final = 4096  # including subgraphs; devices refuse larger graphs
 
-# Maps a pattern for the class name of the module that raised to the reason for the user.
+# Reasons for the user, by a pattern for the class name of the module whose tracing failed.
 _KINDS: Final = {
     "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
     "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
@@ -48,8 +48,8 @@ class TracedGraph:
 
     Attributes:
         function: takes the inputs by name, and returns the outputs in order.
-        inputs: an example of each input by name, of which only shape and dtype count.
-            Floating-point inputs become fp32.
+        inputs: an example of each input by name. The values are ignored. Floating-point inputs
+            become fp32.
         outputs: names of the outputs, in order.
         varying: names of the inputs whose first dimension is the batch.
     """
@@ -62,7 +62,7 @@ class TracedGraph:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warnings and logs that are meant for the exporter's developers."""
+    """Suppress warnings and logs that are meant for the exporter's developers."""
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -112,7 +112,7 @@ def to_onnx_split(
         name: returns the name of an activation, given its index.
 
     Returns:
-        The serialized results of `Splitter.split`.
+        The results of `Splitter.split`, with serialized graphs.
     """
     graph, inputs = core_aten(traced)
     refuse_chance(graph)
@@ -163,7 +163,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class of the innermost module, except torch's own, in a traceback; else "code"."""
+    """Return the class name of the innermost non-torch module in a traceback, or "code"."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -173,7 +173,7 @@ def _innermost(error: Exception) -> str:
 
 
 def _chain(error: BaseException) -> str:
-    """Return the messages of an error and its causes as lines, with the root cause first."""
+    """Return the messages of an error and its causes, one per line, with the root cause first."""
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -256,10 +256,10 @@ def _shares(node: fx.Node) -> bool:
 
 
 class _Traceable(TorchFunctionMode):
-    """Replaces functions that a trace would handle badly.
+    """Torch function mode that replaces functions that cannot be traced correctly.
 
-    A linear layer becomes a product and a sum: torch's own function with a bias would fix the batch
-    size. Some models draw one random number per layer to decide if they skip it: that is a `_Draw`.
+    A linear layer becomes a product and a sum, because torch's own function with a bias would fix
+    the batch size. A random number that decides whether a layer is skipped becomes a `_Draw`.
     """
 
     def __torch_function__(
@@ -273,7 +273,7 @@ class _Traceable(TorchFunctionMode):
 
 
 class _Draw:
-    """Stands for a random number from 0 to 1 whose value is unknown during tracing."""
+    """Placeholder for a random number from 0 to 1, whose value is unknown during tracing."""
 
     def __lt__(self, probability: float) -> bool:
         if probability > 0:
@@ -305,7 +305,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 def _without_values(
     inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
-    """Yield fake tensors of the inputs, and the environment that records assumptions on sizes."""
+    """Yield fake tensors for the inputs, and the `ShapeEnv` that records assumptions on sizes."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -383,7 +383,7 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Serialize an exported model without metadata on its source, and check what devices need."""
+    """Serialize an exported model without metadata, and check that it is within devices' limits."""
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
     nodes = list(_nodes(model.graph))

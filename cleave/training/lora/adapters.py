@@ -1,4 +1,4 @@
-"""Models with LoRA adapters of `peft`: creation for training, and loading from checkpoints."""
+"""Creation and loading of models with LoRA adapters, which `peft` implements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-ADAPTER_CONFIG: Final = "adapter_config.json"  # only a folder with adapters has it
+ADAPTER_CONFIG: Final = "adapter_config.json"  # this file exists only in folders with adapters
 
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
@@ -45,8 +45,8 @@ _WHOLE: Final = "sha256:"
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
     """Load a model and add LoRA adapters.
 
-    If `lora` quantizes the model, the weights are loaded in the dtype of their files. The seed is
-    for the initial values of the adapters, and of the weights if the source has none.
+    If `lora.bits` is set, weights are loaded in the dtype of their files instead of fp32. `seed` is
+    for the initial values of the adapters, and of the weights if `source` has no weights.
 
     Raises:
         UsageError: the model cannot be loaded, or the settings are not compatible with it.
@@ -58,11 +58,12 @@ def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[Pef
 def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
     """Freeze a model's weights and add LoRA adapters in place.
 
-    The initial adapters do not change the model's output, because their matrix B is zero. The model
-    can still be called directly, and its unquantized parameters stay in the same memory.
+    The initial adapters do not change the model's output, because their matrix B is zero. If
+    `spec.bits` is set, the frozen linear layers are quantized, and all other parameters become
+    float32. `model` itself can still be called.
 
     Returns:
-        `peft`'s wrapper of the model, which can save and merge the adapters.
+        `peft`'s wrapper of the model, with methods to save and merge the adapters.
 
     Raises:
         UsageError: the settings are not compatible with the model, or `peft` is not installed.
@@ -92,21 +93,20 @@ def quantize(model: Any, bits: int = 4) -> None:
     """Quantize the frozen linear layers of a model to 4 or 8 bits in place (QLoRA).
 
     Call this function after `peft.get_peft_model`. The model must be on the CPU. Adapters and other
-    trained modules are not quantized. All unquantized parameters are converted to float32.
-    Quantization cannot be undone.
+    trained modules are not quantized. All unquantized parameters are converted to float32. The
+    original weights cannot be recovered.
 
     Example:
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
         cleave.quantize(model, bits=4)
 
     Args:
-        model: the model, whose weights `peft` has frozen. If the model was loaded in the dtype of
-            its files, it never needs more memory than after loading.
+        model: model whose weights `peft` has frozen.
         bits: 4 (NF4, arXiv 2305.14314) or 8 (integers). Each block of 64 weights has one scale.
 
     Raises:
-        UsageError: no layer can be quantized, or the model is offloaded. If no layer can be
-            quantized, the parameters are float32 afterwards.
+        UsageError: an argument is invalid, the model is offloaded, or no layer can be quantized. In
+            the last case, all parameters have already been converted to float32.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
@@ -123,8 +123,10 @@ def _quantize(model: Any, bits: Bits) -> str:
     """Quantize the frozen linear layers, except in adapters and in modules that are fully trained.
 
     All unquantized parameters are converted to fp32. DoRA's weight norms are recomputed from the
-    quantized weights, so that the initial adapters still do not change the model's output. The
-    result is the reason why no layer can be quantized; else it is empty.
+    quantized weights, so that the initial adapters still do not change the model's output.
+
+    Returns:
+        An empty string, or the reason why no layer can be quantized.
     """
     # `peft`'s wrapper of a fully trained module also contains a frozen copy of the module.
     keep = {
@@ -169,9 +171,9 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
-    """Return a digest of the frozen weights; an empty text if no weight is frozen.
+    """Return a digest of a model's frozen weights; empty if no weight is frozen.
 
-    Checkpoints store this digest instead of the frozen weights, which their adapters need.
+    Checkpoints with adapters store this digest instead of the frozen weights.
 
     Args:
         sampled: whether to hash only a sample of each weight's elements, as earlier versions did.
@@ -198,11 +200,7 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
-    """Check that a checkpoint's adapters were trained with the frozen weights of a model.
-
-    Raises:
-        CleaveError: the frozen weights of the model `name` have changed.
-    """
+    """Raise CleaveError if a model's frozen weights differ from those of a checkpoint (`meta`)."""
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
     if frozen_digest(model, sampled=sampled) != saved:
@@ -213,7 +211,7 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Load the base model of a run, given its settings, and the adapters of a checkpoint.
+    """Load the base model that a run's settings name, with the adapters of a checkpoint.
 
     Raises:
         CleaveError: the base model's weights are missing or have changed.
@@ -227,7 +225,7 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that checkpoints store: the trained parameters, by name."""
+    """Return a model's trained parameters by name, detached from autograd."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
@@ -239,10 +237,10 @@ def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy the trained parameters from a checkpoint's tensors into the model `name`.
+    """Overwrite a model's trained parameters with the values in a checkpoint's tensors.
 
     Raises:
-        CleaveError: a parameter is not in the checkpoint, or has another shape there.
+        CleaveError: a parameter is missing from the checkpoint, or its shape differs.
     """
     for parameter, values in trained_parameters(model).items():
         saved = tensors.get(WEIGHTS + parameter)
@@ -256,7 +254,7 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def open_adapters(folder: Path) -> PeftModel:
-    """Load the adapters in a folder, and the base model that the folder refers to.
+    """Load adapters from a folder, and the base model that their configuration names.
 
     Raises:
         UsageError: adapters or base model are missing or damaged, or `peft` is not installed.
@@ -268,7 +266,7 @@ def open_adapters(folder: Path) -> PeftModel:
             f"{str(folder)!r} has adapters, which need peft ({error}); install it with: "
             f"{to_install('lora')}"
         ) from error
-    if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would look for them online
+    if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would try to download the weights
         raise UsageError(
             f"{str(folder)!r} has {ADAPTER_CONFIG} and no {_ADAPTER_WEIGHTS}; copy the folder again"
         )

@@ -1,8 +1,8 @@
 """Frozen weights quantized to 4 or 8 bits, for training adapters (QLoRA, arXiv 2305.14314).
 
-Each row of a weight is cut into blocks of `BLOCK` elements. A block has one code per element, and
-one scale, its largest magnitude. Codes and scales are buffers of the module. Devices get them like
-frozen weights; while a layer's graph runs, a device has fp32 weights of that layer only.
+Each row of a weight is divided into blocks of `BLOCK` elements. A block is stored as one code per
+element and one scale, the block's largest magnitude. Devices receive codes and scales instead of
+weights. A device dequantizes only the weights of the layer whose graph it is running.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Convert results of `quantize` to an fp32 matrix of shape (rows, columns).
+    """Convert the codes and scales from `quantize` to an fp32 matrix of shape (rows, columns).
 
-    It uses only operations that every build of ONNX Runtime supports.
+    Graphs contain this function, so it must use only operations of every ONNX Runtime build.
     """
     rows, blocks = scales.shape
     each = scales.float()
@@ -84,7 +84,7 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies by a quantized weight, and saves its codes and scales for the backward pass."""
+    """Autograd function x W^T that saves W for the backward pass in quantized form."""
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class _Product(torch.autograd.Function):
 class QuantizedLinear(nn.Module):
     """A linear layer whose frozen weight is quantized to 4 or 8 bits.
 
-    It uses the bias tensor of the quantized layer, but has no reference to the weight tensor.
+    The bias tensor is shared with the original layer `linear`.
     """
 
     codes: Tensor
@@ -121,7 +121,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a dequantized fp32 copy of the weight. Changing the copy has no effect."""
+        """Return a dequantized fp32 copy of the weight. Changes to it do not affect the layer."""
         return dequantize(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class QuantizedLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Return the text that `print` shows: feature counts, bias and bit width."""
+        """Return the feature counts, bias and bit width for the module's `repr`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, bits={int(self.bits)}"
@@ -145,12 +145,13 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
-    """Quantize the frozen linear layers within the lists of a model in place, one after another.
+    """Quantize the frozen linear layers inside the module lists of a model, in place.
 
-    Adapters cannot be merged into a quantized layer: `merge` of such an adapter raises UsageError.
+    Layers of a size that `can_quantize` rejects are left unchanged. Adapters cannot be merged into
+    quantized layers: the `merge` method of such an adapter raises UsageError.
 
     Args:
-        keep: modules that are not quantized.
+        keep: modules to leave unquantized.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for parent in {module: None for layers in lists for module in layers.modules()}:
@@ -171,7 +172,7 @@ def _refuse_to_merge(*_: object, **__: object) -> None:
 
 
 def dequantize_all(model: nn.Module) -> None:
-    """Replace each quantized layer of a model in place by a dequantized `nn.Linear`."""
+    """Replace each quantized layer of a model with a dequantized `nn.Linear`."""
     for parent in list(model.modules()):
         for name, module in parent.named_children():
             if isinstance(module, QuantizedLinear):
@@ -180,9 +181,10 @@ def dequantize_all(model: nn.Module) -> None:
 
 
 def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return the shape (rows, columns) of each matrix of a layer, given its tensors by name.
+    """Return the shape (rows, columns) of each matrix among a layer's tensors, by name.
 
-    A quantized weight has its codes' name and the shape of its dequantized matrix.
+    A quantized weight is listed under the name of its codes, with the shape of the dequantized
+    matrix. All dimensions of a tensor except the last are flattened into rows.
     """
     found = {}
     for name, tensor in held.items():

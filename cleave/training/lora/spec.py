@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters (arXiv 2106.09685), which the option `--lora` sets."""
+"""Settings of LoRA adapters (arXiv 2106.09685), parsed from the option `--lora`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cleave.errors import UsageError, to_install
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ALL_LINEAR: Final = "all-linear"  # as `targets`: all linear layers except the LM head
+ALL_LINEAR: Final = "all-linear"  # value of `targets`: all linear layers except the LM head
 
 # QLoRA's rate for models of up to 13B parameters (arXiv 2305.14314, appendix B.2).
 LEARNING_RATE: Final = 2e-4
@@ -26,10 +26,10 @@ class LoraSpec:
     Attributes:
         rank: rank of each adapter, the matrix product B A.
         alpha: scale of the adapters. B A is multiplied by alpha / rank.
-        targets: names of the linear layers with adapters, such as `q_proj`; or only `ALL_LINEAR`.
-        dropout: dropout probability for the input of each adapter. Stages require 0.
+        targets: names of the linear layers that get adapters, such as `q_proj`; or `ALL_LINEAR`.
+        dropout: dropout probability of each adapter's input; must be 0 for training by stages.
         dora: whether to train weight norms in addition to B and A (DoRA, arXiv 2402.09353).
-        save: names of modules whose own weights are trained and saved.
+        save: names of modules whose original weights are trained, and saved with the adapters.
         bits: bits per element of the quantized frozen weights, 4 or 8; 0 for no quantization.
     """
 
@@ -45,7 +45,7 @@ class LoraSpec:
     def of(cls, text: str) -> Self:
         """Parse a value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
 
-        The default of alpha is twice the rank.
+        By default, alpha is twice the rank.
 
         Raises:
             UsageError: the text is malformed.
@@ -71,7 +71,7 @@ class LoraSpec:
         return cls(**values)
 
     def config(self) -> LoraConfig:
-        """Convert the settings to `peft`'s configuration, which has no counterpart of `bits`."""
+        """Return `peft`'s configuration for these settings. It does not include `bits`."""
         try:
             from peft import LoraConfig
         except ImportError as error:
@@ -91,7 +91,7 @@ class LoraSpec:
 
 
 def _where(read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Return a reader that raises ValueError if a value does not fit."""
+    """Wrap the parser `read` so that it raises ValueError for values that fail the test `fits`."""
 
     def checked(text: str) -> Any:
         if not fits(value := read(text)):

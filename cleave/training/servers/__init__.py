@@ -1,1 +1,1 @@
-"""Training of one model on several servers: division of steps, gradient sums, sharded weights."""
+"""Training of one model on several servers: step division, gradient sums, sharded weights."""

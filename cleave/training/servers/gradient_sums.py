@@ -1,9 +1,9 @@
 """Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
 
-Once a parameter's gradient is complete, all servers reduce it to the server that owns the
-parameter, and the others free it (arXiv 1910.02054, section 5). All servers send gradients in the
-order in which a backward pass completes them: the last parameter's first. If a parameter gets no
-gradient in a pass, the gradients of all earlier parameters are sent only after the pass.
+Once a parameter's gradient is complete, it is reduced to the server that owns the parameter, and
+the other servers free it (arXiv 1910.02054, section 5). All servers send gradients in the order in
+which a backward pass completes them, from the last parameter to the first. If a parameter gets no
+gradient in a pass, the gradients of all preceding parameters are sent only after the pass.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from cleave.training.servers.ranks import Exchange, Ranks
 
-BUCKET_BYTES: Final = 8 * 2**20  # of gradients that are reduced together
+BUCKET_BYTES: Final = 8 * 2**20  # maximum size of several gradients that are reduced together
 
-MOST_UNDER_WAY: Final = 1  # reductions; with a further one, a server waits for its oldest
+MOST_UNDER_WAY: Final = 1  # reductions; after starting another, a server waits for the oldest
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A bucket of parameters, whose gradients in `flat` are being reduced to the owner."""
+    """A bucket of parameters whose flattened gradients, `flat`, are being reduced to `owner`."""
 
     names: list[str]
     owner: int
@@ -35,7 +35,7 @@ class _Sent:
 
 
 class GradientSums:
-    """Sums the gradients of one backward pass over all servers.
+    """Sum of the gradients of one backward pass over all servers.
 
     Every server creates a `GradientSums` with the same parameters, and calls `finish` at the end.
 
@@ -66,7 +66,7 @@ class GradientSums:
         self._under_way: deque[_Sent] = deque()
 
     def complete(self, name: str) -> None:
-        """Mark a parameter's gradient as complete on this server, and send full buckets."""
+        """Record that a parameter's gradient is complete on this server, and send full buckets."""
         self._complete.add(name)
         while self._left and self._left[-1] in self._complete:
             self._collect(self._left.pop())
@@ -76,8 +76,8 @@ class GradientSums:
     def finish(self) -> list[str]:
         """Send all remaining gradients, and wait for all sums.
 
-        Afterwards, each parameter's `grad` holds the gradient sum on the server that owns the
-        parameter, and is None on the other servers.
+        Afterwards, each parameter's `grad` is the gradient sum on the server that owns the
+        parameter, and None on the other servers.
 
         Returns:
             The names of the parameters that had a gradient on at least one server.

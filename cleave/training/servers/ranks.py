@@ -1,8 +1,9 @@
 """Collective operations of the servers that train one model together, as data-parallel ranks.
 
 Every rank draws the same batches, and computes some of the sequences with its own fleet. Gradients
-are summed over all ranks. Each rank updates the parameters that it owns, and holds their optimizer
-state (ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order.
+are summed over all ranks. Each rank stores the optimizer state of the parameters that it owns, and
+updates these parameters (ZeRO, arXiv 1910.02054). All ranks call the same operations in the same
+order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from cleave.errors import CleaveError
 
-BUCKET_BYTES: Final = 32 * 2**20  # of tensors that are broadcast together
+BUCKET_BYTES: Final = 32 * 2**20  # maximum size of several tensors that are broadcast together
 
 # Timeout of a collective operation. A step may take hours; torch reports a dead rank at once.
 WAIT_S: Final = 7 * 24 * 3600
@@ -34,11 +35,11 @@ class LostServerError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Tensors of all ranks, which rank 0 reads within a `Ranks.collect` block.
+    """Tensors of all ranks, which rank 0 can read within a `Ranks.collect` block.
 
     Attributes:
         tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
-        fetch: returns another rank's tensor on the CPU, given its name. None with a single rank.
+        fetch: returns a CPU copy of a tensor of another rank by name; None with a single rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -52,7 +53,7 @@ class Exchange(Protocol):
         """Return True once the operation is complete or has failed."""
 
     def wait(self) -> None:
-        """Wait until the operation is complete; LostServerError means that another rank is lost."""
+        """Wait until the operation is complete; raise LostServerError if another rank is lost."""
 
 
 class Ranks(Protocol):
@@ -67,33 +68,34 @@ class Ranks(Protocol):
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Return the values of all ranks in rank order. They must be representable in JSON."""
+        """Gather a JSON-serializable value from every rank, and return all values in rank order."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start to sum a tensor of one shape and dtype over all ranks into the owner's tensor.
+        """Start an asynchronous sum of a tensor over all ranks into the tensor on rank `owner`.
 
-        Do not use the tensor until the sum is complete. On other ranks, it is undefined afterwards.
+        All ranks pass tensors of the same shape and dtype, and must not use them before the sum is
+        complete. Afterwards, the tensors on all ranks except the owner have undefined values.
         """
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Broadcast each tensor from its owner into the same tensor on all other ranks."""
+        """Overwrite each tensor on all ranks with the values of the rank that owns the tensor."""
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """Return a context manager that yields the tensors of all ranks on rank 0, else None.
+        """Return a context manager that yields all ranks' tensors on rank 0, and None elsewhere.
 
-        Other ranks send their tensors on request, and wait until rank 0 leaves its block. A name
-        must not occur on two ranks.
+        The other ranks send requested tensors until rank 0 leaves its block. Each tensor name must
+        be unique across the ranks.
         """
 
 
 class _Finished:
-    """A collective operation of a single rank, which is complete from the start."""
+    """Collective operation of a single rank, which is complete from the start."""
 
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
-        """Return at once."""
+        """Do nothing, because the operation is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class _PendingReduce:
 
 
 class Alone:
-    """Implements `Ranks` for a single server, without communication."""
+    """Implementation of `Ranks` for a single server, without communication."""
 
     rank = 0
     count = 1
@@ -123,21 +125,21 @@ class Alone:
         return _Finished()
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Do nothing: there is no other rank to broadcast to."""
+        """Do nothing, because a single rank already has all values."""
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
         return nullcontext(Collected(tensors))
 
 
 class TorchRanks:
-    """Implements `Ranks` with `torch.distributed`, whose process group must be initialized."""
+    """Implementation of `Ranks` with `torch.distributed`. Its process group must be initialized."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
 
     def agree(self, value: Any) -> list[Any]:
-        """Gather one value from each rank as JSON text, and return all values in rank order."""
+        """Implement `Ranks.agree` by gathering the JSON texts as tensors of equal length."""
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with _noticing_loss():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -155,14 +157,14 @@ class TorchRanks:
             return _PendingReduce(dist.reduce(tensor, owner, async_op=True))
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Broadcast each tensor from its owner. Tensors of one owner are broadcast in buckets."""
+        """Implement `Ranks.spread`. Tensors with the same owner are broadcast in buckets."""
         for owner, bucket in _buckets(tensors, owners):
             with _noticing_loss(), _flat(bucket, unpack=owner != self.rank) as flat:
                 dist.broadcast(flat, owner)
 
     @contextmanager
     def collect(self, tensors: Mapping[str, Tensor]) -> Iterator[Collected | None]:
-        """Fetch tensors of other ranks one at a time, to save memory; see `Ranks.collect`."""
+        """Implement `Ranks.collect`. Rank 0 fetches one tensor at a time, to save memory."""
         names = [
             (n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
         ]
@@ -191,13 +193,13 @@ class TorchRanks:
                 self._ask(_END)
 
     def _ask(self, number: int) -> int:
-        """Broadcast the index of the tensor that rank 0 requests, or `_END`, and return it."""
+        """Broadcast and return rank 0's `number`, the index of a requested tensor or `_END`."""
         asked = torch.tensor([number])
         dist.broadcast(asked, 0)
         return int(asked)
 
     def _answer(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Send rank 0 the tensors that it requests, until rank 0 broadcasts `_END`."""
+        """Send each tensor that rank 0 requests, until rank 0 broadcasts `_END`."""
         with _noticing_loss():
             while (number := self._ask(_END)) != _END:
                 if names[number] in tensors:
@@ -206,7 +208,7 @@ class TorchRanks:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Convert torch's RuntimeError into LostServerError."""
+    """Convert a RuntimeError that torch raises within the context to a LostServerError."""
     try:
         yield
     except RuntimeError as error:
@@ -235,7 +237,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield the elements of tensors of one dtype in a row, and copy them back if `unpack`."""
+    """Yield tensors of one dtype joined into one; if `unpack`, copy it back into them on exit."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
@@ -248,11 +250,15 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Assign each parameter, given its number of elements, to a rank with equal memory in mind.
+    """Return the rank that owns each parameter, chosen to balance memory.
 
-    A rank holds a gradient and two optimizer moments of each parameter that it owns. In addition,
-    every rank holds the largest parameter's gradient until that gradient is summed. The largest
+    A rank stores a gradient and two optimizer moments of each parameter that it owns. In addition,
+    every rank stores the largest parameter's gradient until that gradient is summed. The largest
     parameter is usually the embedding, whose gradient is complete last.
+
+    Args:
+        sizes: number of elements of each parameter.
+        count: number of ranks.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)

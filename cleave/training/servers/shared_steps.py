@@ -1,7 +1,7 @@
 """Division of each step's sequences among several servers, and exchange of their results.
 
-A server's speed is predicted until the server has computed a step, and measured from then on, with
-the fixed cost of a step. Repeated division converges until all servers need the same time.
+A server's speed is predicted for its first step, and measured from then on, including the fixed
+cost of a step. Over several steps, the divisions converge until all servers need the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cleave.training.loop.job_fleet import JobFleet
 from cleave.training.loop.optimizer import Optimizer
 from cleave.training.servers.ranks import LostServerError, Ranks
 
-# Fraction of the step time that a division must save: a server whose part changes must plan again.
+# Minimum fraction of the step time that a new division must save, because servers must replan.
 _WORTH: Final = 0.1
 
 _NEWEST: Final = 0.5  # weight of the newest step in the moving average of a server's speed
@@ -30,7 +30,7 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
     """Return the number of batch rows that each server computes.
 
     Args:
-        speeds: speed of each server, in any common unit. If all are 0, servers get equal parts.
+        speeds: relative speed of each server. If all speeds are 0, rows are divided equally.
     """
     total = sum(speeds)
     if not total:
@@ -44,24 +44,24 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
     return dealt
 
 
-_TRUST: Final = 1.05  # factor of a server's speed after each step in which it computed no rows
+_TRUST: Final = 1.05  # factor applied to a server's speed after each step without rows
 
 
 @dataclass(slots=True)
 class Pace:
-    """Measures the speed of one server relative to its fleet's capacity.
+    """Speed of one server, relative to the capacity of its fleet.
 
     Attributes:
-        rows_per_s: rows per second, divided by the fleet's capacity. 0 until the first step or
-            prediction.
+        rows_per_s: rows per second, divided by the fleet's capacity in FLOP/s. It is 0 before the
+            first prediction or step.
     """
 
     rows_per_s: float = 0.0
 
     def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Update the speed after a step. The capacity of the fleet is in FLOP/s.
+        """Update the speed after a step. `capacity` is the fleet's capacity in FLOP/s.
 
-        After a step without rows, the speed rises slightly, so that the server gets rows again.
+        After a step without rows, the speed is raised slightly, so that the server gets rows again.
         """
         if capacity <= 0:
             return
@@ -74,7 +74,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Dealer:
-    """Divides the rows of each step among servers, and keeps a division while others save little.
+    """Division of rows among servers, which changes only if the new division saves enough time.
 
     Attributes:
         dealt: number of rows of each server in the last step.
@@ -92,7 +92,7 @@ class Dealer:
 
 
 def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return the time that the slowest server takes."""
+    """Return the predicted step time of a division, which is the time of the slowest server."""
     pairs = [(rows, speed) for rows, speed in zip(dealt, speeds, strict=True) if rows]
     return max((rows / speed if speed else float("inf") for rows, speed in pairs), default=0.0)
 
@@ -116,14 +116,14 @@ def part_of(batches: Sequence[Batch], dealt: Sequence[int], rank: int) -> list[B
     return found
 
 
-# Seconds without a device after which a server abandons its part of a step, which all then repeat.
+# Seconds without a device after which a server abandons its part. All servers repeat the step.
 GIVES_BACK_S: Final = 10.0
 
 _Value = TypeVar("_Value")
 
 
 class SharedSteps:
-    """Divides each step's sequences among servers in proportion to their fleets' throughput.
+    """Division of each step's sequences among servers, in proportion to the servers' speeds.
 
     Args:
         fleet: this server's fleet; None if the server computes without devices.
@@ -156,9 +156,9 @@ class SharedSteps:
         return self._ranks.count > 1
 
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return which of a step's micro-batches, the same on all servers, this server computes.
+        """Return this server's part of a step's micro-batches, which are the same on all servers.
 
-        A server without devices gets none. If no server has devices, the previous division is kept.
+        A server without devices gets nothing. If no server has devices, the last division is used.
         """
         rows = sum(len(batch.ids) for batch in batches)
         self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
@@ -175,9 +175,10 @@ class SharedSteps:
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:
-        """Return which items of a list this server computes, as the (start, stop, step) of a slice.
+        """Return this server's share of a list of items, as the (start, stop, step) of a slice.
 
-        The items are assigned round-robin to the servers with devices, or to all if none has any.
+        Items are assigned round-robin to the servers with devices. If no server has devices, items
+        are assigned to all servers.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
@@ -191,13 +192,14 @@ class SharedSteps:
 
         Args:
             work: computes the gradients of `part`; returns the part's contribution to the loss.
+            sums: sums the gradients over all servers.
 
         Returns:
             The loss of the whole step.
 
         Raises:
-            AbandonedError: when a server abandoned its part of the step. No weight was updated.
-            CleaveError: when a server failed.
+            AbandonedError: a server abandoned its part of the step. No weight was updated.
+            CleaveError: a server failed.
         """
         began_s, capacity = self._now(), self._capacity()
         took_s = 0.0
@@ -222,10 +224,10 @@ class SharedSteps:
         return sum(losses)
 
     def together(self, work: Callable[[], _Value]) -> list[_Value]:
-        """Run `work` on every server, and return the results of all servers in rank order.
+        """Run `work` on this server, and return the results of all servers in rank order.
 
         Args:
-            work: runs on this server; its result must be representable in JSON.
+            work: returns a JSON-serializable result.
 
         Raises:
             AbandonedError: on all servers, when a server abandoned its work, or when some servers
@@ -259,7 +261,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if one of several servers has had no device for `GIVES_BACK_S` seconds."""
+        """Return True if this server, one of several, had no device for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -268,7 +270,7 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Return the counters of a step summed over all servers; the maximum of the seconds."""
+        """Combine all servers' counters of a step: sums of counts, and maxima of elapsed times."""
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
@@ -294,7 +296,7 @@ class SharedSteps:
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:
-    """Return the counters that another server has sent as JSON values."""
+    """Convert a server's counters from JSON values to `FleetCounters`."""
     traffic = {
         name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
         for name in ("traffic", "saved")

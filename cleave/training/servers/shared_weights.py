@@ -1,11 +1,12 @@
 """Weights sharded over several servers (ZeRO, stage 3: arXiv 1910.02054).
 
-Each weight is stored on the server that owns it. Other servers gather a layer's weights for its
-forward pass, and again for its backward pass; those outside the layers once per step. After a
-layer's backward pass, each gradient is summed on the weight's owner.
+Each weight is stored only on the server that owns it. All servers gather a layer's weights before
+its forward pass, and again before its backward pass. Weights outside the layers are gathered once
+per step. After a layer's backward pass, each gradient is summed on the weight's owner.
 
-All servers perform the same exchanges in the same order. A server with fewer micro-batches performs
-those of the first passes without computing, and one that abandoned its part the remaining ones.
+All servers perform the same exchanges in the same order. A server with fewer micro-batches takes
+part in the exchanges of the first passes without computing. A server that abandoned its part still
+performs the remaining exchanges.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.tiles.offloaded_linear import Operands
 
-OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; layers follow from 1
+OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; the first layer is 1
 
 
 class Kind(Enum):
-    """What an exchange does with a unit's weights.
+    """Kind of an exchange of weights between servers.
 
-    FORWARD, BACKWARD: gather them for a pass. DONE: release them; after a backward pass, also sum
-    the gradients.
+    FORWARD and BACKWARD gather the weights for that pass. DONE frees the weights and, in a training
+    step, sums their gradients.
     """
 
     FORWARD = auto()
@@ -46,10 +47,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a unit's weights in a step.
+    """One exchange of the weights of a layer, or of those outside the layers, in a step.
 
     Attributes:
         number: index of the pass in the step, from 0.
+        unit: `OUTSIDE`, or the index of a layer, from 1.
     """
 
     number: int
@@ -58,10 +60,11 @@ class Exchange:
 
 
 def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
-    """Return all exchanges of a step with a number of passes, in order.
+    """Return all exchanges of a step, in order.
 
     Args:
-        layers: number of layers. The units of the layers have indices 1 to `layers`.
+        passes: number of passes in the step.
+        layers: number of layers of the model.
         backward: True if each pass is a forward and a backward pass, False for forward passes only.
     """
     found = [Exchange(0, Kind.FORWARD, OUTSIDE)]
@@ -95,12 +98,11 @@ class _Unit:
 
     @property
     def trained(self) -> list[str]:
-        """Return the names of the unit's trained weights."""
         return [name for name, weight in self.weights.items() if weight.requires_grad]
 
 
 class SharedWeights:
-    """Gathers each layer's weights before the layer's passes, and frees them afterwards.
+    """Weights of a model that are gathered before each layer's passes, and freed afterwards.
 
     Args:
         model: a causal language model of transformers, the same on all servers. It must use
@@ -111,7 +113,7 @@ class SharedWeights:
         owners: the rank that owns each weight, by name.
 
     Raises:
-        UsageError: when the model has no list of layers.
+        LayerGraphError: the model has no list of layers.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class SharedWeights:
 
     @property
     def order(self) -> list[str]:
-        """Return the names of all trained weights, in reverse order of a backward pass."""
+        """Return the names of all trained weights. Gradients are completed in reverse order."""
         return [name for unit in self._units for name in unit.trained]
 
     @property
@@ -158,13 +160,13 @@ class SharedWeights:
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries, by weight name, that belong to weights of this server."""
+        """Return the entries of `tensors`, keyed by weight name, whose weights this server owns."""
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free all weights that other servers own. From now on, these weights are gathered on use.
+        """Free all weights that other servers own. From then on, gather these weights on use.
 
-        Called once, after the model's initial weights or a checkpoint have been loaded.
+        Call this method once, after loading the initial weights or a checkpoint.
         """
         marked = (m.__dict__.get("_cleave") for m in self._model.modules())
         self._operands = list({id(o): o for o in marked if o is not None}.values())
@@ -178,7 +180,7 @@ class SharedWeights:
         """Begin a training step or an evaluation: set the schedule of exchanges.
 
         Args:
-            passes: maximum over all servers of the number of passes that a server computes.
+            passes: largest number of passes that any server computes.
             new_sums: creates the `GradientSums` of one pass; None for an evaluation.
         """
         self._schedule = exchanges(passes, len(self._modules), backward=new_sums is not None)
@@ -237,7 +239,7 @@ class SharedWeights:
             operands.updated()
 
     def _come_to(self, here: Exchange) -> None:
-        """Perform all exchanges up to and including `here`, or raise UsageError without it."""
+        """Perform exchanges up to and including `here`; raise UsageError if it does not occur."""
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
                 return
@@ -247,7 +249,7 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Perform the next exchange, and release a gathered layer at once unless it is `kept`."""
+        """Perform and return the next exchange. Unless it is `kept`, free its layer at once."""
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -285,7 +287,7 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Replace weights of other servers by expanded NaN scalars of the same shape and dtype."""
+        """Replace weights of other servers with NaN scalars that are expanded to the same shape."""
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
@@ -332,7 +334,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return the rank that owns each weight; trained and frozen weights are balanced separately."""
+    """Return each weight's owner rank by name, balancing trained and frozen weights separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -341,7 +343,7 @@ def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return the modules whose weights are gathered on use: decoder layers, untied LM head."""
+    """Return the modules whose weights are gathered on use: decoder layers and untied LM head."""
     layers = list(decoder_layers(model))
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
@@ -358,7 +360,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return the names of weights of no part or of several parts, then those of each part."""
+    """Return lists of weight names: weights in no part or several parts, then one list per part."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

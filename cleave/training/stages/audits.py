@@ -2,7 +2,8 @@
 
 An *output audit* recomputes one micro-batch of a device, and compares output and input gradient. A
 *sums audit* recomputes all micro-batches whose gradients a device accumulated. Both run after all
-results of a step have arrived, and before any is used. `honest_error` says what may differ.
+results of a step have arrived, and before any result is used. `honest_error` defines which
+differences are allowed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
-Noise = np.random.Generator | None  # source of coarser rounding errors; None to compute normally
+Noise = np.random.Generator | None  # generator of coarser rounding errors; None for normal rounding
 Sums = dict[SumName, Array]  # sums of parameter gradients
 
 
@@ -45,7 +46,7 @@ class Fault:
 
     Attributes:
         device: ID of the device.
-        reason: message with the size of the error and the error that rounding explains.
+        reason: message with the error and the largest error that rounding can explain.
     """
 
     device: int
@@ -54,7 +55,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    """A device's result in fp32, with words for error messages and its dtype on the wire."""
+    """A device's result in fp32, with its name in error messages and its dtype on the wire."""
 
     device: int
     what: str
@@ -66,7 +67,7 @@ class _Returned:
 class AuditCounters:
     """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    `again` counts audits that recomputed with coarser rounding: an error was not negligible.
+    `again` counts audits with a significant error, which also recomputed with coarser rounding.
     """
 
     outputs: int = 0
@@ -76,11 +77,11 @@ class AuditCounters:
 
 
 class Auditor:
-    """Audits steps by stages: recomputes randomly selected device results on the PS.
+    """Audits training by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per device, stage and step. That of a sums audit is
-            `rate` divided by the number of micro-batches in the sums, so that both cost the same.
+        rate: probability of an output audit, per device, stage and step. The probability of a sums
+            audit is `rate` divided by the number of micro-batches in the sums.
         rng: random number generator that devices cannot predict; the system's by default.
     """
 
@@ -97,8 +98,8 @@ class Auditor:
         """Audit a finished step and return the faults found.
 
         Args:
-            surely: IDs of the devices that returned a proven wrong result in this step. All results
-                of these devices are audited.
+            surely: IDs of devices that are known to have returned a wrong result in this step. All
+                results of these devices are audited.
         """
         return list(self._faults(work, result, surely)) if self._rate or surely else []
 
@@ -280,11 +281,11 @@ class Auditor:
         number: int,
         noise: Noise,
     ) -> tuple[Array, Array, None]:
-        """Do what `repeat` does for slice `number` of a vocabulary-parallel loss."""
+        """Implement `repeat` for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, noise)
         y = self._run(part.forward, feed, noise)[names.Y]
-        # This is the log-sum-exp. No kink depends on it, so it needs no random change.
+        # `dy` is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
         found = self._add(work, part.backward, feed, slice_layer(number), totals, noise)
         return y, found[names.DX], None
@@ -320,7 +321,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that is wrong in every step.
+    """Return the probability that audits miss a device that returns a wrong result in every step.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.
@@ -329,7 +330,7 @@ def escape_chance(audited: float, steps: int) -> float:
 
 
 def _slice_feed(part: SliceWork, record: StageRecord, batch: int, noise: Noise) -> dict[str, Array]:
-    """Return the forward graph inputs of one slice of a vocabulary-parallel loss."""
+    """Return the inputs of the forward graph of one slice of a vocabulary-parallel loss."""
     x = moved(_array(record.x[batch]), noise)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 

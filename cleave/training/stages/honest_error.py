@@ -1,10 +1,10 @@
 """Bounds on the difference between an honest device's result and the same result computed locally.
 
-Devices round differently: summation orders differ, and some use fused multiply-add. So an audit
-measures errors separately for each parameter and each magnitude of elements, because an optimizer
-such as AdamW moves every element by about the same amount, even if its gradient is small.
+Devices round differently: summation orders differ, and some devices use fused multiply-add. An
+optimizer such as AdamW changes every element by about the same amount, even if its gradient is
+small. So an audit measures errors separately for each parameter and each magnitude of elements.
 
-An audit also measures what rounding does, by recomputing with operations that round more coarsely
+To find the effect of rounding, an audit recomputes results with operations that round more coarsely
 than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
 errors only: the gradient of a key projection's bias is 0 in exact arithmetic. At *kinks*, such as
 that of ReLU, rounding decides between two derivatives. The gradients of two honest devices may then
@@ -24,15 +24,15 @@ from cleave.machine.graph_choice import LARGEST_ERROR
 
 NEGLIGIBLE: Final = 1e-3  # largest relative error that does not affect training
 
-ROUNDING: Final = LARGEST_ERROR  # relative error of one graph operation in a device's self-test
+ROUNDING: Final = LARGEST_ERROR  # allowed relative error of a graph operation in the self-test
 
-# A value at a kink falls on either side with probability 1/2 in each recomputation. That none falls
-# on the device's side has the probability 2**-32.
+# A value at a kink falls on either side with probability 1/2 in each recomputation. The probability
+# that no recomputation falls on the device's side is 2**-32.
 MOST_REPEATS: Final = 32
 
-_LEAST_SHARE: Final = 0.01  # of all elements, in the group of the smallest elements
+_LEAST_SHARE: Final = 0.01  # minimum fraction of all elements in the group of the smallest elements
 
-_UNDERFLOW: Final = 2.0**-100  # tolerated, as some processors flush tiny values to 0
+_UNDERFLOW: Final = 2.0**-100  # tolerated error, as some processors flush tiny values to 0
 
 # Number of significant bits and smallest normal exponent of a dtype.
 _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
@@ -46,18 +46,18 @@ _PART: Final = 2**18
 
 
 class Magnitudes:
-    """Measures the errors of an array separately for groups of elements of similar magnitude.
+    """Error measures of an array, computed separately for elements of different magnitudes.
 
     For n groups, the 2 n + 1 error measures are, in this order:
 
     - the root mean square (RMS) error of each group,
-    - the RMS of each group's error component along the right values, which a common wrong factor
-      changes, while random errors hardly do,
+    - the RMS of the projection of each group's errors onto the correct values, which is large for a
+      wrong common factor and small for random errors,
     - the largest absolute error of all elements.
 
     Attributes:
-        sizes: for each error measure, the RMS of the right values that it covers; for the last one,
-            their largest magnitude.
+        sizes: magnitude of the correct values for each error measure: the RMS of the group; for the
+            last measure, the largest magnitude of all elements.
     """
 
     def __init__(self, wanted: Array) -> None:
@@ -73,7 +73,7 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return all error measures for signed errors; all are infinity if an error is infinite."""
+        """Return all error measures of signed errors; all are infinite if any error is infinite."""
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
         if not 0.0 < largest < math.inf:
@@ -84,9 +84,9 @@ class Magnitudes:
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
     def _sums(self, error: Array) -> Doubles:
-        """Sum over groups of elements with similar exponents, two exponents per group.
+        """Return sums over groups of elements: counts, squared errors, errors times correct values.
 
-        Rows of the result, shape (3, groups): elements, squared errors, errors times right values.
+        The shape is (3, groups). A group has the elements with two adjacent binary exponents.
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -99,7 +99,7 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Add up the groups of the smallest elements, so that they have `_LEAST_SHARE` of all."""
+        """Merge the groups of the smallest elements into one with a share of `_LEAST_SHARE`."""
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
@@ -122,7 +122,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare a device's fp32 result with the local one, given the dtype on the wire."""
+        """Compare a device's fp32 result with the local result. `dtype` is its wire dtype."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
@@ -134,12 +134,15 @@ class Comparison:
 
     @property
     def excess(self) -> float:
-        """Return the largest ratio of error to explained error over all error measures."""
+        """Return the largest ratio of an error measure to the value that rounding explains."""
         return float(self._excesses.max(initial=0.0))
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error with the largest excess, the explained error, and the elements' size."""
+        """Return the error with the largest excess, the explained error, and the entry of `sizes`.
+
+        All three belong to the same error measure.
+        """
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -157,14 +160,14 @@ class Comparison:
 class Evidence:
     """Evidence against one device, accumulated over its audits. Honest devices stay near 0.
 
-    An error of n times the explained error adds log2(n) bits, up to `_PROOF_BITS`. An error that
-    rounding explains subtracts `_FORGIVEN_BITS`.
+    An error of n times the error that rounding explains adds log2(n) bits, up to `_PROOF_BITS`. An
+    error that rounding explains subtracts `_FORGIVEN_BITS`.
     """
 
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit's `Comparison.excess`; return True, and begin at 0 again, if it is proof."""
+        """Add an audit's `Comparison.excess`. Once the sum is proof, return True and reset it."""
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
         if self.bits < _PROOF_BITS:
@@ -174,14 +177,15 @@ class Evidence:
 
 
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
-    """Return the errors of fp32 values that a device rounded to a dtype before sending.
+    """Return the signed errors of values that a device rounded to a dtype before sending.
 
-    Half the distance between two values of the dtype is subtracted, which rounding to nearest
-    explains. So 16-bit values are judged as strictly as fp32 values. The error of a pair of equal
-    infinities or of two NaNs is 0; that of any other pair with a non-finite value is infinity.
+    The largest error of rounding to nearest, half the distance between adjacent values of the
+    dtype, is subtracted. The error of two equal infinities or of two NaNs is 0. Any other pair with
+    a non-finite value has an infinite error.
 
     Args:
-        wanted: right values before rounding, in the shape of `found`.
+        found: the device's values, upcast to fp32.
+        wanted: correct fp32 values before rounding, in the shape of `found`.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted
@@ -197,7 +201,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Change each fp32 value randomly up or down by `ROUNDING`, or nothing without a generator."""
+    """Perturb each value by a random relative error of +/- `ROUNDING`; by none without `random`."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

@@ -1,4 +1,4 @@
-"""Passes on the PS for layers that devices cannot run by stages. Their GEMMs may go to devices."""
+"""Passes on the PS through layers that have no graph. Devices may still compute their GEMMs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cleave.graphs.model_graphs import ModelGraphs
 
 
 class PsPasses:
-    """Runs forward and backward passes of the layers that have no graph, on the PS.
+    """Forward and backward passes on the PS through the layers that have no graph.
 
-    Consecutive layers without graphs form a *run*. The key of a run is the index of the device
-    layer that follows the run, among all device layers; at the end, it is their number.
+    Consecutive layers without graphs form a *run*. The key of a run is the number of layers, or
+    parts of layers, with graphs that precede the run.
 
     Attributes:
         runs: indices of each run's layers in the model, by the run's key.
@@ -39,7 +39,7 @@ class PsPasses:
             run: key of the run. If no run has this key, `x` is returned.
             batch: index of the micro-batch.
             x: input of the run's first layer.
-            extras: for each layer of the model, the tensor arguments other than `x` by name.
+            extras: for each layer of the model, the tensor arguments other than `x`, by name.
         """
         if run not in self.runs:
             return x
@@ -52,9 +52,9 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Return the gradient of a run's input, and accumulate parameter gradients.
+        """Return the gradient of a run's input, and accumulate the gradients of its parameters.
 
-        It is `dy`, the gradient of the run's output, if no run has this key.
+        `dy` is the gradient of the run's output. If no run has the key `run`, `dy` is returned.
         """
         if run not in self.runs:
             return dy
@@ -67,17 +67,13 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the gradients accumulated since the last `forget` to gradients by a parameter's `id`.
-
-        Returns:
-            `found`, which is changed in place.
-        """
+        """Add the accumulated gradients to `found`, keyed by parameter `id`, and return it."""
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
         return found
 
     def forget(self) -> None:
-        """Discard the accumulated gradients, and forward passes without a backward pass."""
+        """Discard accumulated gradients, and forward passes whose backward pass has not run."""
         self._gradients.clear()
         self._under_way.clear()
 
@@ -86,14 +82,14 @@ class PsPasses:
         found[key] = found[key] + gradient if key in found else gradient
 
     def trained(self, run: int) -> list[nn.Parameter]:
-        """Return the trained parameters of a run, without duplicates; empty if there is no run."""
+        """Return a run's trained parameters without duplicates; empty if no run has this key."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
         return list(dict.fromkeys(trained))
 
 
 def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
-    """Return the layers without graphs as runs: their indices by the run's key; see `PsPasses`."""
+    """Return the indices of the layers in each run, by the run's key; see `PsPasses`."""
     runs: dict[int, list[int]] = {}
     for number in sorted(graphs.refused):
         before = sum(part.layer < number for part in graphs.parts)
@@ -102,7 +98,7 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Return which layers run on the PS, and why; empty if every layer has a graph."""
+    """Return a message about the layers that run on the PS; empty if every layer has a graph."""
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)

@@ -46,7 +46,7 @@ def staged_model(
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
-        The staged model. It is None if the method is `auto` and no layer can be exported.
+        The staged model; None if the method is `auto` and no layer can be exported.
 
     Raises:
         LayerGraphError: the method is `stages`, and no layer can be exported.

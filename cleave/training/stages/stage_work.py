@@ -45,7 +45,7 @@ from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
 _MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
-# An array above `_MESSAGE_BYTES` is sent in parts of this size, so that other messages can pass.
+# A larger array is sent in parts of this size, so that other messages can be sent in between.
 _PART_BYTES: Final = 64 * 2**20
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
@@ -68,7 +68,7 @@ class Sent:
         self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
-        """Return the cached `StageGraph` of a serialized ONNX model; parse the model if new."""
+        """Return the `StageGraph` of a serialized ONNX model. The model is parsed only once."""
         if model not in self._graphs:
             graph = onnx.load_model_from_string(model).graph
             inputs = tuple(one.name for one in graph.input)
@@ -113,7 +113,7 @@ class _Frozen:
 
 
 class ModelWork:
-    """Creates the inputs of a model's steps by stages, and converts the results to gradients.
+    """Converts a model's tensors to the inputs of steps by stages, and results to gradients.
 
     Graphs, frozen parameters and unchanged keyword arguments of layers (masks, position embeddings)
     are the same objects in every step, so that devices retain them between steps.
@@ -156,7 +156,7 @@ class ModelWork:
         """Return the graphs, current parameters and costs of each layer for one step.
 
         Args:
-            embedded: for each micro-batch, the first layer's input and the keyword arguments.
+            embedded: for each micro-batch, the first layer's input and all layers' other arguments.
         """
         found = []
         tokens = embedded[0].x.shape[1]
@@ -202,7 +202,7 @@ class ModelWork:
         return found
 
     def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
-        """Return the graph, parameters and targets of the LM head, its norm and the loss.
+        """Return the graph, parameters and targets of the final norm, LM head and loss.
 
         Args:
             targets: target tokens of each micro-batch, shape (batch, tokens).
@@ -218,10 +218,7 @@ class ModelWork:
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the graphs, parameters and targets of each of `count` slices of the loss.
-
-        The other arguments are those of `loss`.
-        """
+        """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
         if not count:
             return []
         given = [_indices(t) for t in targets]
@@ -231,7 +228,6 @@ class ModelWork:
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
     ) -> SliceWork:
-        """Return the graphs, parameters and targets of slice `part` of the loss."""
         held, graphs = self._held_by_loss, self._graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
@@ -253,7 +249,7 @@ class ModelWork:
         )
 
     def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
-        """Return the graphs of a slice of the loss. Slices of equal size share graphs."""
+        """Return the graphs of a slice of the loss. Slices of equal size share their graphs."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
             assert self.graphs.slice_of_loss is not None
@@ -269,10 +265,7 @@ class ModelWork:
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs per token of the logits and the backward pass through the LM head.
-
-        It is 0 if the caller computes the loss.
-        """
+        """Return the LM head's FLOPs per token, forward and backward; 0 without a loss graph."""
         held, loss = self._held_by_loss, self.graphs.loss
         if loss is None:
             return 0
@@ -281,7 +274,7 @@ class ModelWork:
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the FLOPs per token of the logits; 0 if the caller computes the loss."""
+        """Return the LM head's forward FLOPs per token; 0 without a loss graph."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
         held = (self._held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
@@ -297,7 +290,7 @@ class ModelWork:
         """Combine the forward results of all slices of the loss for one micro-batch.
 
         Returns:
-            The loss, and the log-sum-exp over the vocabulary, which backward passes of slices need.
+            The loss, and the log-sum-exp over the vocabulary for the backward passes of the slices.
         """
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
@@ -348,6 +341,7 @@ class ModelWork:
         Args:
             tokens: number of tokens in each micro-batch.
             sequence: tokens per sequence.
+            gradients: wire dtype of parameter gradients.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
@@ -383,7 +377,7 @@ class ModelWork:
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
-        # If the PS runs layers after the last stage, the loss must follow these layers.
+        # The loss cannot be sliced if the PS runs layers between the last stage and the loss.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(
@@ -392,7 +386,7 @@ class ModelWork:
         )  # fmt: skip
 
     def _head_cost(self, gradients: DType) -> LayerCost:
-        """Return the cost of the loss; all values are 0 if the caller computes the loss."""
+        """Return the cost of the LM head and the loss; all values are 0 without a loss graph."""
         loss = self.graphs.loss
         if loss is None:
             return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -402,7 +396,7 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the bytes per token of keyword arguments that differ between sequences."""
+        """Return the bytes per token of layer arguments that differ between sequences."""
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -415,7 +409,7 @@ class ModelWork:
         return sum(self._extra_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return the FLOPs of a run of layers on the PS, with the active experts only."""
+        """Return the FLOPs per token of a run of layers on the PS, with active experts only."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -450,7 +444,8 @@ class ModelWork:
     ) -> StageArray:
         """Convert a parameter, or the rows that slice `part` uses, to a wire array.
 
-        A frozen parameter's array is cached. `of` is the whole parameter if `tensor` has rows only.
+        A frozen parameter's array is cached. If `tensor` has only some rows of a
+        parameter, `of` is the whole parameter.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
@@ -480,7 +475,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _extra_array(self, tensor: Tensor) -> StageArray:
-        """Return a wire array of a keyword argument; an equal one of the last two steps if any."""
+        """Return the wire array of a layer argument, or an equal array of this or the last step."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -495,7 +490,7 @@ class ModelWork:
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
-    """Accumulate gradients, given by the `id` of the parameter, in a model's `grad` attributes."""
+    """Add gradients, keyed by parameter `id`, to the `grad` of a model's parameters."""
     for parameter in model.parameters():
         mine = found.get(id(parameter))
         if mine is not None:
@@ -514,7 +509,7 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
 
 
 def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Add up a parameter's gradient sums of several devices, each cut into consecutive rows."""
+    """Add up gradient sums of several devices, each received in parts of consecutive rows."""
     total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
     for number, parts in enumerate(groups):
         first = 0
@@ -549,7 +544,7 @@ def _codes(tensor: Tensor) -> StageArray:
 
 
 def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of a forward pass, given the tokens per sequence."""
+    """Return the FLOPs per token of a forward pass through sequences of `tokens` tokens."""
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
     return 2 * products + _attention_flops(part, tokens)
 
@@ -557,20 +552,20 @@ def _forward_flops(part: LayerPart, tokens: int) -> int:
 def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
     """Return the FLOPs per token of a backward pass that recomputes the forward pass.
 
-    `cleave.workload.stages.LayerSizes` counts the same from a model's configuration.
+    `cleave.workload.stages.LayerSizes` derives the same number from a model's configuration.
     """
     trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
     return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that retained activations save: all but the attention scores."""
+    """Return the forward FLOPs per token that retained activations save: all but the scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
 def _attention_flops(part: LayerPart, tokens: int) -> int:
     """Return the FLOPs per token of attention's two matrix multiplications in a forward pass.
 
-    Number of heads times head size is taken for the width of the activations.
+    The number of heads times the head size is assumed to equal the width of the activations.
     """
     return 4 * tokens * part.x.shape[-1] if part.attends else 0

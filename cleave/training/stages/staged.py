@@ -1,4 +1,4 @@
-"""Computation of a batch's loss and gradients by stages on a fleet."""
+"""Computation of a batch's loss and gradients on a fleet, by stages."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from cleave.training.stages.suspicion import examined
 # Attempts at a step by stages before training fails, if the caller cannot compute the step itself.
 MOST_TRIES: Final = 3
 
-RETRY_S: Final = 10.0  # before a failed step is retried on the same devices
+RETRY_S: Final = 10.0  # wait before a failed step is retried on the same devices
 
-# Steps that the caller computes after a step by stages has failed, unless devices come or go.
+# Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
 
 
@@ -52,9 +52,9 @@ class Rows:
     """Token sequences of a batch or a micro-batch.
 
     Attributes:
-        ids: shape (rows, tokens).
+        ids: token IDs, shape (rows, tokens).
         targets: target token IDs, same shape; -100 for positions without loss.
-        mask: see `cleave.graphs.packed.called_with`.
+        mask: attention mask; see `cleave.graphs.packed.called_with`.
         positions: position of each token in its document, same shape; None if each row is one
             document.
     """
@@ -76,13 +76,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """Returned, with the reason, when the caller must compute a step without stages."""
+    """Result that requires the caller to compute the step without stages, and the reason."""
 
     reason: str
 
 
 class StagedModel:
-    """Computes the loss and gradients of a model's batches by stages on a fleet.
+    """Model whose loss and gradients are computed by stages on a fleet.
 
     Args:
         work: the model, its graphs, and the wire dtype of parameters and activations.
@@ -94,7 +94,7 @@ class StagedModel:
         auditor: audits a random selection of device results. Without one, only suspicious results
             are checked.
         in_parts: returns a replacement of `work` in which attention and MLP of a layer are
-            separate, for devices whose memory whole layers do not fit. None to never split layers.
+            separate, for devices with too little memory for a layer. None to never split layers.
         local_after_s: seconds without devices before the caller must compute a step; None to wait
             for devices without limit.
         stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
@@ -105,11 +105,11 @@ class StagedModel:
             devices in the plan.
 
     Attributes:
-        plan: plan for the connected devices, once there is one.
+        plan: current plan for the connected devices; None if no plan exists.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
-        predicted_s, planning_s, audit_s: sums since the start; see `FleetCounters`.
+        predicted_s, planning_s, audit_s: totals of all steps; see `FleetCounters`.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class StagedModel:
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
-        """End the current step, and let devices drop the arrays that they retain for the model."""
+        """End the current step, and tell devices to drop all arrays of the model."""
         self.runtime.end_steps()
 
     def forecast_s(self, batch: Rows) -> float | NotByStages:
-        """Forecast the seconds of a step by stages for a batch of this shape; see `gradients`."""
+        """Return the predicted seconds of a step by stages for a batch of this shape."""
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
             return NotByStages("no plan fits the devices, or another method is faster")
@@ -178,8 +178,8 @@ class StagedModel:
                 servers, and the returned loss is this batch's share of the mean.
 
         Returns:
-            The loss; `NotByStages` if no device can train layers, the connected devices failed in
-            this or an earlier step, or another method is faster.
+            The loss; `NotByStages` if no device can train layers, the connected devices failed at
+            this step or an earlier step, or another method is faster.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
@@ -223,7 +223,7 @@ class StagedModel:
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Wait for the next attempt at a step; return False if the caller must compute it."""
+        """Wait before retrying a step; return False if the caller must compute the step."""
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
@@ -262,7 +262,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
-        """Return the `StepWork` with which the fleet can run a step.
+        """Return the `StepWork` of a step: everything that the fleet needs to run it.
 
         Args:
             embedded: for each micro-batch, the input of the first stage.
@@ -327,7 +327,7 @@ class StagedModel:
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a pass of the PS's layers that the fleet requests, and give the fleet the output."""
+        """Run a pass of the PS's layers between two stages, and send the output to the fleet."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -344,7 +344,7 @@ class StagedModel:
         losses: dict[int, float],
         slices: int,
     ) -> float:
-        """Accumulate a finished step's gradients in the parameters, and return its loss."""
+        """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape)
@@ -359,11 +359,11 @@ class StagedModel:
 
     @property
     def calls(self) -> Sequence[LayerCall]:
-        """Return one record per layer that describes how the model calls the layer."""
+        """Return the recorded call of each layer."""
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return the layers' trained parameters once each: on devices first, then on the PS."""
+        """Return all layers' trained parameters without duplicates; those of PS layers are last."""
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -406,10 +406,10 @@ class StagedModel:
         return float(loss.detach()), y.grad
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
-        """Return the plan for the connected devices. While there is no plan, wait for devices.
+        """Return a plan for the connected devices. While no plan fits, wait for other devices.
 
-        It is `NotByStages` if the caller must compute the step. AbandonedError means training must
-        stop.
+        Return `NotByStages` if the caller must compute the step. Raise AbandonedError if training
+        must stop.
         """
         waited_s = 0.0
         while True:
@@ -434,7 +434,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the current plan, renewed if devices or the shape changed; None if none fits."""
+        """Return the plan, renewed if devices or batch shape have changed; None if no plan fits."""
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -445,7 +445,7 @@ class StagedModel:
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
-        """Plan stages for devices, and report the plan; None if they cannot run the step."""
+        """Plan stages and report the plan to the user; return None if no plan fits the devices."""
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
@@ -484,7 +484,7 @@ class StagedModel:
         return plan
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` when devices can run a step again, or cannot any more."""
+        """Call `presence` if devices can run a step again, or can no longer run a step."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
@@ -500,11 +500,11 @@ class StagedModel:
         return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
-        """Wait for the next request or result of the current step; check suspicious results here.
+        """Wait for the current step's next request or result. Check suspicious results meanwhile.
 
         Raises:
             AbandonedError: training must stop, and the step was abandoned.
-            StageFailedError: all devices left, and the caller can compute the step.
+            StageFailedError: all devices have left, and the caller can compute the step.
         """
         stopping_s = left_s = 0.0
         local = self._local_after_s is not None
@@ -534,7 +534,7 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Check a suspicious result, tell the fleet, and quarantine a device that is faulty."""
+        """Check a suspicious result, report to the fleet, and quarantine a faulty device."""
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

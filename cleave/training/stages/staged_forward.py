@@ -1,8 +1,8 @@
-"""`cleave.offload(model, fleet, method="stages")`: stages in the caller's own training loop.
+"""Stages in the caller's own training loop: `cleave.offload(model, fleet, method="stages")`.
 
 A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
 computes the rest locally. The backward pass returns the gradients of all layers at once. If the
-model has changed since its graphs were exported, a forward pass exports new ones.
+model has changed since its graphs were exported, a forward pass exports new graphs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "return_dict", "logits_to_keep", "output_attentions",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
-_MOST_KEPT: Final = 8  # cached sets of graphs, as for a model with and without adapters
+_MOST_KEPT: Final = 8  # cached sets of graphs, such as with and without adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Called:
 
 
 class StagedForward:
-    """Callable that replaces a model's forward pass, and runs the layers on a fleet by stages.
+    """Replacement of a model's forward pass that runs the layers on a fleet, by stages.
 
     Args:
         audit: probability of an output audit, per device, stage and step.
@@ -93,7 +93,7 @@ class StagedForward:
         self._here = False  # whether the last log message said that layers run locally
 
     def close(self) -> None:
-        """End the current step, and let devices drop the arrays that they retain for the model."""
+        """End the current step, and tell devices to drop all arrays of the model."""
         self._fleet.runtime.end_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +104,7 @@ class StagedForward:
         return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a pass with the layers on the fleet; None if the caller must run it locally."""
+        """Run a forward pass on the fleet; return None if the caller must run it locally."""
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
@@ -166,14 +166,14 @@ class StagedForward:
         return found
 
     def fall_back(self, one: _Pass, error: StageFailedError) -> None:
-        """End a pass that failed on the fleet, or raise FleetError if devices are waited for."""
+        """End a pass that failed on the fleet; raise FleetError unless layers may run locally."""
         if self.local_after_s is None:
             raise FleetError(str(error)) from error
         self.end(one)
         self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log a change between layers on the fleet (no reason) and on this machine."""
+        """Log a switch to local computation, or to the fleet if the reason is an empty string."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -228,14 +228,14 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Record that a forward pass begins. One whose backward pass has not run is abandoned."""
+        """Register a new forward pass. Abandon an earlier one whose backward pass has not run."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
         self._under_way = one
 
     def end(self, one: _Pass) -> None:
-        """Record that `one` is complete, so that no backward pass will follow."""
+        """Unregister a pass that needs no further backward pass on the fleet."""
         if self._under_way is one:
             self._under_way = None
 
@@ -275,7 +275,7 @@ class _Pass:
 
     owner: StagedForward
     staged: StagedModel
-    trains: bool  # whether gradients are enabled, so that a backward pass may follow
+    trains: bool  # whether gradients are enabled; if so, a backward pass may follow
     done: bool = False
     given_up: bool = False
     parts: Sequence[Rows] = ()
@@ -286,7 +286,7 @@ class _Pass:
     values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
 
     def prepare(self, batch: Rows) -> None:
-        """Plan the stages, and record the keyword arguments of the layers."""
+        """Plan the stages, and record the arguments of the layers for each micro-batch."""
         plan = self.staged.planned(batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(batch)
@@ -294,14 +294,17 @@ class _Pass:
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def _split(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Split a tensor of the batch into those of the micro-batches."""
+        """Split a tensor of the batch into one tensor for each micro-batch."""
         return torch.split(tensor, [len(part.ids) for part in self.parts])
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Return the output of the last layer for an input of the first layer.
+        """Run all layers on the fleet, and return the last layer's output.
 
-        `backward` is whether a backward pass will follow. StageFailedError means that the fleet
-        cannot complete the pass.
+        Args:
+            backward: whether a backward pass will follow.
+
+        Raises:
+            StageFailedError: the fleet cannot complete the pass.
         """
         staged, work, passes = self.staged, self.staged.work, self.staged.passes
         self.owner.begin(self)
@@ -336,7 +339,7 @@ class _Pass:
         return torch.cat([outputs[number] for number in range(len(self.parts))])
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the gradient of the first layer's input, and those of parameters by `id`.
+        """Return the gradient of the first layer's input, and the parameter gradients by `id`.
 
         Args:
             dy: gradient of the last layer's output.
@@ -380,7 +383,7 @@ class _Pass:
         return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor, step: StepWork) -> StepResult:
-        """Pass the gradient of the last layer's output to the fleet, and wait for the result."""
+        """Send the gradient of the last layer's output to the fleet, and wait for the result."""
         for number, piece in enumerate(self._split(dy)):
             made = self.staged.passes.backward(len(step.layers), number, piece)
             self.staged.runtime.give(number, self.staged.work.activation(made))
@@ -394,7 +397,7 @@ class _Pass:
                     return result
 
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Compute the result of `backward` here by recomputing the forward pass."""
+        """Compute the result of `backward` locally, by recomputing the forward pass."""
         assert self.x is not None
         trained = self.staged.trained_parameters()
         dx: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""Replacement of a model's forward pass by a forward pass by stages.
+"""Replacement of a model's forward pass with a forward pass by stages.
 
-The class of the model object is replaced by a subclass, whose `forward` runs on the fleet. A
-library that later wraps the object's `forward` wraps the fleet's, also after a restore.
+The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
+library wraps this `forward` and the model is restored, the wrapper calls the original `forward`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def passes_of(model: nn.Module) -> Any:
 
 
 def go_by_stages(model: nn.Module, passes: Callable[..., Any]) -> None:
-    """Replace a model's `forward` by a `StagedForward`, until `go_plainly` is called."""
+    """Replace a model's `forward` with a `StagedForward`, until `go_plainly` is called."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
@@ -38,9 +38,9 @@ def go_plainly(model: nn.Module) -> None:
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that restores a model's original forward pass.
+    """Return a context manager in which a model offloaded by stages has its original forward pass.
 
-    Stages, wrappers of `forward`, and the model's own hooks are disabled.
+    Wrappers of `forward` and hooks of the model object are disabled, too.
     """
     held, staged = vars(model), type(model)
     aside = (ATTRIBUTE, "forward", *HOOKS)
@@ -55,7 +55,7 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a model's class whose `forward` calls the `StagedForward`."""
+    """Return a subclass of a model's class whose `forward` calls the model's `StagedForward`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A forward wrapper may still call this function after the model is restored.

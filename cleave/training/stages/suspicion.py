@@ -1,6 +1,6 @@
-"""Check of suspicious device results: the PS recomputes a result before the result is used.
+"""Checks of suspicious results: the PS recomputes a suspicious device result before using it.
 
-`cleave.scheduler.stages.step` holds back a result that is not finite, is much larger than usual, or
+`cleave.scheduler.stages.step` withholds a result that is not finite, is much larger than usual, or
 has no known usual magnitude. A device is blamed only if all of these conditions hold:
 
 - Its inputs and weights are finite, and so small that the order of summation cannot decide whether
@@ -33,9 +33,9 @@ from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 LARGEST_INPUT: Final = 2.0**20
 
 # Both are fractions of the largest element.
-_GROSS: Final = 0.5  # smallest error that is taken for wrong; only audits find smaller errors
-_STEADY: Final = 0.1  # largest effect of coarser rounding where an error proves a fault
-_BEYOND: Final = 1000.0  # or else the smallest ratio of the error to the effect
+_GROSS: Final = 0.5  # smallest error that counts as wrong; only audits detect smaller errors
+_STEADY: Final = 0.1  # largest effect of coarser rounding if an error is to prove a fault
+_BEYOND: Final = 1000.0  # or, if the effect is larger, smallest ratio of error to effect
 
 _OTHERS: Final = 10.0  # largest plausible ratio between the gradients of two micro-batches
 
@@ -59,7 +59,7 @@ _RIGHT: Final = Finding(True)
 
 
 def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
-    """Check a suspicious result by recomputing it on the PS, with an auditor's passes."""
+    """Check a suspicious result by recomputing it on the PS with `auditor`."""
     largest_input = _largest_input(work, suspect)
     if not math.isfinite(largest_input):
         return _RIGHT
@@ -103,7 +103,7 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
 ) -> tuple[Callable[[Noise], dict[Place, Array]], int]:
-    """Return a function that recomputes a result, and the passes that one call takes."""
+    """Return a function that recomputes a suspicious result, and its number of passes per call."""
     record, places = suspect.record, list(suspect.sizes)
 
     def sums_again(noise: Noise) -> dict[Place, Array]:
@@ -126,9 +126,9 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether the gradients of a random micro-batch explain how large gradient sums are.
+    """Return whether the size of gradient sums is plausible, given one random micro-batch.
 
-    Every sum may be `_OTHERS` times this gradient times the number of micro-batches.
+    A sum may be up to `_OTHERS` times the micro-batch's gradient times the number of micro-batches.
     """
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
@@ -173,7 +173,7 @@ def _sum_name(place: Place) -> SumName:
 
 
 def _largest_input(work: StepWork, suspect: Suspect) -> float:
-    """Return the largest magnitude of the device's inputs; NaN if an element is NaN."""
+    """Return the largest magnitude of the device's inputs and weights; NaN if any value is NaN."""
     sizes = [_array_size(array) for array in _inputs(work, suspect)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes)
 
@@ -206,7 +206,7 @@ def _size(values: Array) -> float:
 
 
 def _words(place: Place, suspect: Suspect) -> str:
-    """Return a phrase that names a suspicious result in an error message."""
+    """Return the name of a suspicious result for an error message."""
     what, parameter, layer = place
     if what is Returned.SUM:
         of = f"layer {layer}'s " if layer > LOSS_LAYER else ""

@@ -1,6 +1,6 @@
-"""`offload` sends a model's matrix multiplications or whole layers to a fleet; `restore` undoes it.
+"""Offloading of a model's matrix multiplications or whole layers to a fleet, and its reversal.
 
-With the method `tiles`, each linear layer gets a subclass as its class. The subclass sends three
+With the method `tiles`, the class of each linear layer is replaced with a subclass that sends three
 GEMMs (forward, input gradient, weight gradient) to the fleet.
 """
 
@@ -43,11 +43,11 @@ def offload(
 ) -> OffloadReport:
     """Run a model's linear layers (tiles) or whole decoder layers (stages) on a fleet.
 
-    With the method `tiles`, every `nn.Linear`, and transformers' `Conv1D` and mixture-of-experts
-    modules, are changed in place. The module objects, parameters, hooks and state dict stay the
-    same. The caller's training loop, optimizer and autocast work as before. Subclasses of
-    `nn.Linear` and `Conv1D` are not offloaded. LoRA adapters of `peft` stay local, but their base
-    layers are offloaded.
+    With the method `tiles`, modules of class `nn.Linear`, and transformers' `Conv1D` and
+    mixture-of-experts modules, are changed in place. The module objects, parameters, hooks and
+    state dict stay the same. The caller's training loop, optimizer and autocast work as before.
+    Subclasses of `nn.Linear` and `Conv1D` are not offloaded. LoRA adapters of `peft` stay local,
+    but their base layers are offloaded.
 
     With the method `stages`, the `forward` of a causal language model of transformers is replaced.
     Devices run the forward and backward passes of the decoder layers, and this process computes the
@@ -76,8 +76,9 @@ def offload(
             computes, on the fleet's clock.
 
     Returns:
-        A report of the offloaded modules and the local modules. If less than 90 % of the parameters
-        that multiply activations are offloaded, a Python warning is also issued.
+        A report of the offloaded modules and the local modules. A Python warning is also issued if
+        `include` and `exclude` are empty, and less than 90 % of the parameters that multiply
+        activations are offloaded.
 
     Raises:
         UsageError: an argument is invalid, or the model has no suitable layer, is already
@@ -130,7 +131,7 @@ def send(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Offload a model by tiles like `offload`, but never issue a Python warning."""
+    """Offload a model by tiles, as `offload` does, but never issue a Python warning."""
     _refuse_offloaded(model)
     if passes_of(_without_wrapper(model)) is not None:
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
@@ -157,16 +158,16 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Wrap a fleet so that it logs the absence of devices, and can then multiply locally.
+    """Wrap a fleet to log the absence of devices and, with fallback `local`, to multiply locally.
 
-    `fleet` itself is returned if it handles missing devices on its own.
+    A fleet that handles the absence of devices itself is returned unchanged.
     """
     local = fallback == FallbackMode.LOCAL.value
     if not isinstance(fleet, Fleet):
         if local:
             raise UsageError(f"fallback 'local' needs a fleet of devices, not {_kind(fleet)}")
-        return fleet  # other multipliers handle missing devices themselves
-    if not local and fleet.clock == "virtual":  # this fleet knows when no device will join
+        return fleet  # other multipliers handle the absence of devices themselves
+    if not local and fleet.clock == "virtual":  # this fleet raises an error if no device will join
         return fleet
     here = Fallback(TorchBackend(), after_s) if local else None
     return FallbackFleet(fleet, _tell, here, say=_log.warning)
@@ -193,7 +194,7 @@ def _kind(value: object) -> str:
 def _offload_by_stages(
     model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
 ) -> OffloadReport:
-    """Replace a model's forward pass by a `StagedForward`; see `offload`."""
+    """Replace a model's forward pass with a `StagedForward`; see `offload`."""
     from transformers import PreTrainedModel
 
     from cleave.training.stages.staged_forward import StagedForward  # imports ONNX, transformers
@@ -265,7 +266,7 @@ def offloaded(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `offload`, and return `model` itself. A model that is not offloaded stays unchanged."""
+    """Undo `offload`, and return the model. A model that is not offloaded is left unchanged."""
     inner = _without_wrapper(model)
     if (passes := passes_of(inner)) is not None:
         passes.close()
@@ -278,7 +279,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """Context manager for gradient accumulation: devices retain the weights sent to them.
+    """Context manager for gradient accumulation, in which devices retain received weights.
 
     The weights must not change within the context. Leave the context before the optimizer step.
 

@@ -1,4 +1,4 @@
-"""Selection of the modules that run on a fleet, and the report why each other module is local."""
+"""Selection of the modules that run on a fleet, and the reasons why other modules stay local."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from cleave.training.tiles.offloaded_linear import (
 
 
 class OffloadChoice:
-    """Selects the modules of a model to offload, and reports why other modules stay local.
-
-    The arguments are those of `offload`.
-    """
+    """Selection of a model's modules to offload. The arguments are those of `offload`."""
 
     def __init__(self, model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> None:
         self._model, self._include, self._exclude = model, include, exclude
@@ -35,7 +32,7 @@ class OffloadChoice:
         self._conv1d = conv1d()
 
     def found(self) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-        """Return each module to offload by name, and the class that it gets.
+        """Return the modules to offload by name, each with the subclass that replaces its class.
 
         Raises:
             UsageError: a module's weights have an unsupported dtype or are not on the CPU.
@@ -60,7 +57,7 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return the report of offloaded modules, the result of `found`, and local modules."""
+        """Return a report of offloaded and local modules, given the result of `self.found`."""
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -84,7 +81,7 @@ class OffloadChoice:
         return included and not any(fnmatchcase(name, p) for p in self._exclude)
 
     def _why(self, name: str, module: nn.Module) -> tuple[str, bool]:
-        """Return why a module stayed local, and whether it multiplies by its parameters."""
+        """Return why a module stays local, and whether it multiplies activations by parameters."""
         kind = type(module).__name__
         if isinstance(module, QuantizedLinear):
             return "tiles take no quantized weights", True
@@ -155,8 +152,8 @@ class OffloadReport:
 
     Attributes:
         method: `tiles` or `stages`.
-        sent: for the name of each offloaded module, its number of parameters. It is empty with
-            stages, because the layers are not known before the first forward pass.
+        sent: number of parameters of each offloaded module, by name; empty with stages, because the
+            layers are not known before the first forward pass.
         stayed: the other modules that have parameters, by name; empty with stages.
         min_flops: GEMMs with fewer floating-point operations run locally.
     """
@@ -168,14 +165,14 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the offloaded fraction of the parameters that multiply activations, or else 1."""
+        """Return the offloaded fraction of parameters that multiply activations; 1 without any."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0
 
     @property
     def shortfall(self) -> str:
-        """Return a warning if `share` is below `LEAST_SHARE`; else an empty text."""
+        """Return a warning if `share` is below `LEAST_SHARE`; otherwise an empty string."""
         missed = {n: each for n, each in self.stayed.items() if each.multiplies}
         if self.share >= LEAST_SHARE or not missed:
             return ""

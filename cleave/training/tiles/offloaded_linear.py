@@ -25,7 +25,7 @@ _UNSUPPORTED: Final = (
 
 
 class Operands:
-    """Maps tensors to operands of a fleet. A tensor that is used twice has only one operand.
+    """Cache of a fleet's operands by tensor. A tensor that is used twice has only one operand.
 
     An operand must be freed as soon as its tensor's values are no longer needed. Otherwise,
     activation checkpointing would save no memory. An activation (a tensor with a `grad_fn`) has a
@@ -55,7 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory; see `updated`."""
+        """Record that a weight has been gathered into new memory, and rebind its operand."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -77,7 +77,7 @@ class Operands:
             del self._gathered[id(weight)]
 
     def updated(self) -> None:
-        """Record that the optimizer changed the weights. Gathered weights get new operands."""
+        """Discard the operands of gathered weights, because the optimizer changed the weights."""
         self._gathered.clear()
 
     def of(self, tensor: Tensor) -> Operand:
@@ -132,7 +132,7 @@ class Operands:
 
 
 class _LinearFunction(torch.autograd.Function):
-    """Computes y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
+    """Autograd function x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
 
     @staticmethod
     def forward(
@@ -143,7 +143,7 @@ class _LinearFunction(torch.autograd.Function):
         operands: Operands,
         weight_transposed: bool,
     ) -> Tensor:
-        """Compute y. The fleet writes the blocks of y directly into the tensor's memory."""
+        """Compute y. The fleet writes the blocks directly into the memory of y."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
         # y must not be a view, as autograd forbids in-place changes of returned views.
@@ -166,7 +166,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the arguments of `forward`, which the fleet writes in place."""
+        """Return the gradient of each argument of `forward`, or None if it is not needed."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -203,12 +203,12 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raise UsageError, because forward-mode automatic differentiation is not supported."""
+        """Raise UsageError: forward-mode automatic differentiation is not supported."""
         raise UsageError(f"forward-mode AD {_UNSUPPORTED}")
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b. The fleet writes the result into the memory of `out`."""
+    """Start to compute out = a @ b on the fleet, which writes into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -217,7 +217,7 @@ def product(
 ) -> Tensor:
     """Compute a linear layer with the GEMMs on the fleet.
 
-    Under autocast, x, weight and bias are cast first.
+    GEMMs below `min_flops` run locally. Under autocast, x, weight and bias are cast first.
 
     Args:
         module: an offloaded module.
@@ -291,15 +291,15 @@ def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
 _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
-# Computes a linear layer on the fleet, given x, weight, bias and whether the weight is (in, out).
+# Computes a linear layer, given x, weight, bias and whether the weight has the shape (in, out).
 Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
 
 
 def auxiliary_weight(model: nn.Module) -> float:
-    """Return the weight of a mixture-of-experts model's load-balancing loss; 0 without one.
+    """Return the coefficient of a mixture-of-experts model's load-balancing loss; 0 if unused.
 
     Raises:
-        UsageError: the configuration sets `output_router_logits`, but the model has no weight.
+        UsageError: the configuration sets `output_router_logits`, but the model defines none.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -321,7 +321,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 class _Products(TorchFunctionMode):
-    """Redirects multiplications by slices of 3-D `parameters` to a fleet while it is active."""
+    """Torch function mode that calls `product` for multiplications by slices of `parameters`."""
 
     def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
         super().__init__()
@@ -348,7 +348,7 @@ class _Products(TorchFunctionMode):
 
 
 def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
-    """Return a subclass of a mixture-of-experts class that multiplies on a fleet.
+    """Return a subclass of a mixture-of-experts class whose GEMMs run on a fleet.
 
     The weights of all experts are slices of 3-D parameters. The eager forward pass multiplies by
     one expert's slice after another, with `F.linear` or `@`.
