@@ -91,7 +91,7 @@ class Leaving:
     def give_up(self) -> None:
         """Raise AbandonedError, unless part of the current step has been applied to the model."""
         if not self._applied():
-            raise AbandonedError("the step under way was given up, for training is to stop")
+            raise AbandonedError("the current step was abandoned, because training is stopping")
 
 
 class FallbackFleet:

@@ -248,7 +248,7 @@ def _refuse_other_attention(
     most = (_MOST_OFF_16_BIT if narrow else _MOST_OFF) * float(wanted.abs().max())
     if not off <= most:
         name = getattr(model.config, "_attn_implementation", None)
-        raise LayerGraphError(f"its attention ({name}) is none that graphs compute")
+        raise LayerGraphError(f"its attention ({name}) is not supported in graphs")
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:

@@ -143,7 +143,7 @@ def test_adapters_change_nothing_at_first(dora: bool) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"method": "tiles"}, "tiles take no quantized weights; give --method stages"),
+        ({"method": "tiles"}, "tiles cannot use quantized weights; give --method stages"),
         ({"journal": True}, "--journal keeps products of tiles, which take no quant"),
         ({"lora": "r=4,bits=5"}, "bits=5; give 4 or 8"),
     ],
@@ -156,10 +156,10 @@ def test_jobs_that_cannot_be_quantized_are_refused(changed: dict[str, Any], said
 def test_the_report_names_them() -> None:
     with cleave.emulated(2) as fleet:
         model = add_adapters(small_model("llama", **WIDE), LoraSpec(4, bits=4))
-        with pytest.warns(UserWarning, match="tiles take no quantized weights"):
+        with pytest.warns(UserWarning, match="tiles cannot use quantized weights"):
             report = cleave.offload(model, fleet, method="tiles")
         cleave.restore(model)
-    assert "tiles take no quantized weights" in str(report)
+    assert "tiles cannot use quantized weights" in str(report)
     assert report.shortfall
 
 

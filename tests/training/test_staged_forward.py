@@ -559,7 +559,7 @@ def with_a_layer_left_out(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (with_own_attention, r"its attention \(halved\) is none that graphs compute"),
+        (with_own_attention, r"its attention \(halved\) is not supported in graphs"),
         pytest.param(
             with_a_trained_tensor_of_its_own,
             "a trained tensor that is none of its parameters",

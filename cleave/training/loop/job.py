@@ -353,7 +353,7 @@ class JobSpec:
             )
         if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
-                f"--lora is {self.lora!r}, and tiles take no quantized weights; give --method "
+                f"--lora is {self.lora!r}, and tiles cannot use quantized weights; give --method "
                 "stages, auto or local, or leave bits out"
             )
         if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:

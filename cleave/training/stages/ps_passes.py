@@ -108,7 +108,7 @@ def described_refusals(graphs: ModelGraphs) -> str:
         f"{_listed(numbers)} of {len(graphs.calls)}: {reason}"
         for reason, numbers in by_reason.items()
     )
-    return f"the parameter server does some layers itself, and stages count the others: {which}"
+    return f"the parameter server computes some layers itself; stages number the others: {which}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -235,7 +235,7 @@ class StagedModel:
         waited_s = 0.0
         while waited_s < RETRY_S and self.runtime.stage_devices().keys() <= there:
             if self._stop():
-                raise AbandonedError("training is to stop")
+                raise AbandonedError("training is stopping")
             try:
                 self.runtime.next_outcome(LOOK_S)
             except FleetError as error:  # in virtual time: no future event can help
@@ -271,7 +271,7 @@ class StagedModel:
         targets = [part.targets for part in parts]
         inner = self.passes.runs.keys() - {0, len(self.work.graphs.parts)}
         if missing := inner - {stage.stop for stage in plan.stages}:
-            raise PlanError(f"the plan leaves out what is done here before layer {min(missing)}")
+            raise PlanError(f"the plan has no stage that ends before layer {min(missing)}")
         self._proven = set()
         self._step_work = StepWork(
             layers=self.work.layers(embedded),
@@ -429,7 +429,7 @@ class StagedModel:
                 self._waited = True
                 return NotByStages("no device can train layers")
             if self._stop():
-                raise AbandonedError("training is to stop")
+                raise AbandonedError("training is stopping")
             self.runtime.next_outcome(LOOK_S)
             waited_s += LOOK_S
 
@@ -462,7 +462,7 @@ class StagedModel:
             forecast = forecaster.by_stages(devices, self._planner)
         except PlanError as error:
             if self._in_parts is not None and isinstance(error, DeviceMemoryError):
-                self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
+                self._say(f"layers are divided into attention and MLP, because {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
                 # The key of a run counts parts of layers, so the keys have changed.
@@ -531,7 +531,7 @@ class StagedModel:
                 stopping_s += LOOK_S
                 if stopping_s >= STEP_END_S or not self.runtime.stage_devices():
                     self.runtime.end_steps()
-                    raise AbandonedError("training is to stop")
+                    raise AbandonedError("training is stopping")
 
     def _examine(self, suspect: Suspect) -> None:
         """Check a suspicious result, report to the fleet, and quarantine a faulty device."""

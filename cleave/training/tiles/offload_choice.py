@@ -84,13 +84,13 @@ class OffloadChoice:
         """Return why a module stays local, and whether it multiplies activations by parameters."""
         kind = type(module).__name__
         if isinstance(module, QuantizedLinear):
-            return "tiles take no quantized weights", True
+            return "tiles cannot use quantized weights", True
         if isinstance(module, nn.Embedding):
             return "rows are looked up, nothing is multiplied", False
         if all(p.dim() < 2 for p in module.parameters(recurse=False)):
             return f"{kind} has vectors only", False
         if module in self._adapters:
-            return "an adapter is done sooner than sent", False
+            return "computing an adapter here is faster than sending it", False
         if not self._wanted(name):
             return "include and exclude leave it out", True
         if isinstance(module, nn.MultiheadAttention):
