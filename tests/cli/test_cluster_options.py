@@ -48,6 +48,7 @@ def test_the_example_is_a_cluster_and_a_job() -> None:
     assert JobSpec.from_dict(told).model == "opt-1.3b"
 
 
+@pytest.mark.nightly
 def test_one_file_has_settings_and_cluster_and_a_run_goes_on_with_a_cluster_alone(
     tmp_path: Path,
 ) -> None:

@@ -233,6 +233,7 @@ def test_losses_end_reuse_until_the_fleet_is_known_again() -> None:
     assert made.step().reused_events > changed.reused_events
 
 
+@pytest.mark.nightly
 def test_small_fleets_keep_what_they_hold_and_reuse_nothing() -> None:
     made, _ = stepper(FEW)
     assert made.layer(0).reused_events == 0

@@ -91,6 +91,7 @@ def test_a_layer_that_looks_at_values_is_refused() -> None:
         export_layer(LayerPart.whole(layer_calls(model, IDS)[0], 0))
 
 
+@pytest.mark.nightly
 def test_a_layer_that_differs_by_its_number_alone_gets_no_other_layers_graph(
     tmp_path: Path,
 ) -> None:
@@ -158,6 +159,7 @@ def test_graphs_are_no_larger_than_devices_take() -> None:
     assert tracing.MAX_GRAPH_NODES == limits.MAX_GRAPH_NODES
 
 
+@pytest.mark.nightly
 def test_a_graph_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MAX_GRAPH_NODES", 10)
     call = layer_calls(small_model("opt"), IDS)[0]

@@ -41,6 +41,7 @@ def test_layers_that_differ_in_their_number_alone_have_one_key(family: str) -> N
     assert len({key_of(model, number) for number in numbers}) == wanted
 
 
+@pytest.mark.nightly
 def test_a_key_is_the_same_in_another_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OF_A_NEW_PROCESS],

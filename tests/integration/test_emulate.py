@@ -300,6 +300,7 @@ def test_devices_come_and_go_while_gemms_finish(served: Server, drains: bool) ->
 # --- the command ---
 
 
+@pytest.mark.nightly
 def test_the_command_emulates_until_it_is_interrupted(served: Server, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
     command = (

@@ -20,6 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> RunFolde
     return trained(tmp_path_factory.mktemp("used"), corpus_file, "opt-nano", steps=2)
 
 
+@pytest.mark.nightly
 def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
     model, text = str(run.path), tmp_path / "text.txt"
     text.write_text("def step(a, b):\n    return a * 3 + b - 1\n" * 5)

@@ -161,7 +161,7 @@ def _step_s(model: str, devices: int, card: float) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_keep_what_they_hold")
-@pytest.mark.parametrize("card", [math.inf, 1e9])
+@pytest.mark.parametrize("card", [pytest.param(math.inf, marks=pytest.mark.nightly), 1e9])
 @pytest.mark.parametrize(
     "model",
     [

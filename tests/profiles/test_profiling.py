@@ -208,6 +208,7 @@ def test_a_device_that_keeps_its_speed(tmp_path: Path) -> None:
     assert seen[-1] == 90.0
 
 
+@pytest.mark.nightly
 def test_a_device_that_throttles(tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/thermal/thermal_zone0"
     zone.mkdir(parents=True)

@@ -60,6 +60,7 @@ def test_an_unknown_method_names_near_ones() -> None:
         CliRunner().invoke(app, [*SMALL, "--methods", "cleave-3d"], catch_exceptions=False)
 
 
+@pytest.mark.nightly
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "sweep.png"
     run("--methods", "cleave,cloud", "--plot", str(path))

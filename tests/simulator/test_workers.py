@@ -73,6 +73,7 @@ def test_rows_do_not_depend_on_who_computes_them() -> None:
     assert sorted(done) == sorted(cell.name for cell in every)
 
 
+@pytest.mark.nightly
 def test_a_study_does_not_depend_on_who_computes_it() -> None:
     laptop, *_ = quick().setups
     scope, done = SetupScope((laptop,), (1.0, 64.0)), list[str]()

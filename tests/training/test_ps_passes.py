@@ -85,6 +85,7 @@ def test_layers_in_parts_are_counted_as_such() -> None:
         assert found.passes.runs == {2: [1], 4: [3]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("dtype", "lora", "most"),
     [

@@ -50,7 +50,7 @@ SHORT: dict[str, Any] = {"steps": 1, "batch": 2, "seq": 16, "eval_every": 1, "ev
     "changed",
     [
         pytest.param({"accumulate": 2}, marks=pytest.mark.nightly),
-        {"method": "stages"},
+        pytest.param({"method": "stages"}, marks=pytest.mark.nightly),
         {"lora": "r=4,dropout=0.3"},
         {**SHARDED, "batch": 2, "accumulate": 3, "clip": 0.05},  # a server has nothing to do
         # Devices keep weights for all micro-batches.

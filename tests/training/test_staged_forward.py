@@ -243,6 +243,7 @@ def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
             assert_close(model, plain, 3e-6)
 
 
+@pytest.mark.nightly
 def test_generation_is_as_in_the_model() -> None:
     """With two new tokens, sequences have two lengths, and so graphs of their own each."""
     model: Any = small_model("llama")

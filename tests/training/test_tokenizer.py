@@ -37,6 +37,7 @@ def word_level(words: list[str]) -> Tokenizer:
     return made
 
 
+@pytest.mark.nightly
 def test_the_default_tokenizer_compresses_source_code(tokenizer: TextTokenizer) -> None:
     text = "def main(self):\n    return self.value\n" * 10
     (ids,) = tokenizer.encode_batch([text])
