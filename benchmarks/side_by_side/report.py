@@ -36,9 +36,9 @@ SUMMARY: Final = "images/side-by-side-summary.svg"
 _ABOUT: Final = """\
 # Side by side
 
-What one would pick instead of Cleave, on the same work: model, batches, dtype, optimizer and losses
-are the same, and so are four processes with one thread each behind the same links. This page is
-made from [the rows](side-by-side.json) by
+This page compares Cleave with the usual alternatives on the same work: the same model, batches,
+dtype, optimizer and losses, on four processes with one thread each, behind the same links. It is
+generated from [the rows](side-by-side.json) by:
 
 ```sh
 python -m benchmarks.side_by_side.hivemind_environment
@@ -48,48 +48,50 @@ python -m benchmarks.side_by_side.carrying --link 100/20 --mb 50 --json docs/sid
 python -m benchmarks.side_by_side.report docs/side-by-side.json
 ```
 
-Each device is a network namespace behind a link with the rates that a table says, and 20 ms to this
-machine and back. Devices reach one another through this machine: up the one's link and down the
-other's. Where no cores are told, all processes share those of one machine, so a step's arithmetic
-takes no less time on four devices than on one, and a device that waits leaves its part to others;
-where they are told, each device has a part of its own. Cleave's server is a fifth process, which
-has no link.
+Each device is a network namespace behind a link with the rates in the table, and a round trip of
+20 ms to this machine. Devices reach one another through this machine: over the uplink of one and
+the downlink of the other. If a table states no cores, all processes share the cores of one machine.
+A step's arithmetic then takes as long on four devices as on one, and a device that waits leaves its
+share of the cores to others. If a table states cores, each device has its own share. Cleave's
+server is a fifth process, without a link.
 
-Seconds are the median of the steps after the first, or one such step where it takes two minutes.
-Where * stands, the first step took four minutes and is the one that counts: beside the step itself
-it has seconds of other work, and *off* says less there, as no update precedes it. For `stages`,
-which are planned in the first step, it never counts. Bytes are those of the busiest device, counted
-at its interface. Memory is the most that was resident after the first step, of the largest device
-with all its processes; memory that these share counts once. *Off* is the largest relative
-difference between a step's loss and that of plain PyTorch in fp32.
+Seconds are the median of the steps after the first, or one such step if a step takes two minutes.
+With *, the first step took four minutes and is the one that counts: it includes seconds of other
+work, and *off* says less, because no update precedes it. For `stages`, which plans in the first
+step, the first step never counts. Bytes are those of the busiest device, counted at its interface.
+Memory is the peak resident memory after the first step, of the largest device with all its
+processes; memory that processes share counts once. *Off* is the largest relative difference between
+a step's loss and that of plain PyTorch in fp32.
 """
 
 _MEANING: Final = (
-    "`plain` is one process on all cores. After `ddp`: DDP over gloo, `halved` with gradients as "
-    "bf16; `fsdp`: FSDP2; `pipeline`: `torch.distributed.pipelining`; `hivemind`: its optimizer, "
-    "averaging gradients in every step, `fp16` and `8bit` are its compressions; `stages` and "
-    "`tiles`: Cleave, `off` without coding. *Links* is how long the busiest device's link would "
-    "take for its bytes, down and then up."
+    "`plain` is one process on all cores. `ddp` is DDP over gloo; with `halved`, gradients are "
+    "bf16. `fsdp` is FSDP2. `pipeline` is `torch.distributed.pipelining`. `hivemind` is "
+    "hivemind's optimizer, which averages gradients in every step; `fp16` and `8bit` are its "
+    "compressions. `stages` and `tiles` are Cleave; `off` means without compression. *Links* is "
+    "the time that the busiest device's link needs for its bytes, down and then up."
 )
 
 _WHY: Final = """
-A step takes what its arithmetic takes, and what of its transfers does not fit beside that. What
-travels decides who wins behind slow links. DDP and hivemind exchange the gradients of the whole
-model, FSDP2 its weights as well, however large the batch is. A pipeline sends activations at its
-cuts: its devices keep their layers for good. Stages send these too, and once a step the weights and
-gradients of each device's layers, since a device keeps nothing that is lost with it. Adapters are
-small: then each device has all layers for some of the sequences, and activations travel to the
-server, which computes the loss, and back. Tiles send every operand of every product.
+The duration of a step is the time for its arithmetic, plus the transfers that do not overlap with
+it. Behind slow links, the amount of traffic decides which method is the fastest. DDP and hivemind
+exchange the gradients of the whole model, and FSDP2 its weights as well, whatever the batch size. A
+pipeline sends activations between stages, and its devices keep their layers permanently. Stages
+send these activations too, and in each step also the weights and gradients of each device's layers,
+because a device stores nothing that would be lost with it. Adapters are small. With adapters, each
+device has all layers for some of the sequences, and activations travel to the server, which
+computes the loss, and back. Tiles send every operand of every product.
 """
 
 _CARRYING: Final = """
-Links are no cards here: this machine carries their packets, on the cores that compute. So long it
-takes to sum over gloo with nothing beside (`python -m benchmarks.side_by_side.carrying`):
+The links are emulated: the cores that compute also carry the packets. A sum over gloo, without
+other work, takes this long (`python -m benchmarks.side_by_side.carrying`):
 
 {table}
 
-Where that is more than at the links' rate, those who send most would be faster behind real cards
-than in these rows, and the simulator, which knows of no such cost, is not compared with them.
+If that is longer than at the links' rate, the methods that send most would be faster on real
+network cards than in these rows. The simulator does not model this cost, so it is not compared with
+those methods.
 """
 
 
@@ -104,7 +106,11 @@ def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
     if short_of := [*goals(rows)]:
         parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
     if won := [*winners(rows)]:
-        parts += ["## Who is the fastest, and why", _WHY, "\n".join(f"- {text}" for text in won)]
+        parts += [
+            "## Which method is the fastest, and why",
+            _WHY,
+            "\n".join(f"- {text}" for text in won),
+        ]
         machines = {row.machine for row in rows}
         if here := [one for one in sums if one.machine in machines]:
             parts.append(_CARRYING.format(table="\n".join(_sums(here))))
@@ -122,7 +128,7 @@ def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
             for pair in found
         ]
         parts += [
-            "## Beside the simulator",
+            "## Compared with the simulator",
             "\n".join(
                 [
                     f"| row | measured, s | simulated, s | off | within {LIMIT:.0%} |",
@@ -133,7 +139,7 @@ def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
         ]
     parts += ["## How each was run", "\n".join(_best(rows))]
     if failed := [*_failed(rows)]:
-        parts += ["## What did not run", "\n".join(failed)]
+        parts += ["## Rows that did not finish", "\n".join(failed)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -161,14 +167,14 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
     wanted = default_order()
     if missing := [key for key in wanted if key not in there]:
         yield (
-            f"**{len(missing)} of the {len(wanted)} rows of the whole are not measured yet.** "
-            f"The same command goes on with them, those that decide most first."
+            f"**{len(missing)} of the {len(wanted)} rows are not measured yet.** "
+            f"The same command continues with them, the most important ones first."
         )
 
 
 def _table(setting: Setting, rows: Sequence[Row]) -> str:
     lines = [
-        "| method | s a step | of `plain` | links, s | MB down | MB up | server, MB | device, MB "
+        "| method | s per step | of `plain` | links, s | MB down | MB up | server, MB | device, MB "
         "| off |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -209,7 +215,7 @@ def _faults(rows: Sequence[Row]) -> Iterator[str]:
             lines.append(f"| `{method.name}` | {' | '.join(told)} |")
         yield (
             f"{heading(setting)}. The last of four devices is stopped or killed in the middle of a "
-            f"step; one whole step follows. Cleave's server, and the first device of the other "
+            f"step. One whole step follows. Cleave's server, and the first device of the other "
             f"methods, are not disturbed."
         )
         yield "\n".join(lines)
@@ -228,7 +234,7 @@ def _best(rows: Sequence[Row]) -> Iterator[str]:
         places = "; ".join(dict.fromkeys(where)) if methods.count(method) > 1 else ""
         yield f"- `{method}`: {best}{f' ({places})' if places else ''}."
     limits = sorted({row.limit_s for row in rows})
-    yield f"- Each row was given {' or '.join(f'{limit:g} s' for limit in limits)} at most."
+    yield f"- The time limit for each row was {' or '.join(f'{limit:g} s' for limit in limits)}."
 
 
 def _failed(rows: Sequence[Row]) -> Iterator[str]:

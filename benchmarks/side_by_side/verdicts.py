@@ -97,9 +97,9 @@ def _goal(stages: Row, peer: Row, limit: float) -> str:
     ratio = stages.step_s / peer.step_s
     met = "met" if ratio <= limit else "**not met**"
     return (
-        f"{title(stages.setting)}: `{stages.method.name}` takes {ratio:.2f} of the time of "
-        f"`{peer.method.name}` ({stages.step_s:.1f} s and {peer.step_s:.1f} s a step); the goal is "
-        f"at most {limit:.2f}: {met}."
+        f"{title(stages.setting)}: `{stages.method.name}` takes {ratio:.2f} times as long as "
+        f"`{peer.method.name}` ({stages.step_s:.1f} s and {peer.step_s:.1f} s per step); the goal "
+        f"is at most {limit:.2f}: {met}."
     )
 
 
@@ -121,10 +121,10 @@ def winners(rows: Sequence[Row]) -> Iterator[str]:
             else ""
         )
         yield (
-            f"{title(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s a "
-            f"step, {second.step_s / first.step_s:.2f} times as fast as `{second.method.name}`; "
-            f"links alone would take {first.links_s:.0f} s of it, and {second.links_s:.0f} s of "
-            f"the other's.{alone}"
+            f"{title(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s "
+            f"per step, {second.step_s / first.step_s:.2f} times as fast as "
+            f"`{second.method.name}`; their transfers alone take {first.links_s:.0f} s and "
+            f"{second.links_s:.0f} s.{alone}"
         )
 
 
@@ -141,7 +141,7 @@ def survival(row: Row | None, rows: Sequence[Row]) -> str:
     seconds = f"{row.step_s:.1f}, {row.seconds[at]:.1f}, {row.seconds[at + 1]:.1f}"
     if reference is None or len(reference.losses) < len(row.losses):
         right = "not compared to the end: plain PyTorch did fewer steps"
-    return f"goes on; seconds before, in and after: {seconds}; losses {right} ({off:.0e} off)"
+    return f"continues; seconds before, in and after: {seconds}; losses {right} ({off:.0e} off)"
 
 
 def short(reason: str) -> str:

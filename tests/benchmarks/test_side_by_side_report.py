@@ -42,11 +42,11 @@ ROWS = [
 def test_goals_are_judged_by_their_own_limits() -> None:
     texts = [*goals(ROWS)]
     assert len(texts) == 3
-    assert "0.28 of the time of `ddp:fp32`" in texts[0]
+    assert "0.28 times as long as `ddp:fp32`" in texts[0]
     assert texts[0].endswith(": met.")
-    assert "0.42 of the time of `hivemind:fp32`" in texts[1]
+    assert "0.42 times as long as `hivemind:fp32`" in texts[1]
     assert texts[1].endswith("**not met**.")
-    assert "1.25 of the time of `plain:fp32`" in texts[2]
+    assert "1.25 times as long as `plain:fp32`" in texts[2]
     assert texts[2].endswith(": met.")
 
 
@@ -67,7 +67,9 @@ def test_survival_says_what_a_fault_did() -> None:
     killed = replace(HOME, fault=Fault.KILL)
     on = row("stages:fp32", 1, killed, losses=[*LOSSES, 8.0])
     on.seconds, on.fault_step = [100.0, 130.0, 110.0], 3
-    assert survival(on, ROWS).startswith("goes on; seconds before, in and after: 100.0, 130.0, 110")
+    assert survival(on, ROWS).startswith(
+        "continues; seconds before, in and after: 100.0, 130.0, 110"
+    )
     assert "not compared to the end" in survival(on, ROWS)
     longer = [replace(ROWS[0], losses=[*LOSSES, 8.0]), *ROWS[1:]]
     assert "those of plain PyTorch" in survival(on, longer)
