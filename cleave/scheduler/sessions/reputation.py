@@ -115,7 +115,7 @@ class Suspects:
     excused_runs: int = 0  # ID of the last run sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
-        """Return whether a single corrupt array explains all wrong results, including this run's."""
+        """Return whether one corrupt array explains all wrong results, including this run's."""
         shared = self.common & inputs
         if run > self.excused_runs or not shared:
             return False

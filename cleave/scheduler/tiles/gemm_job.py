@@ -125,7 +125,7 @@ class GemmJob:
         """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
 
         Raises:
-            PlanError: the GEMM cannot be planned on these devices.
+            PlanError: if the GEMM cannot be planned on these devices.
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
@@ -174,7 +174,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """Return the predicted seconds of the whole job; None before the job is assigned."""
+        """Return the predicted time of the whole GEMM in seconds; None before it is assigned."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -190,11 +190,11 @@ class GemmJob:
 
         Args:
             tasks: tasks of this job that no device has answered.
-            busy_s: maps a device to the predicted seconds of its current tasks.
+            busy_s: maps a device to the predicted remaining time of its tasks, in seconds.
 
         Returns:
-            (device, task) pairs, and the predicted seconds from now until the last task finishes;
-            None if no plan is possible.
+            (device, task) pairs, and the predicted time from now until the last task finishes, in
+            seconds; None if no plan is possible.
         """
         assigned: list[tuple[int, Task]] = []
         finish_s = 0.0
@@ -275,7 +275,7 @@ class GemmJob:
     ) -> TileCut | None:
         """Return the tile that multiplies a device's held grid by the whole other matrix.
 
-        None if the device holds no grid, or if a task would have too many inputs.
+        Return None if the device holds no grid, or if a task would have too many inputs.
         """
         grid = cut_a if follow_a else cut_b
         if grid is None:
@@ -303,7 +303,7 @@ class GemmJob:
         held_a: Mapping[int, Sequence[ArrayRef]],
         held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
-        """Return, for each device, the bytes of its tile's inputs that it already holds."""
+        """Return how many bytes of its tile's inputs each device already holds."""
         total = {}
         for device, cut in tiles.items():
             names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
@@ -323,7 +323,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid that arrays form, in the GEMM's orientation; None if there is no grid."""
+    """Return the grid that arrays form, in the GEMM's orientation; None if they form none."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):
