@@ -19,7 +19,7 @@ class DeviceReady:
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device gets no new tasks until `DeviceBack`, and retains only the arrays of its runs."""
+    """A device gets no new tasks until `DeviceBack`, and retains only arrays that its runs use."""
 
     device: int
 
@@ -62,7 +62,7 @@ class Submitted:
 
 @dataclass(slots=True)
 class ResultArrived:
-    """The PS accepted a device's result of a run. The scheduler never reads the payload."""
+    """The PS accepted the result of a run. The scheduler never reads the payload."""
 
     device: int
     run: int

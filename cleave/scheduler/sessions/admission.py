@@ -112,7 +112,7 @@ class Authenticator(Protocol):
         return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add the tasks, bytes and energy that a device contributed since the previous call."""
+        """Record the tasks, bytes and energy that a device contributed since the previous call."""
         return
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:

@@ -26,7 +26,7 @@ KNOWN_AFTER: Final = 16
 class Wrong(Enum):
     """The severity of a wrong result. The enum values are penalty points."""
 
-    # One element, row or column is wrong, or all elements are slightly wrong: a flipped bit.
+    # One element, row or column is wrong, or all are slightly wrong, as after a flipped bit.
     SMALL = 1.0
     FORM = 1.5  # the shape, dtype or size is not the requested one, as from a faulty program
     GROSS = 3.0  # the whole block is far off, which no honest device causes

@@ -80,7 +80,7 @@ class Verification:
         """Return whether to verify a result that has just arrived, if verification is active.
 
         Args:
-            rng: secret random generator. Its use after the result arrives prevents prediction.
+            rng: secret random generator, so that devices cannot predict which results are verified.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True

@@ -128,9 +128,9 @@ class Session:
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the sizes of the largest awaited task result and the largest result, in bytes.
+        """Return the size of the largest awaited task result, and of the largest awaited result.
 
-        The second size also takes results of cancelled runs and of probes into account.
+        Both sizes are in bytes. The second size also covers results of cancelled runs and probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe

@@ -402,7 +402,7 @@ class StageStep:
             following.x[request.batch] = self._activation(request.batch, payload)
 
     def _added(self, stage: StageState, request: StageRequest) -> None:
-        """Record a backward pass. Send its gradient to the previous stage or the training thread."""
+        """Record a backward pass. Send its `dx` to the previous stage or the training thread."""
         for accumulator in stage.accumulators:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)

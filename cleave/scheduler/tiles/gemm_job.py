@@ -36,7 +36,7 @@ class MatrixRef:
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """The details of a GEMM task that the scheduler does not read.
+    """Details of a GEMM task. The scheduler does not read them.
 
     Attributes:
         transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
@@ -186,7 +186,7 @@ class GemmJob:
     ) -> tuple[list[tuple[int, Task]], float] | None:
         """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
 
-        Each box of unfinished blocks is planned as a separate GEMM.
+        Unfinished blocks are grouped into boxes, and each box is planned as a separate GEMM.
 
         Args:
             tasks: tasks of this job that no device has answered.

@@ -147,13 +147,13 @@ class DeviceLoad:
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted time of a task in seconds. `input_bytes`: its uncompressed inputs."""
+        """Return the predicted time of a task in seconds. `input_bytes`: uncompressed input size."""
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the time for unanswered tasks at the pace so far; infinite without answers."""
+        """Return the time for unanswered tasks at the pace so far, in seconds; may be infinite."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

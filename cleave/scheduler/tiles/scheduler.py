@@ -2,8 +2,8 @@
 
 The scheduler sends an array when the first task in a device's queue needs the array and the device
 has free memory, so arrays arrive in wavefront order. Unanswered tasks of a lost device are assigned
-to other devices, repartitioned if that is faster. Tasks of a late device are duplicated, and the
-first valid result is used.
+to other devices, and repartitioned if that is faster. Tasks of a late device are duplicated, and
+the first valid result is used.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Scheduler:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of available devices, without overdue devices if others are available."""
+        """Return the rates of available devices, without overdue devices if others exist."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
