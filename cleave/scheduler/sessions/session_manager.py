@@ -141,7 +141,7 @@ class SessionManager:
         """Check that the states of the session manager and the scheduler are consistent.
 
         Raises:
-            AssertionError: if they are inconsistent. The message lists the problems.
+            AssertionError: if the states are inconsistent. The message lists the problems.
         """
         self.scheduler.validate()
         for session in self.sessions.values():

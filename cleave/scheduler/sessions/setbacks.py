@@ -1,7 +1,7 @@
 """Rules for setting aside devices whose runs fail, and for scheduling their trials. No I/O.
 
-A failed run is not a wrong result, and adds no penalty points. But another device must repeat the
-task, so a device on which every run fails slows training down.
+A failed run is not a wrong result, and adds no penalty points. However, its task must be repeated,
+so a device on which every run fails slows training down.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ class StageDevice:
     ) -> None:
         """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
 
-        The device adds the weight gradients to the sums, and returns this slice's contribution to
-        the gradient of the last layer's output.
+        The device adds the weight gradients to the sums. If `request.dx_wanted`, it also returns
+        this slice's share of the gradient of the last layer's output.
 
         Args:
             given: the slice's input, or the wire ID of the retained input.
@@ -317,7 +317,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers. Return wire IDs of the output and of kept arrays."""
+        """Request a forward pass through `layers`. Return its output and kept arrays as wire IDs."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]

@@ -13,7 +13,7 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output for a micro-batch. The training thread must return its gradient."""
+    """The last layer's output for a micro-batch. The training thread must return the gradient."""
 
     batch: int
     payload: Any

@@ -548,7 +548,7 @@ class StageStep:
         return request
 
     def _take_sums(self) -> None:
-        """Request a completed stage's sums from devices that owe no more input gradients."""
+        """Request the sums of completed stages from devices that owe no more input gradients."""
         for number, stage in enumerate(self._stages):
             left = stage.left
             for accumulator in stage.accumulators:

@@ -130,12 +130,9 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token.
+    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token."""
 
-    See `cleave.graphs.loss_graph`.
-    """
-
-    forward: StageGraph
+    forward: StageGraph  # see `cleave.graphs.loss_graph`
     backward: StageGraph
     # arrays by graph input; includes the slice's first row and the loss scale
     parameters: Mapping[str, StageArray]

@@ -147,7 +147,7 @@ class DeviceLoad:
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted time of a task in seconds. `input_bytes`: uncompressed input size."""
+        """Return a task's predicted time in seconds if it needs `input_bytes` of new inputs."""
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
