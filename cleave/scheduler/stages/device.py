@@ -317,7 +317,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request a forward pass through `layers`. Return its output and kept arrays as wire IDs."""
+        """Request the forward pass of `layers`. Return wire IDs of output and kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]
