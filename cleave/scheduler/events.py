@@ -19,7 +19,7 @@ class DeviceReady:
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device gets no new tasks until `DeviceBack`. It retains only the arrays of current runs."""
+    """A device gets no new tasks until `DeviceBack`, and retains only arrays that its runs use."""
 
     device: int
 
@@ -48,7 +48,7 @@ class DeviceDraining:
 
 @dataclass(slots=True)
 class DeviceLost:
-    """A device left, and every array on the device is lost."""
+    """A device left. All arrays on the device are lost."""
 
     device: int
 
@@ -62,7 +62,7 @@ class Submitted:
 
 @dataclass(slots=True)
 class ResultArrived:
-    """A device returned a usable result of a run. The scheduler never reads the payload."""
+    """The PS accepted the result of a run. The scheduler never reads the payload."""
 
     device: int
     run: int
@@ -108,12 +108,12 @@ class Paused:
 
 @dataclass(slots=True)
 class Tick:
-    """Periodic event: the scheduler detects late devices, and retries tasks that were held back."""
+    """A periodic event. The scheduler detects late devices, and retries held tasks that are due."""
 
 
 @dataclass(slots=True)
 class Withdrawn:
-    """The caller no longer needs a job. An unfinished job fails; a finished job is not affected."""
+    """The caller no longer needs a job. An unfinished job fails. A finished job is not affected."""
 
     job: int
 

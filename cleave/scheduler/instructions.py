@@ -1,4 +1,4 @@
-"""Instructions from the scheduler and its helpers to the session manager and the runtime.
+"""Instructions to the session manager and the runtime.
 
 The session manager turns instructions about arrays and runs into protocol messages, and applies its
 helpers' decisions about sessions. A runtime (`cleave.fleet.runtime`) receives only `ForRuntime`
@@ -22,7 +22,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 @dataclass(slots=True)
 class SendArray:
-    """Cut this array out of its operand and send the array to the device."""
+    """Send this region of an operand to the device."""
 
     device: int
     array: ArrayRef
@@ -73,7 +73,7 @@ class Stuck:
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a step by stages. If `task` is set, the device must answer."""
+    """Send this message for a step by stages. If `task` is set, the device must answer."""
 
     device: int
     message: Message
@@ -132,7 +132,7 @@ class Check:
 
 @dataclass(slots=True)
 class Place:
-    """Write this result into the output matrix of its job immediately."""
+    """Write this result into its job's output matrix immediately."""
 
     task: Task
     payload: Any
@@ -187,7 +187,7 @@ class Aside:
 
 @dataclass(slots=True)
 class Note:
-    """Show a text to the operator."""
+    """Show this message to the operator."""
 
     text: str
 

@@ -46,7 +46,7 @@ class SchedulerLog:
     def lines(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return a text line for each entry that matches all given IDs. None matches every ID."""
+        """Return one line of text for each entry that matches every ID. None matches any ID."""
         return [
             _line(at_s, said)
             for at_s, event, kept in self._said

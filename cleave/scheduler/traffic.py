@@ -19,7 +19,7 @@ class TrafficKind(StrEnum):
 
 @dataclass(slots=True)
 class BytesByKind:
-    """Encoded size in bytes of all messages in one direction, with one field per `TrafficKind`."""
+    """Total encoded size of the messages in one direction, in bytes, for each `TrafficKind`."""
 
     weights: int = 0
     activations: int = 0
@@ -30,7 +30,7 @@ class BytesByKind:
 
     @property
     def total(self) -> int:
-        """Return the total number of bytes over all kinds of data."""
+        """Return the total number of bytes of all kinds of data."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
@@ -48,9 +48,9 @@ class BytesByKind:
 
 @dataclass(slots=True)
 class Traffic:
-    """Encoded size in bytes of all messages from (`down`) and to (`up`) the PS.
+    """Total encoded size of the messages from (`down`) and to (`up`) the PS, in bytes.
 
-    To get the traffic of a step, subtract the snapshot before the step from the one after it.
+    To get a step's traffic, subtract a snapshot taken before the step from one taken after it.
     """
 
     down: BytesByKind = field(default_factory=BytesByKind)

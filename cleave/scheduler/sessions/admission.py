@@ -31,12 +31,12 @@ class Admission:
     """Permission for a device to join.
 
     Attributes:
-        faults, penalty: wrong results that still count against the device, and their penalty
-            points.
+        faults, penalty: number of wrong results that still count against the device, and the
+            penalty points for these results.
         measured_by: identifies the credential or join code of a device that joins only for a link
-            measurement; empty if any number of devices may use it at the same time.
-        measures: the recorded ID of a device that joins only for a link measurement, whose
-            `identity` is None because it runs no tasks.
+            measurement; empty if the number of simultaneous measurements is not limited.
+        measures: the recorded ID of a device that joins only for a link measurement. The
+            `identity` of such a device is None, because the device runs no tasks.
     """
 
     # the device's ID, the same in all its sessions; None if identities are not recorded
@@ -54,7 +54,7 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Return the device's recorded ID, also for a link measurement; None if unknown."""
+        """Return the device's recorded ID, even in a link measurement; None if unknown."""
         return self.identity if self.identity is not None else self.measures
 
 
@@ -68,7 +68,7 @@ class Refusal:
 
 
 class AccessLevel(Enum):
-    """The access level of a client that is not a device. A viewer may change nothing."""
+    """The access level of a client that is not a device. A viewer cannot change anything."""
 
     OPERATOR = "operator"
     VIEWER = "viewer"
@@ -81,7 +81,7 @@ class Authenticator(Protocol):
     """Decides which clients may join, and records facts about devices.
 
     All methods are called on the server's event loop. An authenticator that keeps no device records
-    inherits the methods that return None.
+    can inherit the methods that record facts, which do nothing.
 
     Attributes:
         server: the server's ID, which is sent to devices; empty if devices need not store their
@@ -104,7 +104,7 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a connection without a valid `hello`. Return False if an address had too many."""
+        """Count a connection without a valid `hello`. Return False if the address made too many."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -112,7 +112,7 @@ class Authenticator(Protocol):
         return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add the tasks, bytes and energy that a device contributed since the previous call."""
+        """Record the tasks, bytes and energy that a device contributed since the previous call."""
         return
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
@@ -148,7 +148,7 @@ class SharedSecretAuth(Authenticator):
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Admit every device that has the credential, as the operator's own device."""
-        # A device may send another server's credential, and this server's credential as join code.
+        # A device may send another server's credential, and this server's as its join code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
             return Admission(own=True)
@@ -168,7 +168,7 @@ class SharedSecretAuth(Authenticator):
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Return whether any key equals the secret, in a time that does not reveal which key it is."""
+    """Return whether any key equals the secret. The time taken does not reveal which key does."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
@@ -178,10 +178,10 @@ def clean_name(name: str) -> str:
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a text without terminal control codes, cut to at most `most` characters."""
+    """Return `text` without terminal control codes, cut to at most `most` characters."""
     return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are equal, in a time that does not reveal where they differ."""
+    """Return whether two secrets are equal. The time taken does not reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

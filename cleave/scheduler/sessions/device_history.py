@@ -1,7 +1,7 @@
 """Device records that outlive a session: contributions, behavior, rounding and link rates.
 
-A device without an identity is recognized by its address and name. Only the behavior of such a
-device is remembered, until the server stops.
+A device without an identity is recognized by its address and name. For such a device, only the
+behavior is remembered, and only until the server stops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRACE_S: Final = 60.0
 SAME_CLAIM: Final = 2.0
 MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
 
-# Maximum compute seconds credited to one session, which keeps the totals finite.
+# Maximum compute time credited to one session, in seconds. It keeps the totals finite.
 MAX_CREDIT: Final = 1e12
 
 
@@ -38,9 +38,9 @@ class _Departure:
     def flops_per_s(self, claimed: float) -> float | None:
         """Return the speed of a returning device; None if the speed must be measured again.
 
-        The claimed speed is accepted if the device reached its previous claim, or if the new claim
+        The claimed speed is returned if the device reached its previous claim, or if the new claim
         does not exceed the measured speed. Otherwise, the measured speed is returned if the new
-        claim is similar to the previous claim, and None if not.
+        claim is similar to the previous claim.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -120,7 +120,7 @@ class DeviceHistory:
             self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return a device's rates, with link rates and speed as measured in its previous session.
+        """Return a device's rates, with the link rates and speed known from its previous session.
 
         Return None if the link rates or the speed must be measured again.
         """

@@ -1,4 +1,4 @@
-"""The joining of devices: admission, recognition, welcome and probe, without I/O."""
+"""Handling of joining devices: admission, recognition, welcome and probe, without I/O."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.setbacks import Setbacks
 from profiles.device_profile import DeviceKind
 
-_MOST_VERSIONS: Final = 8  # protocol versions listed in one message
+_MOST_VERSIONS: Final = 8  # maximum number of protocol versions listed in one message
 
 # seconds that a device should wait before it retries to join a full server
 FULL_RETRY_S: Final = 30.0
-ASSUMED_FLOPS_PER_S: Final = 50e9  # assumed speed of a device that states no speed: a modest laptop
+ASSUMED_FLOPS_PER_S: Final = 50e9  # speed of a modest laptop, assumed if a device states none
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return a refusal for any reason other than credentials; None if there is no such reason.
+    """Return a refusal if the version or memory is unsuitable or the server is full, else None.
 
     Args:
         full_with: the maximum number of devices if the server is full; None otherwise.
 
     Raises:
-        ProtocolError: the `hello` lacks an operation or dtype that every device must support.
+        ProtocolError: if the `hello` lacks an operation or dtype that every device must support.
     """
     if hello.version != limits.VERSION:
         return Refusal(ErrorCode.VERSION, other_version(hello))
@@ -112,7 +112,7 @@ def _within(least: float, value: float) -> float:
 
 
 class ShortStays:
-    """Limits repeated short stays of a device, because every fleet change causes replanning.
+    """Limits how often devices make short stays, because every fleet change causes replanning.
 
     A device may make `MAX_SHORT_STAYS` short stays in a row, and one more every `SHORT_STAY_REST_S`
     seconds.
@@ -128,7 +128,7 @@ class ShortStays:
             self._forgiven_s[device] = before_s + limits.SHORT_STAY_REST_S
 
     def wait_s(self, device: int, now_s: float) -> float:
-        """Return the seconds until a device may rejoin; 0 if it may rejoin now."""
+        """Return the time until a device may rejoin, in seconds; 0 if it may rejoin now."""
         counted_s = self._forgiven_s.get(device, now_s) - now_s
         return max(0.0, counted_s - (limits.MAX_SHORT_STAYS - 1) * limits.SHORT_STAY_REST_S)
 
@@ -173,7 +173,7 @@ class Joining:
         self._short_stays = ShortStays()
 
     def rest(self, session: Session, now_s: float) -> None:
-        """Refuse a device that exceeded a message limit, for the next `limits.REST_S` seconds."""
+        """Bar a device that exceeded a message limit from rejoining for `limits.REST_S` seconds."""
         if session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
 
@@ -194,7 +194,7 @@ class Joining:
             sessions: number of open sessions, including the device's own session.
 
         Raises:
-            ProtocolError: the `hello` lacks an operation or dtype that every device must support.
+            ProtocolError: if the `hello` lacks an operation or dtype that every device needs.
         """
         self._sharing = max(self._expected, sessions)
         full = self._max_devices is not None and sessions > self._max_devices
@@ -221,7 +221,8 @@ class Joining:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
-            verify: whether the server verifies results. If so, the probe tests the arithmetic.
+            verify: whether the server verifies results. If so, the probe tests the device's
+                arithmetic, unless the device joins only for a link measurement.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -247,7 +248,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last one, make the device ready or report its rates."""
+        """Handle a probe result. After the last result, make the device ready or send its rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -270,7 +271,7 @@ class Joining:
         """Repeat a failed run of the probe.
 
         Raises:
-            ProtocolError: too many consecutive runs failed, or the run is not of this probe.
+            ProtocolError: if too many consecutive runs fail, or the probe does not await this run.
         """
         again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
         if not again:
@@ -314,7 +315,7 @@ class Joining:
 
 
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
-    """Return the decisions that end a device's earlier sessions when the device joins again.
+    """Return the decisions that end the earlier sessions that a new admission replaces.
 
     An earlier connection may have failed unnoticed. If the connection is alive, the client
     receives the reason and does not reconnect.

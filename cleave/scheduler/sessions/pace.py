@@ -1,14 +1,14 @@
-"""Estimates of the pace of devices, which correct the rates for planning, without I/O.
+"""Estimates of device pace, which correct the rates that plans use. No I/O.
 
 A sample starts when an idle device gets a request, and ends when the device is idle again. It
 consists of the time that the rates predict and the measured time from the PS's first send to the
-device's last answer. Delays of the PS affect every sample, so the median delay of all devices is
+device's last answer. Delays of the PS affect every sample, so the median delay over all devices is
 attributed to the PS. A device is slow if most of its samples take much longer than the predicted
 time plus this median.
 
 A slow device either takes longer by a constant factor, or delays each answer by a constant time.
 The model that fits the samples better corrects the device's rates, so that the device gets fewer
-tasks or none. A slow device without tasks is tested periodically, as is one with a large latency.
+tasks or none. Slow devices and devices with a large latency are tested periodically while idle.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from cleave.scheduler.sessions.setbacks import trial_in_s
 SLOW: Final = 2.0
 LEAST_LATE_S: Final = 0.05  # Shorter delays do not count, because the PS may cause them.
 
-# Samples stored for each device. Their lower median is used, so one slow sample has no effect.
+# Number of samples stored per device. Their lower median is used, so one outlier has no effect.
 SAMPLES: Final = 8
 ENOUGH: Final = 2  # number of new samples that a device needs before it is judged again
 _STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
-_CLEARLY: Final = 0.8  # a delay must have less than this share of the misfit of a factor
+_CLEARLY: Final = 0.8  # a delay is chosen if its misfit is below this share of a factor's misfit
 _STILL: Final = 0.7  # a slow device counts as slow until it falls below this share of a limit
 _CHANGE: Final = 1.5  # an estimate must change by this factor to be replaced
 
 
 class Sample(NamedTuple):
-    """Predicted and measured duration in seconds. For cancelled runs, `took_s` is a lower bound."""
+    """A predicted and a measured time in seconds. For cancelled runs, `took_s` is a lower bound."""
 
     expected_s: float
     took_s: float
@@ -107,7 +107,7 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and the estimate of the device's pace."""
+    """One device's samples, and the pace estimated from the samples."""
 
     estimate: Estimate = AS_STATED
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -122,11 +122,11 @@ class Pace:
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Add the bytes on the wire of an array that was sent to the device for its next run."""
+        """Count an array sent for the device's next run. `nbytes`: predicted size on the wire."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Record a requested run. `up_bytes`: predicted bytes on the wire of the run's result."""
+        """Record a requested run. `up_bytes`: predicted size of the run's result on the wire."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -142,7 +142,7 @@ class Pace:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """Record an answered run. If any run fails before the device is idle, take no sample."""
+        """Record an answered run. Take no sample if a run failed since the device was last idle."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return
@@ -154,7 +154,7 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """Record cancelled runs. The elapsed time counts only if it exceeds the predicted time."""
+        """Record cancelled runs. Take a sample only if the runs took longer than predicted."""
         burst = self._burst
         if burst is None:
             return
@@ -179,16 +179,16 @@ class Pace:
 
     @property
     def delay_s(self) -> float | None:
-        """Return the device's median delay beyond the predicted time; None with too few samples."""
+        """Return the median delay beyond the prediction in seconds; None with too few samples."""
         if len(self.samples) < ENOUGH:
             return None
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Update the estimate if there are enough new samples. Return whether the estimate changed.
+        """Update the estimate if enough new samples exist. Return whether the estimate changed.
 
         Args:
-            common_s: delay common to all devices (`common_delay_s`).
+            common_s: delay common to all devices, in seconds (see `common_delay_s`).
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -210,11 +210,11 @@ class Pace:
     def tried(
         self, sample: Sample, rates: DeviceRates, common_s: float, now_s: float
     ) -> DeviceRates:
-        """Update the estimate if a trial took at most half of the time that the estimate predicts.
+        """Update the estimate if a trial took at most half of the time that the estimate predicted.
 
         Returns:
-            The device's rates. The latency is replaced if the trial took less than half of the time
-            that the rates predict.
+            The device's rates, with a new latency if the trial took less than half of the time that
+            the rates predicted.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -240,7 +240,7 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
     """Return the estimate that fits the samples best: no correction, a factor, or a delay.
 
     Args:
-        common_s: delay common to all devices.
+        common_s: delay common to all devices, in seconds.
         slow: whether the device counts as slow now. If so, the limits for slowness are lower.
     """
     expected = [sample.expected_s + common_s for sample in samples]
@@ -278,9 +278,9 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the predicted seconds of a request, from the first byte sent to the last received.
+    """Return the predicted time from the first byte sent to the last byte received, in seconds.
 
-    `down_bytes` and `up_bytes` are bytes on the wire.
+    `down_bytes` and `up_bytes` are sizes on the wire.
     """
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,

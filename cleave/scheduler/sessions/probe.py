@@ -1,16 +1,16 @@
 """Tests and measurements of a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: the product of a row and a column is almost entirely download, and the product of a column and
-a row is almost entirely upload. A 1 x 1 product measures a round trip. The arrays grow until a
-transfer takes long enough to measure. Round-trip time and compute time are subtracted.
+Link: a row times a column takes almost only download time, and a column times a row takes almost
+only upload time. A 1 x 1 product measures a round trip. The arrays grow until a transfer takes long
+enough to measure. Round-trip time and compute time are subtracted.
 
-Arithmetic: the device multiplies secret random matrices in every dtype that it claims, as stored
-and transposed. The results are verified like any other (`cleave.verify`). The inner dimension is
-large and most elements are positive, which reveals 16-bit accumulation and rounded fp32 inputs.
+Arithmetic: the device multiplies secret random matrices in each of its dtypes, as stored and
+transposed. The results are verified like all other results (`cleave.verify`). The inner dimension
+is large and most elements are positive, to reveal 16-bit accumulation and rounded fp32 inputs.
 
 Speed: the device multiplies two matrices repeatedly, until the compute time stands out from the
-transfer time. The link is therefore measured first. If the measured speed is less than a tenth of
-the claimed speed, plans use the measured speed.
+transfer time, which is known because the link is measured first. If the measured speed is less than
+a tenth of the claimed speed, plans use the measured speed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TEST_SIDES: Final = (4, 192, 5)
 CLAIM: Final = 10.0
 _SPEED_ROWS: Final = 128
 _SPEED_SIDES: Final = (128, 512)  # minimum and maximum; smaller matrices are too fast to time
-_SPEED_BYTES_S: Final = 0.5  # maximum seconds of download
+_SPEED_BYTES_S: Final = 0.5  # maximum download time in seconds
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
 
@@ -57,8 +57,8 @@ _SPEED_PAIRS: Final = 1024
 class Effort:
     """Settings for the thoroughness of a link measurement."""
 
-    round_trips: int  # number of round trips to time. The shortest one is used.
-    largest_bytes: int  # maximum bytes of one transfer
+    round_trips: int  # number of round trips to time. The shortest time is used.
+    largest_bytes: int  # maximum size of one transfer
     enough_s: float  # array sizes stop growing after a transfer takes this many seconds
 
 
@@ -80,7 +80,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A timed product of (rows, depth) and (depth, columns), computed `pairs` times and summed."""
+    """A timed (rows, depth) by (depth, columns) product, computed `pairs` times and summed."""
 
     rows: int
     depth: int
@@ -111,7 +111,7 @@ class Probe:
         ids: iterator over IDs for arrays and runs, shared by all probes of a session.
 
     Attributes:
-        rates: the measured link rates, or the stated ones with `STATED`; None until the probe ends.
+        rates: the link rates, measured or (with `STATED`) as stated; None until the probe ends.
         device: the device's rates for planning, valid once `rates` is set.
         fault: what is wrong with the device's arithmetic; empty if no fault was found.
     """
@@ -178,7 +178,7 @@ class Probe:
         """Handle a result, and return the next messages to send to the device.
 
         Raises:
-            ProtocolError: the result is not awaited, or has the wrong shape or dtype.
+            ProtocolError: if the result is not awaited, or has the wrong shape or dtype.
         """
         test = self._tests.pop(message.id, None)
         self._failures = 0
@@ -252,7 +252,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield the products to time. When resumed, expect the product's duration in `_took_s`."""
+        """Yield the products to time. The caller stores each product's duration in `_took_s`."""
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(

@@ -37,14 +37,14 @@ class Rounding:
     """Evidence of whether a device rounds its 16-bit results correctly.
 
     The server computes a few elements of each 16-bit result exactly. On an honest device, an
-    element is misrounded only if its fp32 sum falls on the other side of a rounding boundary: fewer
-    than one in a thousand, in any order of summation. A device that adds a small amount to many
-    elements, within the tolerance of the check, misrounds many elements.
+    element is misrounded only if its fp32 sum falls on the other side of a rounding boundary. This
+    affects fewer than one element in a thousand, in any order of summation. A device that adds a
+    small amount to many elements, within the tolerance of the check, misrounds many elements.
 
-    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes these devices. Each element
-    adds the logarithm of a likelihood ratio: the element's probability if a sixth of all elements
-    is misrounded, divided by its probability if a hundredth is. The sum never falls below zero, so
-    correct results cannot offset later wrong ones.
+    A cumulative sum of the evidence (CUSUM, Page 1954) tells the two apart. Each element adds the
+    logarithm of a likelihood ratio: the probability of its rounding if a sixth of all elements are
+    misrounded, divided by the probability if a hundredth are. The sum never falls below zero, so
+    correct results cannot offset later wrong results.
     """
 
     spots: int = 0  # number of elements that the server computed exactly
@@ -115,7 +115,7 @@ class Suspects:
     excused_runs: int = 0  # ID of the last run sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
-        """Return whether one corrupt array can explain this and the previous wrong results."""
+        """Return whether one corrupt array explains all wrong results, including this run's."""
         shared = self.common & inputs
         if run > self.excused_runs or not shared:
             return False

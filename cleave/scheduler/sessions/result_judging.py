@@ -29,7 +29,7 @@ class CheckScope(Enum):
 
     AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
     ALL = "all"
-    # a random share of the results of trusted devices (`Reputation.known`), and all others
+    # a random share of trusted devices' results (`Reputation.known`), all results of others
     SAMPLE = "sample"
     OFF = "off"
 
@@ -54,7 +54,7 @@ class Verification:
         """Parse a value of `--verify`. True means `auto` and False means `off`.
 
         Raises:
-            UsageError: the value is not valid.
+            UsageError: if the value is not valid.
         """
         if isinstance(value, Verification):
             return value
@@ -80,7 +80,7 @@ class Verification:
         """Return whether to verify a result that has just arrived, if verification is active.
 
         Args:
-            rng: secret random generator, used after the result arrived to prevent prediction.
+            rng: secret random generator, so that devices cannot predict which results are verified.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True
@@ -91,7 +91,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
-    """Return how a result's shape, dtype or size differs from the request; empty if equal."""
+    """Return how a result's shape, dtype or size differs from the request; empty if it does not."""
     detail: GemmTask | StageOrder = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None

@@ -67,8 +67,8 @@ class Session:
     kind: DeviceKind | None = None  # as stated by the device
     admitted_s: float = math.inf  # time of admission; infinite before admission
     heard_s: float = 0.0
-    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime adds bytes
-    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported counts
+    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts bytes
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # counts already reported
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
@@ -115,22 +115,22 @@ class Session:
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of an array that the PS sends."""
+        """Return the predicted size on the wire of an array that the PS sends, in bytes."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.down_bytes(nbytes, coded_ratio)
 
     def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of a result from the device."""
+        """Return the predicted size on the wire of a result from the device, in bytes."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the largest awaited task result, and of the largest of any kind.
+        """Return the size of the largest awaited task result, and of the largest awaited result.
 
-        The second number includes results of cancelled runs and of probes.
+        Both sizes are in bytes. The second size also covers results of cancelled runs and probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe

@@ -2,7 +2,7 @@
 
 The module has no I/O and no clock. It receives messages with their times, and returns instructions,
 so live and simulated runtimes run the same code. Helpers decide about joining, trials, results and
-pace. Only this module passes events to the scheduler, and ends sessions.
+pace. Only this module passes events to the scheduler and ends sessions.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SessionManager:
         """Check that the states of the session manager and the scheduler are consistent.
 
         Raises:
-            AssertionError: a state is inconsistent; the message lists the problems.
+            AssertionError: if the states are inconsistent. The message lists the problems.
         """
         self.scheduler.validate()
         for session in self.sessions.values():
@@ -403,7 +403,7 @@ class SessionManager:
 
         A correct result is used. After a wrong result, the task is assigned again, and the device's
         copies of the inputs are dropped. A device with too many wrong results is quarantined. If
-        the check recomputed a few doubtful rows, the result is used with these rows.
+        the check recomputed a few doubtful rows, the recomputed rows replace the device's rows.
         """
         session = self.sessions.get(check.session)
         if session is None:  # the device left, so another device has the task
@@ -424,7 +424,7 @@ class SessionManager:
         return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[ForRuntime]:
-        """Release an operand that no later GEMM uses. Devices may drop the operand's arrays."""
+        """Release an operand that no later GEMM uses, so that devices may drop its arrays."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
@@ -458,7 +458,7 @@ class SessionManager:
         return done
 
     def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
-        """Make the device memory that stages no longer use available for GEMM tiles."""
+        """Release device memory that stages no longer use, so that GEMM tiles can use it."""
         return self._reserve(
             {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
              if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
@@ -476,12 +476,12 @@ class SessionManager:
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any. Devices retain their arrays for the next step."""
+        """End the current step by stages. Devices retain their arrays for the next step."""
         self.stages.withdraw()
         return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any, and tell devices to drop all arrays for stages."""
+        """End the current step by stages, and tell devices to drop all arrays for stages."""
         return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---
@@ -528,7 +528,7 @@ class SessionManager:
             address: join URL of the other server, without a credential. The other server accepts
                 the devices' own credentials.
             admitted_before_s: move only devices admitted before this time, because the other server
-                does not know later ones.
+                does not know devices admitted later.
         """
         idle = [
             session.id
@@ -592,7 +592,7 @@ class SessionManager:
     # --- messages for the scheduler's instructions ---
 
     def _send_array(self, instruction: SendArray) -> Send:
-        """Send an array. Devices share one view of the array, so it is compressed only once."""
+        """Return the message that sends an array. Devices share one payload, compressed once."""
         array = instruction.array
         region = self._regions.get(array.id)
         if region is None:

@@ -1,7 +1,7 @@
-"""Rules for setting aside devices whose runs fail, and for the times of their trials. No I/O.
+"""Rules for setting aside devices whose runs fail, and for scheduling their trials. No I/O.
 
-A failed run is not a wrong result, and adds no penalty points. But another device must repeat the
-task, so a device on which every run fails slows training down.
+A failed run is not a wrong result, and adds no penalty points. However, its task must be repeated,
+so a device on which every run fails slows training down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_TRIAL_S: Final = 600.0
 
 
 def trial_in_s(times: int) -> float:
-    """Return the seconds until the next trial of a device after `times` consecutive setbacks."""
+    """Return the time until a device's next trial after `times` setbacks in a row, in seconds."""
     doubled = min(max(0, times - 1), 30)
     return min(MOST_TRIAL_S, TRIAL_S * 2.0**doubled)
 
@@ -35,7 +35,7 @@ class Setbacks:
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:
-        """Return setbacks for a rejoining device. If `times` > 0, one failed run sets it aside."""
+        """Return the setbacks of a rejoining device. If `times` > 0, one failure sets it aside."""
         return cls(ASIDE_AFTER - 1 if times else 0, times, last)
 
     @property

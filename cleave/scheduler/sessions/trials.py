@@ -62,7 +62,7 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Start the trial of a READY device if a trial is due. End a trial that takes too long.
+        """Start a READY device's trial if one is due. End a trial that takes too long.
 
         Args:
             busy: whether the device has tasks.
@@ -94,7 +94,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial. After the last result, the device is available again."""
+        """Handle a result of a trial. After the last result, make the device available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
@@ -115,7 +115,7 @@ class Trials:
     def trial_run_failed(
         self, session: Session, trial: Trial, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of a trial. After too many failed runs, end the trial."""
+        """Repeat a failed run of a trial. After too many failed runs in a row, end the trial."""
         session.counters.failures += 1
         if again := trial.probe.failed(run, now_s):
             return [Send(session.id, m) for m in again]
@@ -162,7 +162,7 @@ def common_delay_of(sessions: Iterable[Session]) -> float:
 def judge_paces(
     sessions: Iterable[Session], history: DeviceHistory, now_s: float
 ) -> Sequence[Decision]:
-    """Update pace estimates. Return decisions for the devices whose estimate changed."""
+    """Update pace estimates. Return decisions for the devices whose estimates changed."""
     sessions = list(sessions)
     judged = [s for s in sessions if s.pace.fresh and s.rates is not None]
     if not judged:

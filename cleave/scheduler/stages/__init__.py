@@ -1,1 +1,1 @@
-"""Stage-wise training steps: assignment of micro-batch passes to devices."""
+"""Training steps by stages: assignment of micro-batch passes to devices."""

@@ -1,9 +1,9 @@
 """One device's arrays for stages, and the messages that request its micro-batch passes.
 
 Each array on a device is written once, except for gradient sums: a backward pass replaces the old
-sum with the new one. A device executes orders in sequence, so each gradient is added once.
+sum with the new sum. A device executes orders in sequence, so each gradient is added exactly once.
 
-After a failed order, the PS uses the device in *careful mode*: it sends one order at a time. If the
+After a failed order, the device is in *careful mode*: the PS sends it one order at a time. If the
 device has enough memory, it retains the old sums until a backward pass has computed the new sums,
 so that a failed order can be repeated alone.
 """
@@ -42,8 +42,8 @@ from cleave.scheduler.tiles.device_memory import Names
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 
-_PIECE_BYTES = 8 * 2**20  # maximum bytes of a sum per message
-_AWAITED_BYTES = 16 * 2**20  # maximum bytes of sums in flight, because a device stores them twice
+_PIECE_BYTES = 8 * 2**20  # maximum size of the rows of a sum in one message
+_AWAITED_BYTES = 16 * 2**20  # maximum size of sums in flight; a device stores them twice
 _FP32 = 4
 STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
 
@@ -166,8 +166,8 @@ class StageDevice:
     ) -> None:
         """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
 
-        The device adds the weight gradients to the sums, and returns this slice's contribution to
-        the gradient of the last layer's output.
+        The device adds the weight gradients to the sums. If `request.dx_wanted`, it also returns
+        this slice's share of the gradient of the last layer's output.
 
         Args:
             given: the slice's input, or the wire ID of the retained input.
@@ -230,7 +230,7 @@ class StageDevice:
         return array in self._sent
 
     def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
-        """Send the given arrays and graphs, except those already on the device."""
+        """Send each array or graph that is not on the device yet."""
         for array in arrays:
             if isinstance(array, StageGraph):
                 self._put_graph(array)
@@ -305,7 +305,7 @@ class StageDevice:
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
+        """Discard all orders without cancelling them. Drop what is not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         keep = {self._sent[w] for w in wanted if w in self._sent}
@@ -317,7 +317,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of layers. Return the wire IDs of output and kept arrays."""
+        """Request the forward pass of `layers`. Return wire IDs of output and kept arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]
@@ -349,7 +349,7 @@ class StageDevice:
         self._end_backward(request, dy, name, tokens)
 
     def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
-        """Fetch the gradient of a stage's input if wanted, then drop the gradient on the device."""
+        """Fetch the gradient of a stage's input if it is wanted, then drop it from the device."""
         if request.dx_wanted and (request.plan.first > 0 or self.work.embeds):
             self._fetch(request, name, dx, 0, tokens, self.work.width, self.work.dtype)
         self.drop([dx])
@@ -398,7 +398,7 @@ class StageDevice:
         return found
 
     def _slice(self, request: StageRequest) -> tuple[int, SliceWork, dict[str, int]]:
-        """Send a loss slice's arrays. Return its number, the slice, and the arrays' wire IDs."""
+        """Send a loss slice's missing arrays. Return the slice's number, work and wire IDs."""
         assert request.plan.slice is not None
         number = request.plan.slice.number
         part = self.work.slice_works[number]
@@ -462,7 +462,7 @@ class StageDevice:
         self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Remove an array from the sent arrays, so that only its wire ID identifies the array."""
+        """Remove an array from the sent arrays. Only its wire ID then identifies the array."""
         self._sent.pop(array)
 
     def _run(

@@ -13,7 +13,7 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output for a micro-batch. The training thread must return its gradient."""
+    """The last layer's output for a micro-batch. The training thread must return the gradient."""
 
     batch: int
     payload: Any
@@ -23,7 +23,7 @@ class OutputReady:
 class InputWanted:
     """The output of stage `stage`, which is followed by layers on the PS.
 
-    The training thread must run these layers, and return the input of the next stage.
+    The training thread must run the PS's layers, and return the input of the next stage.
     """
 
     stage: int
@@ -35,8 +35,8 @@ class InputWanted:
 class GradientWanted:
     """The gradient of the input of stage `stage + 1`, which follows layers on the PS.
 
-    The training thread must run the backward pass of these layers, and return the gradient of the
-    output of stage `stage`.
+    The training thread must run the backward pass of the PS's layers, and return the gradient of
+    the output of stage `stage`.
     """
 
     stage: int
@@ -59,7 +59,7 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """Each slice's gradient of the last layer's output. The training thread must return the sum."""
+    """Each slice's share of the last output's gradient. The training thread must return the sum."""
 
     batch: int
     payloads: Sequence[Any]
@@ -104,7 +104,7 @@ class Suspect:
     """
 
     device: int
-    record: StageRecord  # inputs and results of one micro-batch, or of the device's gradient sums
+    record: StageRecord  # inputs and results of one micro-batch, or the device's gradient sums
     losses: Mapping[int, Any]  # maps the micro-batch to its loss, if the device returned a loss
     # maps the place of each unusual array to the array's largest magnitude
     sizes: Mapping[Place, float]

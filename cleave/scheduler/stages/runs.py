@@ -37,7 +37,7 @@ class StagesOn(Enum):
         """Parse a value of `--stages-on`.
 
         Raises:
-            UsageError: the value is not valid.
+            UsageError: if the value is not valid.
         """
         return choice_of(cls, "--stages-on", value)
 
@@ -110,11 +110,11 @@ class StageRuns:
         )
 
     def busy(self, device: int) -> bool:
-        """Return whether a device takes part in the running step."""
+        """Return whether a step is running and the PS tracks arrays for stages on the device."""
         return self._step is not None and not self._step.ended and device in self._stores
 
     def occupied_bytes(self, device: int) -> int:
-        """Return the bytes of a device's memory that arrays and graphs of stages occupy."""
+        """Return the size of all arrays and graphs for stages on a device, in bytes."""
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
 
@@ -131,7 +131,7 @@ class StageRuns:
         """Start a step on the planned devices that can still take part.
 
         Raises:
-            UsageError: another step is running.
+            UsageError: if another step is running.
         """
         if self._step is not None and not self._step.ended:
             raise UsageError(
@@ -160,13 +160,13 @@ class StageRuns:
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
-        """End the current step, if any. Devices retain their arrays for the next step."""
+        """End the current step. Devices retain their arrays for the next step."""
         if self._step is not None:
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
 
     def end(self) -> list[ForSteps]:
-        """End the current step, if any, and tell devices to drop all arrays for stages."""
+        """End the current step, and tell devices to drop all arrays for stages."""
         self.withdraw()
         out: list[ForSteps] = []
         for store in self._stores.values():

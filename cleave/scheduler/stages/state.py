@@ -20,7 +20,7 @@ from cleave.scheduler.stages.work import KeptLayer, SumName
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """The progress of one device that holds a stage's layers, in numbers of micro-batches.
+    """The progress of one device that holds a stage's layers, counted in micro-batches.
 
     Attributes:
         forward, backward: passes in flight.
@@ -35,7 +35,7 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """The progress of one stage, in numbers of micro-batches.
+    """The progress of one stage, counted in micro-batches.
 
     Attributes:
         first, stop: the stage's layers, from `first` to `stop`, excluding `stop`.
@@ -72,8 +72,8 @@ class StageState:
         passes: whether this object also returns activations and their gradients. In a divided
             stage, exactly one object does.
         x, dy: the stage's input and the gradient of its output, by micro-batch, once available.
-        kept: maps a micro-batch to the device that retains arrays for the backward pass, and the
-            wire IDs of these arrays.
+        kept: maps a micro-batch to the device that retains arrays for the backward pass, and to
+            the wire IDs of those arrays.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
@@ -162,7 +162,7 @@ class StageState:
     def returned(self) -> float:
         """Return the average number of activations still to be returned per remaining micro-batch.
 
-        Activations are the stage's output and the gradient of its input.
+        The stage's output and the gradient of its input both count as activations.
         """
         if not self.passes:
             return 0.0
@@ -198,13 +198,13 @@ class StageState:
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Create a part of this stage, whose devices return the gradient sums `sums`."""
+        """Create a part of this stage that returns the gradient sums `sums`."""
         return StageState(
             self.plan, self.batches, sums, devices, passes=False, x=self.x, dy=self.dy, y=self.y
         )
 
     def forget(self, device: int) -> int:
-        """Discard a lost device's arrays and sums. Return the number of lost backward passes."""
+        """Discard a lost device's arrays and sums. Return how many completed passes are lost."""
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.accumulators if g.device == device and not g.landed]
         for accumulator in lost:
@@ -216,7 +216,7 @@ class StageState:
         """Check that the accumulators contain the micro-batches of `backward`, each exactly once.
 
         Raises:
-            AssertionError: the state is inconsistent.
+            AssertionError: if the state is inconsistent.
         """
         held = [b for g in self.accumulators for b in (*g.batches, *g.asked)]
         if len(held) != len(set(held)):

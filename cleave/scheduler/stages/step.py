@@ -1,9 +1,9 @@
 """Assignment of micro-batch passes to devices in one step by stages, without I/O.
 
-Until the step ends, the PS retains every stage's input and output gradient of each micro-batch, and
-repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of them.
-In each stage, or each part of a divided stage, exactly one used accumulator contains a given
-micro-batch.
+Until the step ends, the PS retains each stage's input and output gradient for every micro-batch,
+and repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of
+them. In each stage, or each part of a divided stage, every micro-batch is in exactly one used
+accumulator.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class StageStep:
     """The state machine of one step by stages. Event handlers return instructions.
 
     Args:
-        stores: maps a device to its `StageDevice`; the step adds missing devices.
-        present: returns the rates of the devices that are available for tasks.
+        stores: maps a device to its `StageDevice`. The step adds missing devices.
+        present: returns the rates of the devices that may train whole layers now, by device.
         usual: usual magnitudes of the arrays that devices return for this model.
     """
 
@@ -78,7 +78,7 @@ class StageStep:
         self._requests: set[StageRequest] = set()
         self._taking: dict[StageRequest, GradientAccumulator] = {}
         self._went_back: set[int] = set()  # devices whose latest request was a backward pass
-        self._request_s: dict[int, float] = {}  # key: device; value: predicted seconds
+        self._request_s: dict[int, float] = {}  # key: device; value: predicted seconds per request
         self._failed: dict[int, str] = {}  # key: excluded device; value: reason
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
@@ -211,8 +211,8 @@ class StageStep:
         Args:
             made: without `after`, the gradient of the last stage's output. With loss slices, the
                 first call for a micro-batch passes the log-sum-exp over the whole vocabulary
-                instead. With `after`, the first call for a micro-batch passes the input of the next
-                stage, and the second call the gradient of stage `after`'s output.
+                instead. With `after`, the first call for a micro-batch passes the next stage's
+                input, and the second call passes the gradient of stage `after`'s output.
             after: number of the stage before the PS's own layers; None if these layers did not
                 compute the array.
         """
@@ -259,7 +259,7 @@ class StageStep:
         """Check that the step's state is consistent.
 
         Raises:
-            AssertionError: the state is inconsistent.
+            AssertionError: if the state is inconsistent.
         """
         for number, stage in enumerate(self._stages):
             stage.validate()
@@ -374,7 +374,7 @@ class StageStep:
                 self._out += store.take()
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
-        """Record a forward pass. Deliver its output to the next stage or the training thread."""
+        """Record a forward pass. Send its output to the next stage or the training thread."""
         stage = self._stages[request.stage]
         is_new = request.batch not in stage.y
         if is_new:
@@ -402,7 +402,7 @@ class StageStep:
             following.x[request.batch] = self._activation(request.batch, payload)
 
     def _added(self, stage: StageState, request: StageRequest) -> None:
-        """Record a backward pass. Deliver its gradient to the previous stage or training thread."""
+        """Record a backward pass. Send its `dx` to the previous stage or the training thread."""
         for accumulator in stage.accumulators:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)
@@ -463,7 +463,7 @@ class StageStep:
         return sorted(free, key=lambda d: rules.turn(busy[d], self._request_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict each device's seconds per request, for the first of its stages."""
+        """Predict how long each device needs per request, in seconds, for its first stage."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -548,7 +548,7 @@ class StageStep:
         return request
 
     def _take_sums(self) -> None:
-        """Request the gradient sums of each stage whose backward passes are all completed."""
+        """Request the sums of completed stages from devices that owe no more input gradients."""
         for number, stage in enumerate(self._stages):
             left = stage.left
             for accumulator in stage.accumulators:
@@ -615,7 +615,7 @@ class StageStep:
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: StageState) -> None:
-        """Add the devices that are predicted to finish the remaining micro-batches earliest."""
+        """Add the devices that are predicted to finish a stage's micro-batches earliest."""
         chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
@@ -658,7 +658,7 @@ class StageStep:
         ]
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
-        """Return the predicted seconds of a device's work for all stages except `besides`."""
+        """Return a device's predicted time for all stages except `besides`, in seconds."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:

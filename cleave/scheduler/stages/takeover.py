@@ -34,13 +34,13 @@ class Candidate:
     """A device that could run some of a stage's micro-batches."""
 
     device: int
-    # predicted seconds for other tasks, receiving weights, and returning this stage's sums
+    # predicted seconds for its other tasks, receiving weights and returning this stage's sums
     other_s: float
     each_s: float  # predicted seconds for each micro-batch
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
-    """Return the set of devices with the earliest predicted finish of `batches` micro-batches.
+    """Return the devices that are predicted to finish `batches` micro-batches earliest.
 
     Devices that all finish at time t complete sum((t - other_s) / each_s) micro-batches. A device
     is selected if its `other_s` is less than t.
@@ -64,10 +64,10 @@ def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], 
 def soonest_parts(
     candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
 ) -> list[list[int]]:
-    """Choose the number of parts of a stage, and their devices, for the earliest predicted finish.
+    """Divide a stage into parts and choose the devices of each part, for the earliest finish.
 
     Args:
-        candidates: returns the candidates for a given number of parts.
+        candidates: function from the number of parts to the candidates.
         batches: number of micro-batches. The devices of each part process all of them.
         most: maximum number of parts.
 
@@ -86,7 +86,7 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Predicts the times of a device that takes over a stage and returns the sums `returned`."""
+    """Predicts how long a device needs to take over a stage and return the sums `returned`."""
 
     work: StepWork
     stage: PlannedStage
@@ -100,11 +100,11 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return a candidate with a device's predicted times for this stage.
+        """Return a device as a candidate, with its predicted times for this stage.
 
         Args:
             store: the record of the device's arrays; None if the device holds no arrays.
-            own_s: predicted seconds of the device's other tasks in this step.
+            own_s: predicted time of the device's other tasks in this step, in seconds.
             parts: number of parts into which the gradient sums are divided.
             activations: see `batch_s`.
         """
@@ -135,7 +135,7 @@ class Takeover:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs per token of the forward and backward pass together."""
+        """Return the FLOPs per token of the forward and backward passes together."""
         flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops
@@ -145,7 +145,7 @@ class Takeover:
         return flops
 
     def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:
-        """Return the predicted seconds of a micro-batch's forward and backward pass on a device.
+        """Return a device's predicted time for both passes of a micro-batch, in seconds.
 
         Args:
             activations: average number of activations that the device returns for each micro-batch.

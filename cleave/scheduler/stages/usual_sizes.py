@@ -42,7 +42,7 @@ class UsualSizes:
     def of(self, place: Place) -> float | None:
         """Return a place's usual magnitude; None if unknown.
 
-        If no magnitude is known for the layer, use the largest of the same array in other layers.
+        If no magnitude is known for the layer, return the largest magnitude in other layers.
         """
         what, of, layer = place
         others = self._usual.get((what, of), {})
@@ -54,9 +54,9 @@ class UsualSizes:
         return usual is not None and size <= FAR * usual
 
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
-        """Update a place's usual magnitude from the magnitude `size` of an array in use.
+        """Update a place's usual magnitude from the magnitude `size` of an accepted array.
 
-        Unless the PS recomputed the array (`repeated`), the usual magnitude at most doubles.
+        Unless the PS recomputed the array (`repeated`), the usual magnitude can at most double.
         """
         what, of, layer = place
         usual = self.of(place)

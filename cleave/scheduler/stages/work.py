@@ -130,12 +130,9 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token.
+    """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token."""
 
-    See `cleave.graphs.loss_graph`.
-    """
-
-    forward: StageGraph
+    forward: StageGraph  # see `cleave.graphs.loss_graph`
     backward: StageGraph
     # arrays by graph input; includes the slice's first row and the loss scale
     parameters: Mapping[str, StageArray]
@@ -152,7 +149,7 @@ class StepWork:
 
     Attributes:
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
-            by device. Missing devices retain none.
+            by device. Missing devices retain no arrays.
     """
 
     layers: Sequence[LayerWork]
@@ -184,7 +181,7 @@ class StepWork:
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the minimum bytes that the PS sends and receives in a step.
+        """Return the minimum numbers of bytes that the PS sends and receives in a step.
 
         The minimum assumes that no payload is compressed and no device is lost. Each trained
         parameter is sent once, and its gradient is returned once. Between two stages, the output
@@ -194,7 +191,7 @@ class StepWork:
         layer's output is sent to every slice, and each slice returns a gradient.
 
         Args:
-            gradient_bytes: bytes of one returned gradient element.
+            gradient_bytes: size of one returned gradient element, in bytes.
         """
         parts: list[LayerWork | LossWork | SliceWork] = [*self.layers, *self.slice_works]
         if self.loss is not None:
@@ -230,8 +227,8 @@ class StageRequest:
     A request consists of one or more orders, and the device answers each order.
 
     Attributes:
-        kept: wire IDs of retained arrays, with one entry for each layer. In a one-layer stage with
-            sequence chunks, one entry for each chunk.
+        kept: wire IDs of retained arrays, with one entry for each layer, or for each sequence chunk
+            in a one-layer stage with chunks.
     """
 
     kind: RequestKind
@@ -244,7 +241,7 @@ class StageRequest:
     # wire IDs of the gradient sums to which the backward pass adds
     sums: dict[SumName, int] = field(default_factory=dict)
     dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
-    # maps each order in flight to the expected bytes of the answer
+    # maps each order in flight to the expected size of the answer in bytes
     answers: dict[int, int] = field(default_factory=dict)
     # blocks of gradient sums that are not requested yet
     rest: deque[SumPiece] = field(default_factory=deque)
@@ -261,7 +258,7 @@ class StageRequest:
         return range(self.plan.first, self.plan.stop)
 
     def note_size(self, place: Place, size: float) -> None:
-        """Record the largest magnitude of a returned array under its place."""
+        """Record an array's largest magnitude if it is the largest so far at its place, or NaN."""
         if math.isnan(size) or size > self.sizes.get(place, -1.0):
             self.sizes[place] = size
 
@@ -289,6 +286,6 @@ class StageOrder:
 
     @property
     def kind(self) -> TrafficKind:
-        """Return the traffic category of the answer to this order."""
+        """Return the traffic kind of the answer to this order."""
         sums = self.request.kind is RequestKind.SUMS
         return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS

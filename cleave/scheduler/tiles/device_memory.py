@@ -84,7 +84,7 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop arrays that a task does not use until `room_bytes` fit. Return whether they fit."""
+        """Free `room_bytes` by dropping arrays that `task` does not use. Return True on success."""
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True

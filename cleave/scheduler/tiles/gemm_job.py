@@ -36,7 +36,7 @@ class MatrixRef:
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """The details of a GEMM task that the scheduler does not read.
+    """Details of a GEMM task. The scheduler does not read them.
 
     Attributes:
         transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
@@ -125,7 +125,7 @@ class GemmJob:
         """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
 
         Raises:
-            PlanError: the GEMM cannot be planned on these devices.
+            PlanError: if the GEMM cannot be planned on these devices.
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
@@ -174,7 +174,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """Return the predicted seconds of the whole job; None before the job is assigned."""
+        """Return the predicted time of the whole GEMM in seconds; None before it is assigned."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -186,15 +186,15 @@ class GemmJob:
     ) -> tuple[list[tuple[int, Task]], float] | None:
         """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
 
-        Each box of unfinished blocks is planned as a separate GEMM.
+        Unfinished blocks are grouped into boxes, and each box is planned as a separate GEMM.
 
         Args:
             tasks: tasks of this job that no device has answered.
-            busy_s: maps a device to the predicted seconds of its current tasks.
+            busy_s: maps a device to the predicted remaining time of its tasks, in seconds.
 
         Returns:
-            (device, task) pairs, and the predicted seconds from now until the last task finishes;
-            None if no plan is possible.
+            (device, task) pairs, and the predicted time from now until the last task finishes, in
+            seconds; None if no plan is possible.
         """
         assigned: list[tuple[int, Task]] = []
         finish_s = 0.0
@@ -275,7 +275,7 @@ class GemmJob:
     ) -> TileCut | None:
         """Return the tile that multiplies a device's held grid by the whole other matrix.
 
-        None if the device holds no grid, or if a task would have too many inputs.
+        Return None if the device holds no grid, or if a task would have too many inputs.
         """
         grid = cut_a if follow_a else cut_b
         if grid is None:
@@ -303,7 +303,7 @@ class GemmJob:
         held_a: Mapping[int, Sequence[ArrayRef]],
         held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
-        """Return, for each device, the bytes of its tile's inputs that it already holds."""
+        """Return how many bytes of its tile's inputs each device already holds."""
         total = {}
         for device, cut in tiles.items():
             names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
@@ -323,7 +323,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid that arrays form, in the GEMM's orientation; None if there is no grid."""
+    """Return the grid that arrays form, in the GEMM's orientation; None if they form none."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):

@@ -1,4 +1,4 @@
-"""A device's assigned tasks and the predicted duration of these tasks."""
+"""A device's assigned tasks, and predictions of how long they take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cleave.planner.tiles.cost import streamed_s, tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
-# Seconds that an overdue device with heartbeats waits for new tasks the second time. The first wait
-# is 0, because possibly only an answer was lost. Later waits roughly double.
+# Seconds until a device that is overdue for the second time in a row, but sends heartbeats, gets
+# tasks. The first wait is 0, because perhaps only an answer was lost. Later waits roughly double.
 RETRY_S: Final = 2.0
 _MOST_DOUBLED: Final = 5
 
@@ -24,7 +24,7 @@ class DeviceLoad:
 
     Attributes:
         sent_tasks, sent_flops: number and FLOPs of the tasks sent since `since_s`.
-        sent_bytes, asked_bytes: bytes on the wire of their inputs and results.
+        sent_bytes, asked_bytes: predicted size of these tasks' inputs and results on the wire.
     """
 
     rates: DeviceRates
@@ -75,7 +75,7 @@ class DeviceLoad:
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue. Each consecutive time, its wait for new tasks is longer."""
+        """Mark the device as overdue. Each miss in a row lengthens its wait for new tasks."""
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
@@ -107,7 +107,7 @@ class DeviceLoad:
         return task
 
     def sent_s(self) -> float:
-        """Return the predicted seconds for all tasks sent since the device was last idle."""
+        """Return the predicted time of all tasks sent since the device last idled, in seconds."""
         rates = self.rates
         return 2 * rates.latency_s + streamed_s(
             self.sent_bytes / rates.downlink_bytes_per_s,
@@ -116,19 +116,19 @@ class DeviceLoad:
         )
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the predicted seconds from now until all queued and running tasks are done."""
+        """Return the predicted time until all queued and running tasks finish, in seconds."""
         running_s = max(0.0, self.since_s + self.sent_s() - now_s) if self.running else 0.0
         return running_s + sum(self.task_s(task) for task in self.queue)
 
     def longest_silence_s(self, expected_s: float) -> float:
-        """Return the longest predicted time between two consecutive answers.
+        """Return the longest predicted time between two consecutive answers, in seconds.
 
         If a tile of p times p blocks is sent in wavefront order, the first block is returned after
         1/p of the tile's time, and later blocks follow at shorter intervals. No block is returned
         faster than a single block on an idle device.
 
         Args:
-            expected_s: a lower bound for the predicted seconds of the running tasks.
+            expected_s: a lower bound on the predicted time of the running tasks, in seconds.
         """
         alone_s = max(
             (
@@ -141,19 +141,19 @@ class DeviceLoad:
         return max(alone_s, shared_s)
 
     def task_s(self, task: Task) -> float:
-        """Return the predicted seconds of a task on this device if the device were idle."""
+        """Return the predicted time of a task if the device were idle, in seconds."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted seconds of a task that needs `input_bytes` uncompressed bytes."""
+        """Return a task's predicted time in seconds if it needs `input_bytes` of new inputs."""
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds for unanswered tasks at the pace so far; infinite without answers."""
+        """Return the time for unanswered tasks at the pace so far, in seconds; may be infinite."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

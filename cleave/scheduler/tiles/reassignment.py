@@ -17,7 +17,7 @@ from cleave.scheduler.tiles.tasks import Task
 WORTH_HELPING: Final = 0.8
 _COMPARED: Final = 16
 
-UnitSeconds = Callable[[int, Task], float]  # predicts a device's seconds for a task
+UnitSeconds = Callable[[int, Task], float]  # predicts a task's seconds on a device
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ def reassign(
     """Assign each task to the device that is predicted to finish it first.
 
     Args:
-        remaining_s: maps a device to the predicted seconds of its current tasks.
+        remaining_s: maps a device to the predicted remaining time of its tasks, in seconds.
         able: returns whether a device can run a task.
     """
     takers = _Takers(remaining_s, able, task_s)
@@ -65,8 +65,8 @@ def speculate(
 
     Args:
         late: maps a late device to its unanswered tasks, in the device's order.
-        remaining_s: maps a late device to its predicted seconds for these tasks; may be infinite.
-        helpers: maps a helper to the predicted seconds of its current tasks.
+        remaining_s: maps a late device to the predicted time of these tasks; may be infinite.
+        helpers: maps a helper to the predicted remaining time of its tasks, in seconds.
 
     Returns:
         (late device, helper, task) for each task to duplicate.
@@ -95,7 +95,7 @@ def speculate(
 
 
 class _Takers:
-    """A priority queue that finds the device that finishes a task first.
+    """A priority queue that finds the device that would finish a task first.
 
     Only the least loaded devices are compared, because comparing a large fleet takes too long.
     """
@@ -109,7 +109,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return a task's earliest finish time and its device; None if no device can run it."""
+        """Return a task's earliest finish time and the device; None if no device can run it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -145,10 +145,10 @@ SILENT_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The late devices, and those that have just become overdue.
+    """The late devices, and the devices that have just become overdue.
 
     Attributes:
-        remaining_s: maps a late device to the predicted seconds for its unanswered tasks at its
+        remaining_s: maps a late device to the time in seconds that its unanswered tasks need at its
             pace so far; infinite for a silent device.
     """
 
@@ -184,7 +184,7 @@ def find_stragglers(
 
 
 def _limit_s(job: GemmJob) -> float:
-    """Return the seconds after which a job is overdue; infinite if the job is not assigned."""
+    """Return the time after which a job is overdue, in seconds; infinite if it is unassigned."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)

@@ -2,8 +2,8 @@
 
 The scheduler sends an array when the first task in a device's queue needs the array and the device
 has free memory, so arrays arrive in wavefront order. Unanswered tasks of a lost device are assigned
-to other devices, repartitioned if that is faster. Tasks of a late device are duplicated, and the
-first valid result is used.
+to other devices, and repartitioned if that is faster. Tasks of a late device are duplicated, and
+the first valid result is used.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """The predicted and measured duration of a finished job, in seconds."""
+    """The predicted and measured durations of a finished job, in seconds."""
 
     id: int
     title: str
@@ -128,7 +128,7 @@ class Scheduler:
         """Check that the scheduler's state is consistent.
 
         Raises:
-            AssertionError: the state is inconsistent; the message lists the problems.
+            AssertionError: if the state is inconsistent. The message lists the problems.
         """
         kept_back = (*self._orphans, *self._held)
         broken = broken_invariants(
@@ -157,7 +157,7 @@ class Scheduler:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of available devices, without overdue devices unless all are overdue."""
+        """Return the rates of available devices, without overdue devices if others exist."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
@@ -358,7 +358,7 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of a job's eligible devices; overdue ones only if all are overdue."""
+        """Return the rates of a job's eligible devices, without overdue devices if others exist."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -386,7 +386,7 @@ class Scheduler:
     def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
         """Duplicate the last tasks of late devices on helpers, or move tasks that were not sent.
 
-        `late` and `helpers` map a device to the predicted seconds of its remaining tasks.
+        `late` and `helpers` map a device to the predicted time of its tasks, in seconds.
         """
         undone = {}
         for device_id in late:
@@ -548,7 +548,7 @@ class Scheduler:
     # --- answers ---
 
     def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
-        """End a run. Return its device and task, or None if the run is not in flight."""
+        """End a run. Return the run's device and task, or None if the run is not in flight."""
         self._heard(device_id)
         device = self._devices.get(device_id)
         task = device.ended(run) if device else None
@@ -588,7 +588,7 @@ class Scheduler:
         self._pump(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
-        """Assign a failed task to another device, or hold the task back."""
+        """Assign a failed task again, or hold the task back."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
