@@ -108,7 +108,7 @@ class Journal:
         on: False once the journal has switched itself off. It then writes no more products.
 
     Raises:
-        CleaveError: when the journal cannot be opened.
+        CleaveError: if the journal cannot be opened.
     """
 
     def __init__(
@@ -445,7 +445,7 @@ class _Writer:
         """Queue a product for writing. Wait while the queue is full.
 
         Raises:
-            DiskFullError: when queue and disk are both full. The product is not queued.
+            DiskFullError: if queue and disk are both full. The product is not queued.
         """
         nbytes = product.elements.nbytes
 

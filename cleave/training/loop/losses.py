@@ -81,7 +81,7 @@ class ComparedRun:
         `say` is called with a message if the settings of the two runs differ.
 
         Raises:
-            CleaveError: when the other run cannot be read or has no losses.
+            CleaveError: if the other run cannot be read or has no losses.
         """
         if not job.against:
             return cls()

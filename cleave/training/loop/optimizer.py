@@ -50,7 +50,7 @@ class LossScale:
         """Halve the loss scale after a step whose gradients are not finite.
 
         Raises:
-            DivergedError: when the loss scale is too small to be the cause of the overflow.
+            DivergedError: if the loss scale is too small to be the cause of the overflow.
         """
         self.factor /= 2
         self.since_overflow = 0
@@ -71,7 +71,7 @@ class LossScale:
         """Load the state from a checkpoint's metadata.
 
         Raises:
-            CleaveError: when `state` is None, because the checkpoint has no loss scale.
+            CleaveError: if `state` is None, because the checkpoint has no loss scale.
         """
         if state is None:
             raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")
@@ -225,7 +225,7 @@ class Optimizer:
                 or a loss scale, it is called twice and must compute the same gradients each time.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. No parameter has changed,
+            DivergedError: if the loss or the gradients are not finite. No parameter has changed,
                 unless `in_backward` is set and `backward` is called only once.
         """
         self._begin(rate)
@@ -245,7 +245,7 @@ class Optimizer:
                 float, no parameter is updated.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. No parameter is updated.
+            DivergedError: if the loss or the gradients are not finite. No parameter is updated.
         """
         self._begin(rate)
         loss = gradients()
@@ -424,7 +424,7 @@ class Optimizer:
         Parameters that have never had a gradient have no state in the checkpoint.
 
         Raises:
-            CleaveError: when the checkpoint has no state of any parameter.
+            CleaveError: if the checkpoint has no state of any parameter.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():

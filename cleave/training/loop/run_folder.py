@@ -68,8 +68,8 @@ class RunFolder:
             now: the local time; None for the current time.
 
         Raises:
-            UsageError: when the name is invalid or already exists.
-            CleaveError: when the folder cannot be created.
+            UsageError: if the name is invalid or already exists.
+            CleaveError: if the folder cannot be created.
         """
         if name is not None:
             cls.check_name(root, name)
@@ -117,8 +117,8 @@ class RunFolder:
             it is read-only, or its file system does not support locks.
 
         Raises:
-            UsageError: when another process holds the lock.
-            CleaveError: when a subfolder is a symbolic link, or the lock file was not written by
+            UsageError: if another process holds the lock.
+            CleaveError: if a subfolder is a symbolic link, or the lock file was not written by
                 Cleave.
         """
         try:
@@ -181,7 +181,7 @@ class RunFolder:
         call `rewind` before the first `append`.
 
         Raises:
-            CleaveError: when the file cannot be written. Its contents are unchanged.
+            CleaveError: if the file cannot be written. Its contents are unchanged.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -194,7 +194,7 @@ class RunFolder:
         """Yield the records of metrics.jsonl in order, without an incomplete last line.
 
         Raises:
-            CleaveError: when a complete line is not a JSON object, or the file cannot be read.
+            CleaveError: if a complete line is not a JSON object, or the file cannot be read.
         """
         for number, (line, record) in enumerate(self._lines(), start=1):
             if record is not None:
@@ -211,7 +211,7 @@ class RunFolder:
         If a record is removed, loss.png is removed too.
 
         Raises:
-            CleaveError: when the file cannot be read or written, or has no metrics of a run.
+            CleaveError: if the file cannot be read or written, or has no metrics of a run.
         """
         lines = list(self._lines())
         kept = [

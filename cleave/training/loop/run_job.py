@@ -72,7 +72,7 @@ class JobRequest:
         """Return the requested job. With `resume`, read omitted settings from the run folder.
 
         Raises:
-            UsageError: when a setting is invalid, or `resume` is not a run folder.
+            UsageError: if a setting is invalid, or `resume` is not a run folder.
         """
         saved: dict[str, Any] = {}
         if self.resume:
@@ -145,7 +145,7 @@ class JobRunner:
         """Check a request; return the name of its model and its number of steps (0 to use a model).
 
         Raises:
-            UsageError: when a setting is invalid, data is missing, or the run name is taken.
+            UsageError: if a setting is invalid, data is missing, or the run name is taken.
         """
         if USE in arguments:
             use = _use(arguments)

@@ -38,7 +38,7 @@ class StateFiles:
         """Replace the large tensors in a parameter's optimizer state with memory-mapped copies.
 
         Raises:
-            CleaveError: when a file cannot be written. The tensor then remains in memory.
+            CleaveError: if a file cannot be written. The tensor then remains in memory.
         """
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):

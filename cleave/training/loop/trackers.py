@@ -38,7 +38,7 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
     """Parse the value of `--report-to`, such as `tensorboard+wandb`. It may be empty.
 
     Raises:
-        UsageError: when a tracker is unknown or its package is not installed.
+        UsageError: if a tracker is unknown or its package is not installed.
     """
     known = [kind.value for kind in TrackerKind]
     names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []

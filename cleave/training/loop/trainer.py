@@ -132,7 +132,7 @@ def train(
         The last record of the run.
 
     Raises:
-        CleaveError: when training fails for a reason that the user can resolve.
+        CleaveError: if training fails for a reason that the user can resolve.
     """
     with _locked(run, context):
         dataset = dataset or prepare(job, context)
@@ -431,9 +431,9 @@ class Trainer:
         """Run one optimizer step, and return its record.
 
         Raises:
-            AbandonedError: when training stops during the step, or one of several servers has lost
+            AbandonedError: if training stops during the step, or one of several servers has lost
                 all its devices. The next call repeats the step with the same batches.
-            DivergedError: when the loss or the gradients are not finite.
+            DivergedError: if the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
@@ -713,7 +713,7 @@ class Trainer:
         If the training text is among the `changed` inputs, training continues at its beginning.
 
         Raises:
-            CleaveError: when the checkpoint belongs to another model, or when frozen weights have
+            CleaveError: if the checkpoint belongs to another model, or when frozen weights have
                 changed and `accept_changes` is False.
         """
         try:

@@ -65,7 +65,7 @@ def perplexity(
         progress: called with the number of evaluated windows and the total number of windows.
 
     Raises:
-        UsageError: when `seq` is too large, or the source cannot be read or has too little text.
+        UsageError: if `seq` is too large, or the source cannot be read or has too little text.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")

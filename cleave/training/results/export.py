@@ -180,9 +180,9 @@ def export_run(
         facts: additional rows of the model card: values by label.
 
     Raises:
-        UsageError: when an argument is invalid or does not match the run, or when another process
+        UsageError: if an argument is invalid or does not match the run, or when another process
             uses one of the folders.
-        CleaveError: when the checkpoint is damaged, a weight is not finite in `dtype`, or a file
+        CleaveError: if the checkpoint is damaged, a weight is not finite in `dtype`, or a file
             cannot be written.
     """
     if dtype not in DTYPES:
@@ -320,8 +320,8 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         best: whether to load the checkpoint with the lowest held-out loss, and ignore `step`.
 
     Raises:
-        UsageError: when the run has no such checkpoint.
-        CleaveError: when the checkpoint is damaged.
+        UsageError: if the run has no such checkpoint.
+        CleaveError: if the checkpoint is damaged.
     """
     if best:
         if (found := load_latest(run.path / BEST)) is None:
@@ -414,7 +414,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     `tie_word_embeddings` of the returned configuration is False.
 
     Raises:
-        CleaveError: when `names`, the names of the checkpoint's weights, do not match the model.
+        CleaveError: if `names`, the names of the checkpoint's weights, do not match the model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

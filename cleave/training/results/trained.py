@@ -62,7 +62,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
         step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:
-        CleaveError: when the model does not exist or cannot be loaded.
+        CleaveError: if the model does not exist or cannot be loaded.
     """
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)

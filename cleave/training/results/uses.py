@@ -46,7 +46,7 @@ def go_on(
         top_p: threshold of nucleus sampling.
 
     Raises:
-        UsageError: when the text has no tokens, has a token outside the model's vocabulary, or with
+        UsageError: if the text has no tokens, has a token outside the model's vocabulary, or with
             `tokens` new tokens exceeds the model's context length.
     """
     (found,) = trained.tokenizer.encode_batch([text])
