@@ -6,7 +6,7 @@
 A checkpoint is written to a temporary folder, which is renamed once all its data is on disk. A
 folder with the final name is therefore complete. Only one process at a time may write.
 
-Loading skips a damaged checkpoint but does not delete it, because no other may be left. If a
+Loading skips a damaged checkpoint but does not delete it, because it may be the last one. If a
 checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
 """
 
@@ -67,7 +67,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """Contents of meta.json. `aliases` maps each tensor that is not stored to its tied tensor."""
+    """Contents of meta.json. `aliases` maps the names of tied duplicates to the stored names."""
 
     step: int
     tensors_sha256: str
@@ -97,7 +97,7 @@ def save_checkpoint(
         meta: the caller's metadata, which JSON must be able to represent.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: the latest checkpoint before this step is also kept. None keeps no other.
+        sound_before: step before which the latest checkpoint is also kept; None for no such step.
         fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
             Each retry of a failed write calls `fetch` again.
 

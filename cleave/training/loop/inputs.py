@@ -98,7 +98,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 def losses_comparable(
     checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]
 ) -> bool:
-    """Return True if losses before and after a checkpoint are of the same held-out batches."""
+    """Return True if the held-out batches are the same before and after a checkpoint."""
     if checkpoint is None:
         return False
     before: Mapping[str, Any] = checkpoint.meta.get("job", {})
@@ -109,8 +109,8 @@ def losses_comparable(
 def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
     """Raise CleaveError if a resumed run without an intact checkpoint must not start at step 1.
 
-    The run may start over only if it has no damaged checkpoint, and its journal holds results from
-    before the first checkpoint.
+    The run may start over only if it has no damaged checkpoint, and its journal contains results of
+    steps before the first checkpoint.
     """
     where = str(run.path)
     if damaged:

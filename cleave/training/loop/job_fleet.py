@@ -39,9 +39,9 @@ from cleave.workload.registry import ModelSpec
 
 
 class JobFleet:
-    """Runs a job's steps by stages, or the GEMMs of its model by tiles, on the fleet.
+    """Runner of a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
 
-    For tiles, the model's linear layers are changed in place, so that the fleet computes them.
+    For tiles, the model's linear layers are changed in place to compute on the fleet.
 
     Args:
         journal: stores the results of GEMMs; None without a journal.
@@ -152,7 +152,7 @@ class JobFleet:
     def gradients(
         self, batches: Sequence[Batch], learned: int | None = None
     ) -> float | NotByStages:
-        """Compute the gradients of a step's mean loss by stages; accumulate them in `grad`.
+        """Accumulate the gradients of a step's mean loss in the parameters' `grad`, by stages.
 
         Args:
             batches: the step's micro-batches; with several servers, this server's part.
@@ -201,7 +201,7 @@ class JobFleet:
         )
 
     def kept(self) -> Kept:
-        """Return a summary of the GEMMs that the PS is predicted to compute faster than the fleet."""
+        """Summarize the GEMMs that the PS is predicted to compute faster than the fleet."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class JobFleet:
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a device can run them; otherwise report why none can, once."""
+        """Build the layer graphs if a device can run them. Otherwise, report each new reason."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()

@@ -39,7 +39,7 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return the model's context length in tokens; 2**31 if the configuration has none."""
+        """Return the model's context length in tokens; 2**31 if the configuration gives none."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
@@ -86,7 +86,7 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     config = described_config(folder, weights.keys())
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)  # a checkpoint has each tied weight only once
+    model.load_state_dict(weights, strict=False)  # a checkpoint names each tied weight only once
     # Without a readable file, the defaults from the model's configuration remain.
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
