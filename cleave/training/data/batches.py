@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     """A batch of packed token sequences. All tensors are int64, of shape (batch, seq).
 
     Attributes:
-        labels: ID of the token that follows each token of `ids`; IGNORED if it is not learned.
+        labels: ID of the next token for each token of `ids`; IGNORED if the next is not learned.
         positions: index of each token in its document, counted from the start of the sequence if
             the document begins earlier. None if tokens may attend to earlier documents.
     """
@@ -82,7 +82,7 @@ class Corpus:
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Raise UsageError if a split has no complete sequence, or none with a learned token.
+        """Raise UsageError if a split contains no complete sequence with a learned token.
 
         Args:
             seq: number of input tokens per sequence. The last label needs one more token.

@@ -124,7 +124,7 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The result is the same for each call with the same Python build. The tokenizer is cached in
+    The same Python build and `vocab_size` always give the same tokenizer. It is cached in
     `cache_dir`, by default the user's cache folder.
 
     Raises:

@@ -45,7 +45,7 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """A checkpoint is incomplete, fails its checksum, or has NaN or infinite values."""
+    """A checkpoint is incomplete, fails its checksum, or contains NaN or infinite values."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     The tensors may be memory-mapped. Copy them before you delete the checkpoint's files.
 
     Raises:
-        DamagedCheckpointError: if the checkpoint is damaged or has NaN or infinite values.
+        DamagedCheckpointError: if the checkpoint is damaged or contains NaN or infinity.
         CleaveError: if the checkpoint cannot be read, or was written by a newer version.
     """
     header = _read_header(path)

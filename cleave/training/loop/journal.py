@@ -1,7 +1,7 @@
 """The journal: GEMM results on disk, so that a killed run can resume within a step.
 
 Training is deterministic: a run resumed from a checkpoint needs the same GEMMs in the same order.
-It reads the results of earlier GEMMs (products) from a file in a subfolder of the run folder:
+The run reads earlier GEMM results (products) from a file in a subfolder of the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
@@ -58,7 +58,7 @@ class JournalCounters:
 
     Attributes:
         written_bytes: total size of the products queued for writing, in bytes.
-        spent_s: time of the training thread for the journal and early checkpoints, in seconds.
+        spent_s: training thread's time for the journal and early checkpoints, in seconds.
         write_s: time that the writer thread spent writing, in seconds.
         taken: number of products read from the journal.
         saved_s: time that the products read from the journal originally took, in seconds.
@@ -210,7 +210,7 @@ class Journal:
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if an early checkpoint is due, as the journal is larger than a checkpoint.
+        """Return True if a checkpoint is due because the journal is larger than a checkpoint.
 
         Return False while `held` is not 0, because a checkpoint would discard the held products.
         """

@@ -33,8 +33,8 @@ _LEAST: Final = 2.0**-14  # if gradients overflow with a smaller loss scale, the
 class LossScale:
     """Dynamic loss scaling, which keeps fp16 gradients from underflowing.
 
-    The loss is multiplied by `factor` before the backward pass, and the gradients are divided by it
-    afterwards. If the gradients of a step overflow, the step is skipped and the factor is halved.
+    The loss is multiplied by `factor` before the backward pass, and the gradients are divided by
+    `factor`. If the gradients of a step overflow, the step is skipped and the factor is halved.
     After 2000 steps without overflow, the factor is doubled (arXiv 1710.03740, section 3.2). This
     is the algorithm of `torch.amp.GradScaler`, which cannot update one parameter at a time. The
     factor is a power of two, so scaling causes no rounding errors.
@@ -222,7 +222,7 @@ class Optimizer:
 
         Args:
             backward: computes the gradients and returns the loss. With `in_backward` and either
-                clipping or a loss scale, it is called twice and must repeat its gradients exactly.
+                clipping or a loss scale, it is called twice and must compute equal gradients.
 
         Raises:
             DivergedError: if the loss or the gradients are not finite. No parameter has changed,

@@ -34,13 +34,13 @@ class StepRecord:
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
-        planning_s, audit_s: parts of `ps_s` that planning stages and auditing devices took.
+        planning_s, audit_s: parts of `ps_s` spent on planning stages and on audits, in seconds.
         wall_s: wall-clock duration of the step in seconds.
         fleet_s: time spent waiting for GEMMs or a step by stages, in seconds on `clock`.
         ps_s: wall-clock time in seconds during which the PS did not wait for the fleet.
         verify_s: CPU time spent verifying the devices' results, in seconds.
-        downlink_bytes, uplink_bytes: total size of encoded messages to and from devices.
-        floor_bytes: least traffic that the step requires; see `FleetCounters.floor_down_bytes`.
+        downlink_bytes, uplink_bytes: total size of messages to and from devices, as encoded.
+        floor_bytes: fewest bytes that the step can transfer; see `FleetCounters.floor_down_bytes`.
         tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
         local_gemms: number of GEMMs that the PS computed because no device was available.
         journal_bytes: size of the GEMM results written to the journal, in bytes.

@@ -431,7 +431,7 @@ class Trainer:
         """Run one optimizer step, and return its record.
 
         Raises:
-            AbandonedError: if training stops during the step, or one of several servers has lost
+            AbandonedError: if training stops during the step, or if a server among several has lost
                 all its devices. The next call repeats the step with the same batches.
             DivergedError: if the loss or the gradients are not finite.
         """
