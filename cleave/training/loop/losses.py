@@ -31,7 +31,7 @@ class HeldOut:
         best: the lowest loss so far; infinity before the first finite loss.
         since: number of losses since the lowest loss.
         sound_before: step of the first NaN or infinite loss after the last finite loss. None if no
-            loss is NaN or infinite since then.
+            NaN or infinite loss has followed it.
     """
 
     best: float = inf
