@@ -18,22 +18,22 @@ from cleave.training.data.conversations import Completion, Conversation, Documen
 from cleave.training.data.documents import read_documents
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token IDs with marks.
+"""A 1-D array of marked token IDs.
 
-The first token of each document is stored as `id | START`. A token that is not learned, such as a
-token of a prompt, is stored as the bitwise complement of its value, which is negative.
+The first token of each document is stored as `id | START`. If a token is not learned, for example
+because it belongs to a prompt, the bitwise complement is stored instead, which is negative.
 """
 
-START = 2**30  # bit that marks a document's first token; token IDs are smaller
+START = 2**30  # bit that marks a document's first token; no token ID reaches this value
 
 
 class Batch(NamedTuple):
-    """A batch of packed token sequences. All tensors are int64, shape (batch, seq).
+    """A batch of packed token sequences. All tensors are int64, of shape (batch, seq).
 
     Attributes:
-        labels: ID of the token after each token, or IGNORED if that token is not learned.
-        positions: position of each token from the start of its document, or from the start of the
-            sequence if the document begins earlier. None if tokens attend to earlier documents.
+        labels: ID of the next token for each token of `ids`; IGNORED if the next is not learned.
+        positions: index of each token in its document, counted from the start of the sequence if
+            the document begins earlier. None if tokens may attend to earlier documents.
     """
 
     ids: torch.Tensor
@@ -51,7 +51,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """Interface of a tokenizer for `build_corpus`; see `TextTokenizer`."""
+    """Interface of the tokenizers that `build_corpus` accepts, such as `TextTokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -67,9 +67,9 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens of the training and the validation split.
+    """Tokens of the training and validation splits.
 
-    In each split, the documents are concatenated, each followed by an end-of-text token.
+    Each split concatenates its documents. An end-of-text token follows each document.
     """
 
     train: Tokens
@@ -82,12 +82,12 @@ class Corpus:
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Raise UsageError if a split is shorter than one sequence or has no learned token.
+        """Raise UsageError if a split contains no complete sequence with a learned token.
 
         Args:
-            seq: input tokens per sequence. A sequence needs one more token, for the last label.
-            separate: whether attention is restricted to a document; see `BatchLoader`.
-            judged: whether the validation split must have a learned token too.
+            seq: number of input tokens per sequence. The last label needs one more token.
+            separate: whether tokens attend only to their own document; see `BatchLoader`.
+            judged: whether the validation split also needs a learned token.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
@@ -104,25 +104,25 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Position of a `BatchLoader`: index of the epoch, and number of sequences returned in it."""
+    """Position of a `BatchLoader`: epoch, from 0, and number of sequences returned in the epoch."""
 
     epoch: int
     position: int
 
 
 class BatchLoader:
-    """A loader of training batches, in an order that depends only on the data and the seed.
+    """Loader of training batches. The same data and arguments always yield the same batches.
 
     Sequence i is tokens[i * seq : (i + 1) * seq + 1]. The last label of a sequence is therefore the
     first input of the next sequence. Each epoch returns every sequence once, in a new random order.
-    A batch may span two epochs. An incomplete last sequence and sequences without a learned token
-    are skipped.
+    A batch may span epochs. An incomplete last sequence and sequences without a learned token are
+    skipped.
 
-    With `separate`, attention is restricted to a document: batches have `positions`, and the first
-    token of a document is not learned, because no context precedes it.
+    With `separate`, tokens attend only to their own document: batches include `positions`, and the
+    first token of a document is not learned, because it has no context.
 
     Raises:
-        UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no complete
+        UsageError: if `batch`, `seq` or `seed` is too small, or if `tokens` contains no complete
             sequence with a learned token.
     """
 
@@ -148,7 +148,7 @@ class BatchLoader:
         return self._count
 
     def next_batch(self) -> Batch:
-        """Return the next batch. After the last sequence of an epoch, the next epoch begins."""
+        """Return the next batch. The last sequence of an epoch is followed by the next epoch."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -163,11 +163,11 @@ class BatchLoader:
         return _sequences(self._tokens, self._rows[rows], self._seq, separate=self._separate)
 
     def state(self) -> LoaderState:
-        """Return the position of the next batch, for `restore`."""
+        """Return the position of the next batch, which `restore` accepts."""
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Continue at a position that `state` returned for the same data and arguments."""
+        """Continue at a position that `state()` returned for the same data and arguments."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
                 f"Position {state.position} of epoch {state.epoch} does not exist in data of "
@@ -184,15 +184,15 @@ class BatchLoader:
 def validation_batches(
     tokens: Tokens, batch: int, seq: int, limit: int | None = None, *, separate: bool = False
 ) -> Iterator[Batch]:
-    """Return validation batches whose sequences are evenly spaced over `tokens`.
+    """Return an iterator of batches whose sequences are evenly spaced over `tokens`.
 
-    Each batch has `batch` sequences. If `tokens` have fewer sequences, one batch has all of them.
+    Each batch contains `batch` sequences. If `tokens` has fewer, a single batch contains them all.
 
     Args:
         limit: maximum number of batches; None for no limit.
 
     Raises:
-        UsageError: when `tokens` have no complete sequence with a learned token.
+        UsageError: if `tokens` contains no complete sequence with a learned token.
     """
     _check_sizes(batch, seq)
     chosen = _learned_rows(tokens, seq, separate=separate)
@@ -208,7 +208,7 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return a digest (12 hex digits) that identifies the Python build and its standard library."""
+    """Return a digest (12 hex digits) that identifies the Python build and its library."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -224,24 +224,24 @@ def build_corpus(
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Read and encode the documents of a source, and split them into training and validation.
+    """Read and encode the documents of a source, and divide them into two splits.
 
     A hash of each document's text selects its split, so equal documents are in the same split. If a
-    split then has fewer than `min_tokens` tokens, for example because the source is a single
-    document, all tokens are concatenated, and the last tokens become the validation split.
+    split would have fewer than `min_tokens` tokens, for example because the source is a single
+    document, all tokens are concatenated instead, and the last tokens become the validation split.
 
     Args:
         source: the training text; see `read_documents`. The tokens of the default source (None) are
             cached in `cache_dir`, by default the user's cache folder.
-        held_out: source of the validation split. All documents of `source` are then in the training
-            split. None to split `source`.
-        validation_fraction: approximate fraction of the documents in the validation split, between
-            0 and 1.
-        max_tokens: number of tokens of a source after which reading stops.
+        held_out: a separate source for the whole validation split. All documents of `source` are
+            then used for training. None to split `source`.
+        validation_fraction: approximate fraction of the documents assigned to the validation split,
+            between 0 and 1.
+        max_tokens: number of tokens after which reading of a source stops.
         progress: called with each progress message.
 
     Raises:
-        UsageError: when a source cannot be read, or has too little text for both splits.
+        UsageError: if a source cannot be read, or `source` has too little text for both splits.
     """
     if not 0 < validation_fraction < 1:
         raise UsageError(
@@ -274,7 +274,7 @@ def _check_sizes(batch: int, seq: int) -> None:
 
 
 def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the indices of the sequences with a learned token; see `BatchLoader`."""
+    """Return the indices of the sequences that contain a learned token; see `BatchLoader`."""
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
@@ -309,7 +309,7 @@ def learned_tokens(labels: torch.Tensor) -> int:
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the token IDs of marked tokens; see `Tokens`."""
+    """Return the token IDs of marked tokens, without their marks; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
@@ -324,9 +324,9 @@ def starts_of(marked: torch.Tensor) -> torch.Tensor:
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Compute `Batch.positions` from a mask of the first token of each document.
+    """Compute `Batch.positions` from a mask that is True at the first token of each document.
 
-    Both tensors have the shape (batch, seq).
+    The mask and the result have the shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
@@ -334,7 +334,7 @@ def positions_of(begins: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A document or a part of a long text. `last` is True for the only or last part."""
+    """A whole document, or a part of a long text. `last` is False for all but the last part."""
 
     document: Document
     chars: int
@@ -343,9 +343,9 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the token IDs of each document, without begin and end-of-text tokens.
+    """Return the marked tokens of each document, without begin and end-of-text tokens.
 
-    In conversations and completions, tokens that are not learned are marked; see `Tokens`.
+    Tokens that are not learned are marked, but document starts are not; see `Tokens`.
     """
     texts = [document for document in documents if isinstance(document, str)]
     of_texts = iter(tokenizer.encode_batch(texts))
@@ -358,7 +358,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[
 def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
     """Return a document's begin tokens, marked as not learned.
 
-    For a conversation, return no tokens, because its chat template adds begin tokens.
+    For a conversation, return an empty array: the chat template adds the begin tokens.
     """
     return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
@@ -366,7 +366,7 @@ def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
     """Return the end-of-text token that follows a document, as an array of one token.
 
-    After a conversation, the token is marked as not learned: the answer already has an end token.
+    After a conversation, the token is marked as not learned: the answer has its own end token.
     """
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
@@ -410,9 +410,9 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Yield all documents, assigned to the training or the validation split.
+    """Yield all documents, each assigned to the training or the validation split.
 
-    Long texts are divided, because encoding a text needs many times the memory of the text.
+    Long texts are divided, because encoding a text needs many times the memory of the text itself.
     """
     for document in documents:
         text = document if isinstance(document, str) else document.text
@@ -474,7 +474,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`, or encode and cache it if it is missing or damaged."""
+    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:

@@ -1,4 +1,4 @@
-"""Conversations and prompts with completions, of which only the answers are learned."""
+"""Training documents in which only the answers are learned: conversations and completions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cleave.errors import UsageError
 
 _ASSISTANT: Final = "assistant"  # the chat role whose messages are learned
 
-# Fields of a record that contain a document. Of these tuples, the first is used whose fields are
-# all present and not null.
+# Fields of a record that contain a document. The first tuple whose fields are all present and not
+# null is used.
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
 
@@ -22,20 +22,20 @@ Message: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
 """A function that renders messages and tool descriptions as text.
 
-If the third argument is True, the text ends with the generation prompt, the tokens with which the
-assistant's next message begins.
+If the third argument is True, the text ends with the generation prompt: the tokens that begin the
+assistant's next message.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat, of which only the assistant's messages are learned.
+    """A chat in which only the assistant's messages are learned.
 
     Attributes:
         messages: dicts with `role` and `content`, in the format of Hugging Face chat templates.
         tools: descriptions of the tools that the assistant may call, in the format of chat
-            templates; None without tools.
-        where: file and line of the conversation, for error messages.
+            templates; None if it has no tools.
+        where: place of the conversation in its source, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -66,11 +66,11 @@ Document: TypeAlias = str | Conversation | Completion
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Convert a record of a file or data set to a document.
 
-    `where` is the file and line of the record, such as "Line 3 of 'a.jsonl'".
+    `where` is the place of the record in its source, such as "Line 3 of 'a.jsonl'".
 
     Raises:
-        UsageError: when the record has no valid document. The message has no subject: the caller
-            must prepend `where`.
+        UsageError: if the record contains no valid document. The message lacks its subject: the
+            caller must prepend `where`.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:
@@ -103,9 +103,9 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Replace surrogate code points, which tokenizers reject, with "?" in all strings of a value.
+    """Return a JSON value with all surrogate code points, which tokenizers reject, replaced by "?".
 
-    The value is any JSON value. Field names of objects are cleaned too.
+    Strings at any depth are cleaned, including the field names of objects.
     """
     match value:
         case str():
@@ -163,7 +163,7 @@ def _text_of_part(part: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
-    """Convert a record's field "tools" (a list, JSON or None) to a tuple, or to None if empty."""
+    """Convert a record's "tools" (a list, a JSON string or None) to a tuple; None if empty."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -191,7 +191,7 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
         generation prompt, and includes the end-of-turn token.
 
     Raises:
-        UsageError: when an answer cannot be located in the text.
+        UsageError: if an answer cannot be located in the text.
     """
     messages, tools = conversation.messages, conversation.tools
     text = template(messages, tools, False)
@@ -207,17 +207,17 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     return text, answers
 
 
-_MARK: Final = "ANSWER-7f3a9c"  # placeholder that replaces an answer to locate it in the text
+_MARK: Final = "ANSWER-7f3a9c"  # placeholder by which an answer is located in the text
 
 
 def _located(
     conversation: Conversation, number: int, text: str, template: Template
 ) -> tuple[int, int]:
-    """Locate an answer by rendering a placeholder in its place, and return its character range.
+    """Return the character range of an answer, found by rendering a placeholder in its place.
 
-    This is needed for an answer that begins the chat, and for templates that render the last
-    message differently. Templates of reasoning models, for example, include the reasoning of only
-    the last answer.
+    The placeholder is needed if the answer begins the chat, or if the template renders the last
+    message differently. For example, templates of reasoning models include only the last answer's
+    reasoning.
     """
     messages, tools = conversation.messages, conversation.tools
     earlier, later = messages[:number], messages[number + 1 :]
@@ -283,7 +283,7 @@ class ChatTemplate:
     def marked(
         self, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Return a conversation's token IDs, and a mask with 1 for tokens of answers, 0 for others.
+        """Return a conversation's token IDs, and a mask: 1 for tokens of answers, 0 for others.
 
         Return None if the chat template does not mark answers with `{% generation %}`.
         """
@@ -305,7 +305,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template requires typed parts, as templates of vision models do."""
+        """Return True if the template requires content in typed parts, as many vision models do."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

@@ -39,16 +39,16 @@ def read_documents(source: str | None) -> Iterator[Document]:
     * None: the source files of Python's standard library, one document per module;
     * a `.jsonl` file: one record per line, with the field "messages", or "prompt" and "completion",
       or "text", or "content"; see `cleave.training.data.conversations`;
-    * a `.json` file: a list of such records, or one record per line;
+    * a `.json` file: a list of records with these fields, or one record per line;
     * a `.parquet` file: one record per row, with the fields as columns;
     * any other file: one document in UTF-8;
     * a folder: all text, `.jsonl` and `.parquet` files in the folder and its subfolders, sorted by
-      path. Hidden files and text files that are not UTF-8 are skipped;
+      path. Hidden files and folders, and text files that are not UTF-8, are skipped;
     * otherwise, the name of a data set. Its "train" split is streamed with the package `datasets`.
 
     Raises:
-        UsageError: when the source does not exist; during iteration, when the source cannot be
-            read or has no documents.
+        UsageError: if the source does not exist. During iteration, if the source cannot be read or
+            has no documents.
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
@@ -61,7 +61,7 @@ def read_documents(source: str | None) -> Iterator[Document]:
 def check_source(source: str) -> None:
     """Raise UsageError if a source is neither an existing path nor a valid data set name.
 
-    The name is not looked up, but the package `datasets` must be installed.
+    The data set itself is not looked up, but a name requires the package `datasets`.
     """
     if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
         raise _no_data_sets(source)
@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the sorted paths of all files below `root`, without unwanted files and folders."""
+    """Return the sorted paths of all files below `root`; skip names that are not `wanted`."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -246,7 +246,7 @@ def _no_data_sets(name: str) -> UsageError:
 def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
     """Yield the document of a table row, or nothing if all fields of the document are null.
 
-    In tables, null means a missing field, because all rows have the same columns.
+    In a table, null stands for a missing field, because all rows have the same columns.
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
@@ -254,7 +254,7 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove the null fields of objects at any depth, except the content of messages."""
+    """Return a value without the null fields of objects at any depth, except message contents."""
     match value:
         case dict():
             held = value.items()

@@ -27,7 +27,7 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """A tokenizer of the `tokenizers` library, with its end-of-text token and chat template.
+    """A tokenizer of the `tokenizers` library, with an end-of-text token and a chat template.
 
     Attributes:
         vocab_size: largest token ID plus 1.
@@ -56,11 +56,11 @@ class TextTokenizer:
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a copy of the tokenizer that can also add special tokens to texts."""
+        """Return a copy of the tokenizer that can also add special tokens to a text."""
         return Tokenizer.from_str(self._library)
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
-        """Return the token IDs of each text, 1-D int32, without begin and end-of-text tokens."""
+        """Return each text's token IDs as a 1-D array, without begin and end-of-text tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
@@ -68,7 +68,7 @@ class TextTokenizer:
         """Return the token IDs of a conversation, or of a prompt with a completion.
 
         All tokens except those of the answers or the completion are marked as not learned; see
-        `Tokens`. Raise UsageError if there is no chat template, or it cannot render a conversation.
+        `Tokens`. Raise UsageError if a conversation has no chat template that can render it.
         """
         if isinstance(document, Conversation):
             try:
@@ -105,15 +105,15 @@ class TextTokenizer:
         return self._template
 
     def is_byte(self, token: int) -> bool:
-        """Return True for the ID of a sentencepiece byte-fallback token, such as `<0x0A>`.
+        """Return True if a token ID is that of a sentencepiece byte token, such as `<0x0A>`.
 
         A character outside the vocabulary is encoded as its UTF-8 bytes, one token per byte. The
-        text of these tokens may change until the last byte is decoded.
+        text of these tokens may change until the character's last byte is decoded.
         """
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Return the text of token IDs, including special tokens if `special` is True."""
+        """Decode token IDs to text, including special tokens if `special` is True."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
 
@@ -124,11 +124,11 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The same Python build always trains the same tokenizer, which is cached in `cache_dir`, by
-    default the user's cache folder.
+    The same Python build and `vocab_size` always give the same tokenizer. It is cached in
+    `cache_dir`, by default the user's cache folder.
 
     Raises:
-        UsageError: when `vocab_size` is too small for the 256 bytes and the end-of-text token, or
+        UsageError: if `vocab_size` is too small for the 256 bytes and the end-of-text token, or
             too large for the training text.
     """
     if vocab_size <= _BYTES:
@@ -160,7 +160,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
     Nothing is downloaded, and no code from the folder is run.
 
     Raises:
-        UsageError: when the folder has no readable tokenizer, or its end-of-text token is unknown.
+        UsageError: if the folder has no readable tokenizer, or its end-of-text token is unknown.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -220,7 +220,7 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Return the tokenizer cached at `path`; None if it is missing, damaged or of another size."""
+    """Load a cached tokenizer. Return None if it is missing, damaged or not of `vocab_size`."""
     if not path.exists():
         return None
     try:
@@ -264,7 +264,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Look up the end-of-text token in the configuration files, then among common names."""
+    """Return the ID of the end-of-text token, from configuration files or else a common name."""
     names: list[Any] = [
         json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")

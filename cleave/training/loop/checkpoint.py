@@ -1,12 +1,12 @@
 """Checkpoints, from which a run resumes after a crash.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state
-    folder/step-000123/meta.json              format version, checksum, metadata of the caller
+    folder/step-000123/meta.json              step, checksum, metadata of the caller
 
-A checkpoint is written to a folder with a temporary name, which is renamed once all data is on
-disk. A folder with the final name is therefore complete. One process at a time may write.
+A checkpoint is written to a temporary folder, which is renamed once all its data is on disk. A
+folder with the final name is therefore complete. Only one process at a time may write.
 
-A damaged checkpoint is skipped but never deleted, because it may be the only one left. If a
+Loading skips a damaged checkpoint but does not delete it, because it may be the last one. If a
 checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
 """
 
@@ -45,7 +45,7 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """A checkpoint is incomplete, fails its checksum, or has NaN or infinite values."""
+    """A checkpoint is incomplete, fails its checksum, or contains NaN or infinite values."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """Contents of meta.json. `aliases` maps the name of each tied tensor to the stored name."""
+    """Contents of meta.json. `aliases` maps the names of tied duplicates to the stored names."""
 
     step: int
     tensors_sha256: str
@@ -87,25 +87,25 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint, remove old checkpoints, and return the new checkpoint's path.
 
-    Tensors are written one at a time, and contiguous CPU tensors are not copied. Tied tensors (the
-    same memory under several names) are stored once, and are tied again when loaded.
+    Tensors are written one at a time, and contiguous CPU tensors are not copied. Tied tensors
+    (several names for the same memory) are stored once, and are tied again when loaded.
 
     Args:
         folder: the parent folder of checkpoints.
         step: number of completed steps.
-        tensors: tensors by name. A tensor on the device `meta` has its values on another server.
-        meta: metadata of the caller, representable in JSON.
+        tensors: tensors by name. The values of a tensor on the device `meta` are on another server.
+        meta: the caller's metadata, which JSON must be able to represent.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: a step; the latest checkpoint before this step is kept too. None for none.
-        fetch: returns the values of a tensor on the device `meta`, given its name. May be called
-            several times for one name, because the caller may retry a failed write.
+        sound_before: step before which the latest checkpoint is also kept; None for no such step.
+        fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
+            Each retry of a failed write calls `fetch` again.
 
     Raises:
-        CleaveError: when the checkpoint cannot be written; DiskFullError when the disk is full.
+        CleaveError: if the checkpoint cannot be written (DiskFullError if the disk is full).
             Earlier checkpoints are unchanged.
-        TypeError: when a tensor's dtype or `meta` cannot be stored. Nothing is written.
-        ValueError: when `step` or `keep` is too small. Nothing is written.
+        TypeError: if `meta` or a tensor's dtype cannot be stored. Nothing is written.
+        ValueError: if `step` or `keep` is too small. Nothing is written.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")
@@ -158,8 +158,8 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     The tensors may be memory-mapped. Copy them before you delete the checkpoint's files.
 
     Raises:
-        DamagedCheckpointError: when the checkpoint is damaged, or a tensor is not finite.
-        CleaveError: when the checkpoint cannot be read, or was written by a newer version.
+        DamagedCheckpointError: if the checkpoint is damaged or contains NaN or infinity.
+        CleaveError: if the checkpoint cannot be read, or was written by a newer version.
     """
     header = _read_header(path)
     try:
@@ -180,14 +180,14 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
 def load_latest(
     folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
 ) -> LoadedCheckpoint | None:
-    """Load the newest intact checkpoint in `folder`, or return None if there is none.
+    """Load the newest intact checkpoint in `folder`. Return None if no checkpoint is intact.
 
     Args:
-        passed_over: called with an error for each damaged checkpoint that is newer than the loaded
-            one; None to issue warnings instead.
+        passed_over: called with the error of each damaged checkpoint that is newer than the loaded
+            checkpoint; None to issue warnings instead.
 
     Raises:
-        CleaveError: when a checkpoint cannot be read, although it may be intact.
+        CleaveError: if a checkpoint that may be intact cannot be read.
     """
     while True:
         faults: list[DamagedCheckpointError] = []
@@ -211,12 +211,12 @@ def load_latest(
 
 
 def held_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, latest step first."""
+    """Return the steps of the checkpoints in a folder, latest first."""
     return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints of unwanted steps. Warn if a checkpoint cannot be removed."""
+    """Remove the checkpoints of the steps for which `unwanted` is True; warn about failures."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)
@@ -239,7 +239,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors without duplicates, and a map from each duplicate to its stored name."""
+    """Return the tensors to store, and a map from each duplicate's name to the stored name."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -259,7 +259,7 @@ def _write_tensors(
     """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
 
     The safetensors library is not used, because its errors do not tell whether the disk is full,
-    and because computing the checksum would need a second pass over the file.
+    and because the checksum would then require a second pass over the file.
     """
     # Write the dtypes with the largest elements first, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -301,7 +301,7 @@ def _sync(file: BinaryIO) -> None:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a checkpoint's folder from `temporary` to `final`.
 
-    An existing `final` is renamed first, so that the step always has a complete checkpoint.
+    An existing `final` is renamed first, so that a complete checkpoint of the step always exists.
     """
     if not final.exists():
         temporary.rename(final)
@@ -350,7 +350,7 @@ def _step_of(path: Path) -> int:
 def _remove(path: Path) -> None:
     """Delete a checkpoint; warn if it cannot be deleted.
 
-    The folder is first renamed, so that a crash leaves no incomplete checkpoint.
+    The folder is renamed first, so that a crash leaves no incomplete checkpoint.
     """
     doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:

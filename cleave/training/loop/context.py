@@ -23,8 +23,8 @@ class TrainContext:
     Attributes:
         fleet: the fleet that computes; None to train with plain PyTorch on this machine.
         report: called with every record.
-        stop: returns True if the run should end early. It is called between steps and while the run
-            waits for devices or disk space.
+        stop: returns True if the run should end early; called between steps and while the run waits
+            for devices or disk space.
         clock: returns the wall time in seconds.
         sleep: sleeps for a number of seconds; called while the disk is full.
         ranks: the servers that train the model together. Rank 0 writes to the run folder.
@@ -42,7 +42,7 @@ class TrainContext:
         self.report(NoteRecord(text))
 
     def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk; `step` returns the completed steps."""
+        """Return a `Patience` that reports a full disk; `step` counts completed steps."""
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))

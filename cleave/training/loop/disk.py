@@ -1,7 +1,7 @@
-"""Pausing of training while the disk of the run folder is full.
+"""Pauses in training while the disk that holds the run folder is full.
 
-Data stays in memory, and each write is retried until it succeeds. A failed write leaves the
-previous contents of its file unchanged.
+Data stays in memory, and a failed write is retried until it succeeds, or for a limited time once
+the run is stopping. A failed write leaves the previous contents of the file unchanged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 from cleave.errors import CleaveError
 
 FIRST_RETRY_S: Final = 1.0  # delay of the first retry; each retry doubles it
-# Each retry may write gigabytes of a checkpoint before the disk is full again.
+# Longest delay: each retry may write gigabytes of a checkpoint before it fails.
 MOST_RETRY_S: Final = 60.0
-STOPPING_S: Final = 60.0  # how long a run that is stopping retries a write
+STOPPING_S: Final = 60.0  # time after which a stopping run no longer retries a write
 _SLICE_S: Final = 0.5
 # EFBIG: the file would exceed a size limit of the file system or the user.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -29,7 +29,7 @@ class DiskFullError(CleaveError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if an error means that a disk, quota or file size limit is exceeded."""
+    """Return True if an error means that the disk is full, or a quota or size limit is reached."""
     return error.errno in _FULL
 
 
@@ -63,11 +63,11 @@ class Patience:
     Args:
         tell: called with True and a message when the disk is full, and with False and a message
             when the disk has space again.
-        stop: returns True if the run is stopping. A write is then retried for `STOPPING_S` seconds.
-        sleep: sleeps for the given number of seconds.
+        stop: returns True if the run is stopping. A write is then retried for at most `STOPPING_S`.
+        sleep: sleeps for a number of seconds.
 
     Attributes:
-        waited_s: total seconds of all waits for disk space.
+        waited_s: total time spent waiting for disk space, in seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Patience:
         """Call `write` until it no longer raises DiskFullError, and return its result.
 
         Raises:
-            DiskFullError: when the run is stopping and the disk has had no space for `STOPPING_S`.
+            DiskFullError: if the disk is still full `STOPPING_S` after the run was asked to stop.
         """
         pause_s, stopping_s, told = FIRST_RETRY_S, 0.0, False
         while True:
@@ -105,9 +105,9 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait for `pause_s` seconds, but at most `FIRST_RETRY_S` after a stop request.
+        """Wait for `pause_s` seconds, but no more than `FIRST_RETRY_S` after a stop request.
 
-        Return the number of seconds waited after the stop request.
+        Return how many of these seconds followed the stop request.
         """
         stopping_s = 0.0
         while pause_s > 0:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 class Chance:
     """Seeds of the dropout in a model's passes.
 
-    `rows` has a string for each sequence of the current pass, from which the seeds for that
-    sequence are derived. It is empty between passes.
+    `rows` holds one string for each sequence of the current pass. The seeds for the sequence are
+    derived from the string. Between passes, `rows` is empty.
     """
 
     seed: int
@@ -39,9 +39,9 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Seed dropout and torch's random number generator for one pass in a `with` block.
+        """Seed dropout and torch's random number generator for the pass in a `with` block.
 
-        The pass computes `count` sequences of the step, starting at the index `first`.
+        The pass computes `count` sequences of the step, starting at index `first`.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -55,7 +55,7 @@ class Chance:
 class SeededDropout(nn.Dropout):
     """Dropout with a separately seeded random number generator for each sequence.
 
-    `chance` has the seeds of the current pass. Modules of different `name` drop different values.
+    `chance` holds the seeds of the current pass. Differently named modules drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Digests of a run's inputs, with which a resumed run detects changed inputs."""
+"""Digests of a run's inputs, by which a resumed run detects that an input has changed."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fingerprints that `saved` has with other values."""
+        """Return the names of the fingerprints whose values in `saved` differ."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Convert names to a phrase, such as "another tokenizer and another chat template"."""
+    """Return a phrase for fingerprint names, as "another tokenizer and another chat template"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

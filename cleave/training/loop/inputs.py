@@ -48,7 +48,7 @@ _BY_CONTENT: Final = ("model", "data", "eval_data")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The inputs of a job: model source, tokenizer, encoded text, and digests of these inputs."""
+    """The inputs of a job: model source, tokenizer and encoded text, with their fingerprints."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -62,7 +62,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     Only the user's cache folder and the job's `state_dir` are written to.
 
     Raises:
-        CleaveError: when an input is missing, invalid, or does not match the model.
+        CleaveError: if an input is missing or invalid, or does not match the model.
     """
     source = resolve_model(job.model)
     job.check_model(source.spec)
@@ -98,7 +98,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 def losses_comparable(
     checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]
 ) -> bool:
-    """Return True if held-out losses before and after a checkpoint are of the same batches."""
+    """Return True if the held-out batches are the same before and after a checkpoint."""
     if checkpoint is None:
         return False
     before: Mapping[str, Any] = checkpoint.meta.get("job", {})
@@ -109,7 +109,7 @@ def losses_comparable(
 def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
     """Raise CleaveError if a resumed run without an intact checkpoint must not start at step 1.
 
-    The run may start over only if it has no damaged checkpoint, and its journal has results of the
+    The run may start over only if it has no damaged checkpoint, and its journal contains results of
     steps before the first checkpoint.
     """
     where = str(run.path)
@@ -153,8 +153,8 @@ def changes_since(
     """Return the names of the fingerprints that have changed since a checkpoint.
 
     Raises:
-        CleaveError: when a setting outside `MAY_CHANGE` has changed, or when a fingerprint has
-            changed and `accepted` is False.
+        CleaveError: if a setting outside `MAY_CHANGE` has changed, or if a fingerprint has changed
+            and `accepted` is False.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})

@@ -36,7 +36,7 @@ class Interval:
         """Parse an interval such as `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
 
         Raises:
-            UsageError: when `text` is neither a number of steps nor a time.
+            UsageError: if `text` is neither a number of steps nor a time.
         """
         said = str(text).strip()
         if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS:
@@ -54,7 +54,7 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if a checkpoint is due after a step, given the seconds since the last one."""
+        """Return True if a checkpoint is due after `step`, `since_s` seconds after the last."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
@@ -69,12 +69,12 @@ class Precision(Enum):
 
 
 class MemoryMode(Enum):
-    """How the PS saves memory in training.
+    """How the PS saves memory during training.
 
     PLAIN: all activations and gradients stay in memory. RECOMPUTE: activations are recomputed in
-    the backward pass. LEAN: as RECOMPUTE, and each parameter is updated as soon as its gradient is
-    complete, so that the gradient can be freed. With gradient clipping, LEAN runs the backward pass
-    twice, because the norm of all gradients must be known before the first update. SHARDED: as
+    the backward pass. LEAN: as RECOMPUTE, and without gradient accumulation, each gradient is freed
+    as soon as it has updated its parameter. With gradient clipping or in fp16, LEAN then runs the
+    backward pass twice, because all gradients must be checked before the first update. SHARDED: as
     RECOMPUTE, with the weights sharded over several servers. AUTO: the fastest of these modes that
     fits in the machine's memory.
     """
@@ -104,7 +104,7 @@ class FallbackMode(Enum):
 
 
 class Packing(Enum):
-    """Treatment of several documents in one sequence.
+    """How tokens attend to each other when a sequence contains several documents.
 
     JOINED: tokens attend to earlier documents in the sequence. SEPARATE: tokens attend only to
     their own document, positions restart with each document, and the first token of a document is
@@ -151,7 +151,7 @@ MAY_CHANGE: Final = (  # settings that may change when a run is resumed
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Help text and limits of a field of `JobSpec`, from which its CLI option is generated.
+    """Help text and limits of a `JobSpec` field, from which the field's CLI option is generated.
 
     Attributes:
         help: description of the field for `--help`.
@@ -381,15 +381,15 @@ class JobSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings by name, as values that TOML can represent."""
+        """Return all settings by name, with values that TOML can represent."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Create a job from settings by name; settings that are missing get their defaults.
+        """Create a job from settings by name. A missing setting takes its default.
 
         Raises:
-            UsageError: when a name is unknown, the model is missing, or a value is invalid.
+            UsageError: if a name is unknown, the model is missing, or a value is invalid.
         """
         known = {f.name: f.type for f in fields(cls)}
         types: dict[str, type | tuple[type, ...]] = {

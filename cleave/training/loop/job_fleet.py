@@ -1,8 +1,8 @@
-"""Execution of one job's steps on the fleet: by stages, by tiles, or on the PS alone.
+"""Execution of a job's steps: by stages or tiles on the fleet, or on the PS alone.
 
 By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
-fastest on the connected devices. The layer graphs are built once a device can run them.
+fastest on the connected devices. Layer graphs are built once a device can run them.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from cleave.workload.registry import ModelSpec
 
 
 class JobFleet:
-    """Interface between a job and its fleet: runs steps by stages, or GEMMs of the model by tiles.
+    """Runner of a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
 
-    For tiles, the model's linear layers are changed in place, so that they compute on the fleet.
+    For tiles, the model's linear layers are changed in place to compute on the fleet.
 
     Args:
         journal: stores the results of GEMMs; None without a journal.
         checkpointing: whether the model uses activation checkpointing.
-        presence: called with each change of the fleet's presence.
-        stuck: called with the reason when no device can compute a matrix multiplication.
+        presence: called whenever the fleet's presence changes, with the new presence.
+        stuck: called with the reason if no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-        packed: how attention is restricted to a document; None with `--packing joined`.
-        by_tiles: whether `--method auto` must not select stages.
+        packed: how attention is kept within a document; None with `--packing joined`.
+        by_tiles: whether stages are excluded with `--method auto`.
 
     Attributes:
         staged: runs steps by stages. None if the method excludes stages, or while no connected
             device can run layer graphs.
 
     Raises:
-        LayerGraphError: with `--method stages`, when no layer can be converted to a graph.
+        LayerGraphError: if `--method` is `stages` and no layer can be converted to a graph.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class JobFleet:
     def capacity(self) -> float:
         """Return the total FLOP/s of the connected devices that this job can use.
 
-        If there are none, return the FLOP/s of the PS with `--fallback local`, and otherwise 0.
+        If no device can be used, return the FLOP/s of the PS with `--fallback local`, otherwise 0.
         """
         _, devices = self._fleet.runtime.fleet_rates()
         if self._job.method == Method.STAGES.value:
@@ -152,18 +152,18 @@ class JobFleet:
     def gradients(
         self, batches: Sequence[Batch], learned: int | None = None
     ) -> float | NotByStages:
-        """Compute the gradients of a step's mean loss by stages, and add them to the parameters.
+        """Accumulate the gradients of a step's mean loss in the parameters' `grad`, by stages.
 
         Args:
             batches: the step's micro-batches; with several servers, this server's part.
             learned: number of learned tokens in the whole step; None to count them in `batches`.
 
         Returns:
-            The contribution of `batches` to the step's mean loss; or a reason why the step cannot
-            run by stages, in which case the caller must compute the gradients itself.
+            The contribution of `batches` to the step's mean loss; or the reason why the step cannot
+            run by stages. The caller must then compute the gradients by another method.
 
         Raises:
-            AbandonedError: when training stops during the step.
+            AbandonedError: if training stops during the step.
         """
         if self._looks:
             self._look()
@@ -177,7 +177,7 @@ class JobFleet:
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
         """Return a context manager that keeps all GEMMs on the PS if no device is free for tiles.
 
-        `training` are the IDs of the devices that train layers, and so lack the memory for tiles.
+        `training` contains the IDs of devices that train layers, and so lack memory for tiles.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -201,17 +201,17 @@ class JobFleet:
         )
 
     def kept(self) -> Kept:
-        """Return a summary of the GEMMs that the PS is predicted to compute faster."""
+        """Summarize the GEMMs that the PS is predicted to compute faster than the fleet."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:
-        """Free the devices' memory used by stages, and cancel the fleet's tasks in flight."""
+        """Release the device memory that stages use, and cancel the fleet's tasks in flight."""
         if self.staged is not None:
             self.staged.close()
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a device can run them. Otherwise, report any new reason."""
+        """Build the layer graphs if a device can run them. Otherwise, report each new reason."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()
@@ -226,7 +226,7 @@ class JobFleet:
             self._note(said)
 
     def _new_staged(self) -> StagedModel | None:
-        """Build a `StagedModel` from the model's original layers; None if no layer has a graph."""
+        """Return a `StagedModel` of the model's original layers; None if no layer has a graph."""
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)

@@ -1,17 +1,17 @@
-"""The journal: GEMM results on disk, so that a killed run resumes within a step.
+"""The journal: GEMM results on disk, so that a killed run can resume within a step.
 
-Training is deterministic: a run resumed from a checkpoint computes the same GEMMs in the same
-order. The results of GEMMs (products) are read from a file in a subfolder of the run folder:
+Training is deterministic: a run resumed from a checkpoint needs the same GEMMs in the same order.
+The run reads earlier GEMM results (products) from a file in a subfolder of the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
 A product is identified by its step, its index within the step, and a checksum of its inputs (the
-shapes, dtypes and bytes of both operands). If the checksum differs or the product is damaged, it is
-computed again, so a stale journal never yields a wrong product. Reading the file stops at an
-incomplete record, such as a crash may leave.
+shapes, dtypes and bytes of both operands). If the checksum differs, or the stored product is
+damaged, the product is computed again, so a stale journal never yields a wrong product. Reading
+stops at the first incomplete record, which a crash may leave.
 
 A checkpoint makes the products before it obsolete. `outgrown` requests an early checkpoint once
-the journal is larger than a checkpoint. This limits the disk space and the time to resume. Early
+the journal is larger than a checkpoint, which limits the disk space and the time to resume. Early
 checkpoints write no more bytes than the journal itself.
 """
 
@@ -48,7 +48,7 @@ _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
 QUEUE_BYTES: Final = 256 * 2**20  # default size limit of the write queue
 LEAST_BYTES: Final = 64 * 2**20  # a journal up to this size requests no early checkpoint
-_RETRY_S: Final = 1.0  # delay before a write is retried because the disk is full
+_RETRY_S: Final = 1.0  # delay between retries of a write while the disk is full
 _JUDGED_STEPS: Final = 4
 
 
@@ -57,11 +57,11 @@ class JournalCounters:
     """Counters of a journal.
 
     Attributes:
-        written_bytes: total size of the products queued for writing.
-        spent_s: seconds that the training thread spent on the journal and on early checkpoints.
-        write_s: seconds that the writer thread spent on writing.
+        written_bytes: total size of the products queued for writing, in bytes.
+        spent_s: training thread's time for the journal and early checkpoints, in seconds.
+        write_s: time that the writer thread spent writing, in seconds.
         taken: number of products read from the journal.
-        saved_s: seconds in which the fleet originally computed the products read from the journal.
+        saved_s: time that the products read from the journal originally took, in seconds.
     """
 
     written_bytes: int = 0
@@ -86,7 +86,7 @@ class _Entry:
 class _Product:
     """A product in the write queue.
 
-    `step` is the number of earlier steps, and `place` the index of the product within its step.
+    `step` is the number of steps before the product's own, and `place` its index within the step.
     """
 
     step: int
@@ -97,18 +97,18 @@ class _Product:
 
 
 class Journal:
-    """The journal of one run. Only the training thread may call the methods.
+    """The journal of one run. Only the training thread may call its methods.
 
     Args:
         base: step of the latest checkpoint. Journal files of other checkpoints are removed.
         say: called with messages for the user.
-        queue_bytes: maximum size of the write queue.
+        queue_bytes: maximum size of the write queue in bytes.
 
     Attributes:
-        on: False once the journal has switched itself off. It then writes no more products.
+        on: False once the journal has switched itself off and writes no more products.
 
     Raises:
-        CleaveError: when the journal cannot be opened.
+        CleaveError: if the journal cannot be opened.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class Journal:
         self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open the journal file for the checkpoint of step `base`, and index its intact records.
+        """Open the journal file for the checkpoint of step `base`, and index its records.
 
-        Truncate the file after the last intact record, and remove the other journal files.
+        Truncate the file at the first damaged record, and remove the other journal files.
         """
         path = _file_of(self.folder, base)
         try:
@@ -180,9 +180,9 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Index the intact records of a journal file, and return the offset of their end.
+        """Index a journal file up to the first damaged record, and return that record's offset.
 
-        Return 0 if the file is not a journal.
+        Return the end of an undamaged file, or 0 if the file is not a journal.
         """
         self._entries.clear()
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -206,22 +206,22 @@ class Journal:
 
     @property
     def held(self) -> int:
-        """Return the number of products in the file that have not been requested yet."""
+        """Return the number of indexed products that training has not requested yet."""
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if the journal is larger than a checkpoint, so that an early one is due.
+        """Return True if a checkpoint is due because the journal is larger than a checkpoint.
 
-        Return False while `held` is not 0, because a checkpoint would discard these products.
+        Return False while `held` is not 0, because a checkpoint would discard the held products.
         """
         if self._entries:
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def covered(self, base: int) -> None:
-        """Start a new journal file after a checkpoint of step `base` has been written.
+        """Start a new journal file once the checkpoint of step `base` has been written.
 
-        If the next step was started and abandoned, copy its finished products to the new file.
+        If the next step was begun but abandoned, copy its finished products to the new file.
         """
         if not self.on:
             discard(self.folder)
@@ -260,7 +260,7 @@ class Journal:
             discard(self.folder)
 
     def begin(self, step: int) -> None:
-        """Start a step after `step` completed steps."""
+        """Begin the step that follows `step` completed steps."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
             del self._entries[place]
@@ -269,7 +269,7 @@ class Journal:
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """End the current step. Switch the journal off if it costs more time than a step takes."""
+        """End the current step. Switch the journal off if it costs more time than the steps."""
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -323,9 +323,9 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue the product of a GEMM, submitted at the time `began_s`, for writing.
+        """Queue the product of a GEMM that was submitted at the time `began_s` for writing.
 
-        `place` is the step and the index within the step; `key` is the checksum of the inputs.
+        `place` is the step and the index within the step. `key` is the checksum of the inputs.
         """
         now_s = self._clock()
         # If several GEMMs are in flight, count the time since the previous product finished.
@@ -363,14 +363,14 @@ class Journal:
         return True
 
     def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
-        """Return the SHA-1 of both operands' digests and transpositions, and the result's dtype."""
+        """Hash both operands' digests and transpositions and the result's dtype with SHA-1."""
         said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
         return hashlib.sha1(
             self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
         ).digest()
 
     def _digest(self, operand: Operand) -> bytes:
-        """Return the SHA-1 of an operand's shape, dtype and bytes; compute it only once."""
+        """Return the SHA-1 of an operand's shape, dtype and bytes; hash each operand once."""
         digest = self._digests.get(operand)
         if digest is None:
             buffer = operand.buffer
@@ -403,7 +403,7 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A wrapper of a fleet that stores products in a journal, and reads them from the journal."""
+    """A fleet wrapper that reads products from a journal, and stores new products in it."""
 
     fleet: Multiplier
     journal: Journal
@@ -445,7 +445,7 @@ class _Writer:
         """Queue a product for writing. Wait while the queue is full.
 
         Raises:
-            DiskFullError: when queue and disk are both full. The product is not queued.
+            DiskFullError: if the queue and the disk are both full. The product is not queued.
         """
         nbytes = product.elements.nbytes
 
@@ -467,7 +467,7 @@ class _Writer:
                 raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
-        """Queue an fsync, so that all products queued before survive a power loss."""
+        """Queue an fsync, so that all products already queued survive a power loss."""
         with self._change:
             self._queue.append(None)
             self._change.notify_all()
@@ -551,7 +551,7 @@ class _Writer:
 
 
 def holds_beginning(folder: Path) -> bool:
-    """Return True if a journal has products of the steps before the run's first checkpoint."""
+    """Return True if a journal contains products from before the run's first checkpoint."""
     try:
         return _file_of(folder, 0).stat().st_size > len(_MAGIC)
     except FileNotFoundError:

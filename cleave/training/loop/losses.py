@@ -1,4 +1,4 @@
-"""Held-out losses of a run, and comparison of its training losses with those of another run."""
+"""Held-out losses of a run, and comparison of its training losses with another run's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cleave.training.loop.run_folder import RunFolder
 
 
 def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
-    """Return the held-out losses of steps up to `step`. Infinity replaces NaN."""
+    """Return held-out losses by step, up to `step`. A null loss (not finite) becomes infinity."""
     return {
         record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
         for record in records
@@ -30,8 +30,8 @@ class HeldOut:
     Attributes:
         best: the lowest loss so far; infinity before the first finite loss.
         since: number of losses since the lowest loss.
-        sound_before: step of the first NaN or infinite loss after the last finite loss. None if the
-            latest loss is finite.
+        sound_before: step of the first NaN or infinite loss after the last finite loss. None if no
+            NaN or infinite loss has followed it.
     """
 
     best: float = inf
@@ -40,7 +40,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
-        """Summarize the held-out losses of steps up to `step` in the records of a run."""
+        """Summarize the held-out losses in a run's records of steps up to `step`."""
         found = cls()
         for after, loss in losses_of(records, step).items():
             found.lowest(loss, after)
@@ -66,8 +66,8 @@ class ComparedRun:
     Attributes:
         losses: losses of the other run by step.
         steps: number of compared steps.
-        most: largest difference as a fraction of the other run's loss; infinity if a loss of this
-            run was not finite.
+        most: largest difference between the losses of a step, as a fraction of the other run's
+            loss; infinity if a loss of this run was not finite.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class ComparedRun:
 
     @classmethod
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
-        """Read the losses of the run in `job.against`; return no losses if `against` is empty.
+        """Read the losses of the run in `job.against`. If `against` is empty, read no losses.
 
-        `say` is called with a message if the settings of the two runs differ.
+        If the settings of the two runs differ, `say` is called with a message.
 
         Raises:
-            CleaveError: when the other run cannot be read or has no losses.
+            CleaveError: if the other run cannot be read or has no training losses.
         """
         if not job.against:
             return cls()
@@ -105,7 +105,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare this run's loss of a step with the other run's, and return the latter or None."""
+        """Compare `loss` with the other run's loss of a step. Return the other loss, or None."""
         other = self.losses.get(step)
         if other:
             self.steps += 1
@@ -114,7 +114,7 @@ class ComparedRun:
         return other
 
     def found(self, name: str) -> str:
-        """Return a message with the largest difference, or "" if no step was compared.
+        """Return a message with the largest difference; empty if no step was compared.
 
         `name` is the name of the other run in the message.
         """

@@ -1,4 +1,4 @@
-"""Predicted durations of a job's steps by tiles on the connected devices, and on the PS alone."""
+"""Predicted durations of a job's steps: by tiles on the connected devices, or on the PS alone."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
 
 @dataclass(frozen=True, slots=True)
 class TilesForecaster:
-    """Forecast of a step by tiles with the GEMMs `gemms` on the connected devices."""
+    """Forecaster of a step by tiles, with the GEMMs `gemms`, on the connected devices."""
 
     gemms: Sequence[StepGemm]
     dtype: DType
     fleet: Fleet
 
     def forecast(self, forecaster: StepForecaster) -> Forecast:
-        """Return the forecast of a step by tiles, or a refusal if no device can compute it."""
+        """Return the forecast of a step by tiles, or a refusal if the step cannot be planned."""
         _, devices = self.fleet.runtime.fleet_rates()
         able = [device for device in devices if self.dtype.value in device.dtypes]
         if not able:

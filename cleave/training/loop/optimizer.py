@@ -50,7 +50,7 @@ class LossScale:
         """Halve the loss scale after a step whose gradients are not finite.
 
         Raises:
-            DivergedError: when the loss scale is too small to be the cause of the overflow.
+            DivergedError: if the loss scale is too small to have caused the overflow.
         """
         self.factor /= 2
         self.since_overflow = 0
@@ -68,10 +68,10 @@ class LossScale:
             self.since_overflow = 0
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Load the state from a checkpoint's metadata.
+        """Load the loss scale's state from a checkpoint's metadata.
 
         Raises:
-            CleaveError: when `state` is None, because the checkpoint has no loss scale.
+            CleaveError: if `state` is None, which means that the checkpoint has no loss scale.
         """
         if state is None:
             raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")
@@ -119,7 +119,7 @@ _STATE = "optimizer."  # prefix of the names of optimizer state tensors in a che
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """The kind of an optimizer and its settings. Weight decay applies to matrices, not to vectors.
+    """The kind and settings of an optimizer. Weight decay applies to matrices, not to vectors.
 
     The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
     """
@@ -130,7 +130,7 @@ class UpdateRule:
     momentum: float = 0.9
 
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
-        """Create a torch optimizer of one parameter. The caller sets the learning rate.
+        """Create a torch optimizer for one parameter. The caller sets the learning rate.
 
         `hidden`: whether the parameter is the weight matrix of a hidden layer.
         """
@@ -156,13 +156,13 @@ class UpdateRule:
 
 
 def update_rule(job: JobSpec) -> UpdateRule:
-    """Return the optimizer kind and settings that a job specifies."""
+    """Return the kind and settings of the optimizer that a job specifies."""
     betas = job.beta1, job.beta2
     return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
 
 
 class Optimizer:
-    """The optimizer of all trained parameters of a model, with one torch optimizer per parameter.
+    """The optimizer of a model's trained parameters, with one torch optimizer for each parameter.
 
     Args:
         clip: maximum global norm of the gradients; 0 for no clipping.
@@ -221,11 +221,11 @@ class Optimizer:
         """Compute gradients, update the parameters, and return the loss.
 
         Args:
-            backward: computes the gradients and returns the loss. With `in_backward`, and clipping
-                or a loss scale, it is called twice and must compute the same gradients each time.
+            backward: computes the gradients and returns the loss. With `in_backward` and either
+                clipping or a loss scale, it is called twice and must compute equal gradients.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. No parameter has changed,
+            DivergedError: if the loss or the gradients are not finite. No parameter has changed,
                 unless `in_backward` is set and `backward` is called only once.
         """
         self._begin(rate)
@@ -238,14 +238,14 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Update the parameters with gradients from the fleet, and return what `gradients` returns.
+        """Update the parameters with gradients from the fleet; return the result of `gradients`.
 
         Args:
             gradients: computes all gradients and returns the loss. If it returns anything but a
                 float, no parameter is updated.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. No parameter is updated.
+            DivergedError: if the loss or the gradients are not finite. No parameter is updated.
         """
         self._begin(rate)
         loss = gradients()
@@ -262,7 +262,7 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin a step with sharded weights, and at most `passes` passes on each server."""
+        """Begin a step with sharded weights and at most `passes` passes per server."""
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}
@@ -287,12 +287,12 @@ class Optimizer:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that this server has waited for other servers in the current step."""
+        """Return how long this server has waited for others in the current step, in seconds."""
         exchanging = self._weights or self._sums
         return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
-        """Sum the gradients over all servers; each server stores the sums that it owns.
+        """Sum the gradients over all servers. Each server keeps the sums for its own parameters.
 
         Every server must call this method once per step, even if its part of the step has failed.
         """
@@ -332,7 +332,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide the gradients by the loss scale. Return False if they overflow on any server."""
+        """Divide the gradients by the loss scale. Return False if any overflow on a server."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -410,7 +410,7 @@ class Optimizer:
                 handle.remove()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return this server's optimizer state by checkpoint name; empty before the first step."""
+        """Return this server's optimizer state by tensor name; empty before the first update."""
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -424,7 +424,7 @@ class Optimizer:
         Parameters that have never had a gradient have no state in the checkpoint.
 
         Raises:
-            CleaveError: when the checkpoint has no state of any parameter.
+            CleaveError: if the optimizer needs state and the checkpoint has none.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
@@ -453,7 +453,7 @@ def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id` of the weight matrix of each linear layer, except LM head and embedding."""
+    """Return the `id` of each linear layer's weight, except the LM head's and the embedding's."""
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):
         module = getattr(model, get)() if hasattr(model, get) else None

@@ -22,11 +22,11 @@ _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return the requested memory mode; for `AUTO`, select one for this machine.
+    """Return the requested memory mode; for `AUTO`, the mode selected for this machine.
 
     The selected mode is the fastest mode that is estimated to fit in memory, or else the mode that
     needs the least memory. The estimate assumes that several servers shard the optimizer state and,
-    without gradient accumulation, the gradients. Raise UsageError if `check_memory` does.
+    without gradient accumulation, the gradients. Raise UsageError in the cases of `check_memory`.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
@@ -51,7 +51,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Raise UsageError if a job cannot use the memory mode that it requests.
+    """Raise UsageError if a job cannot use the memory mode that its settings request.
 
     `LEAN` requires a single server. `SHARDED` requires several servers, and supports neither
     `--method stages` nor quantized weights.

@@ -1,6 +1,6 @@
 """Records of events in a run. With `--json`, each record is printed as one line of JSON.
 
-Steps, evaluations, changes of the fleet and the end of the run are also in `metrics.jsonl`.
+Steps, evaluations, changes of the fleet and the end of the run are also written to `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class StepRecord:
 
     Attributes:
         step: number of the step, counted from 1.
-        loss: mean cross-entropy before the update in nats per learned token, plus the auxiliary
+        loss: mean cross-entropy before the update, in nats per learned token, plus the auxiliary
             loss of a mixture of experts.
-        tokens: number of input tokens of the step.
+        tokens: number of input tokens in the step.
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
-        planning_s, audit_s: wall seconds of `ps_s` spent on plans of stages and on audits.
-        wall_s: duration of the step in wall seconds.
-        fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
-        ps_s: wall seconds in which the PS did not wait for the fleet.
-        verify_s: CPU seconds spent on verifying the devices' results.
-        downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
-        floor_bytes: minimum bytes to and from devices; see `FleetCounters.floor_down_bytes`.
+        planning_s, audit_s: parts of `ps_s` spent on planning stages and on audits, in seconds.
+        wall_s: wall-clock duration of the step in seconds.
+        fleet_s: time spent waiting for GEMMs or a step by stages, in seconds on `clock`.
+        ps_s: wall-clock time in seconds during which the PS did not wait for the fleet.
+        verify_s: CPU time spent verifying the devices' results, in seconds.
+        downlink_bytes, uplink_bytes: total size of messages to and from devices, as encoded.
+        floor_bytes: fewest bytes that the step can transfer; see `FleetCounters.floor_down_bytes`.
         tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
         local_gemms: number of GEMMs that the PS computed because no device was available.
-        journal_bytes: bytes of GEMM results written to the journal.
-        journal_s: seconds that the training thread spent on the journal.
-        journal_saved_s: seconds in which the fleet originally computed the GEMM results that
-            this step read from the journal.
+        journal_bytes: size of the GEMM results written to the journal, in bytes.
+        journal_s: time that the training thread spent on the journal, in seconds.
+        journal_saved_s: time, in seconds, that the fleet originally took for the GEMM results
+            that this step read from the journal.
         traffic: `downlink_bytes` and `uplink_bytes` by category.
-        saved: bytes saved by compression, by category.
+        saved: number of bytes saved by compression, by category.
         against_loss: loss of the same step in the run of `--against`. None (and omitted from the
-            JSON object) if there is no such loss.
+            JSON object) if that run has no loss of this step.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -116,7 +116,7 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """Record of a pause because the disk is full (state `full`), or of the pause's end (`free`)."""
+    """Record that training pauses because the disk is `full`, or continues once it is `free`."""
 
     EVENT: ClassVar[str] = "disk"
     step: int
@@ -135,19 +135,19 @@ class ServersRecord:
 
 @dataclass(frozen=True, slots=True)
 class DoneRecord:
-    """Record of the end of a run, with totals over the work of this process.
+    """Record of the end of a run, with totals over the steps of this process.
 
-    `StepRecord` describes the attributes that are not listed here.
+    `StepRecord` describes the attributes that are not listed below.
 
     Attributes:
         steps: number of completed steps, including the steps of earlier processes.
-        first_loss, loss: losses of this process's first and last step; NaN without a step.
+        first_loss, loss: losses of this process's first and last steps; NaN if it ran no step.
         stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
-        gemms: number of GEMMs of tiles, computed by the fleet or the PS.
-        kept_gemms: number of these GEMMs for which the PS is predicted to be faster. The PS
+        gemms: number of GEMMs that could use tiles, computed by the fleet or the PS.
+        kept_gemms: number of those GEMMs for which the PS is predicted to be faster. The PS
             computed them, except with `--method tiles --offload all`.
-        kept_saves_s: predicted seconds saved if the PS computes these GEMMs.
+        kept_saves_s: time, in seconds, that computing `kept_gemms` on the PS is predicted to save.
         kept_reasons: one sentence for each of the GEMM shapes with the largest savings.
         journal_gemms: number of GEMMs whose results were read from the journal.
         resumed_after: number of completed steps when this process began; 0 for a new run.
@@ -185,7 +185,7 @@ class DoneRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """Record of the prompt, or of a part of the text that the model generates."""
+    """Record of a prompt, or of a part of the text that the model generates."""
 
     EVENT: ClassVar[str] = "text"
     text: str
@@ -193,7 +193,7 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Record of the number of evaluated text windows or multiple-choice questions."""
+    """Record of how many text windows or multiple-choice questions have been evaluated."""
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -215,7 +215,7 @@ class PredictedRecord:
 class AnsweredRecord:
     """Record of a model's accuracy on multiple-choice questions, from 0 to 1.
 
-    `cut` is the number of prompts that were longer than the model's context and lost their start.
+    `cut` is the number of prompts that were longer than the model's context, so they were cut.
     """
 
     EVENT: ClassVar[str] = "answered"

@@ -8,7 +8,7 @@ best/            with `--keep-best`, checkpoints with the lowest held-out loss
 journal/         with `--journal`, GEMM results since the latest checkpoint
 metrics.jsonl    one JSON object per line, appended during the run
 loss.png         the loss curve, drawn from metrics.jsonl
-lock             lock file, which names the process that uses the folder
+lock             lock file that names the process using the folder
 """
 
 import errno
@@ -68,8 +68,8 @@ class RunFolder:
             now: the local time; None for the current time.
 
         Raises:
-            UsageError: when the name is invalid or already exists.
-            CleaveError: when the folder cannot be created.
+            UsageError: if the name is invalid or already exists.
+            CleaveError: if the folder cannot be created.
         """
         if name is not None:
             cls.check_name(root, name)
@@ -99,26 +99,26 @@ class RunFolder:
             raise _taken(root / name)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if it is empty except for the lock file, as after a failed start."""
+        """Remove the folder if it holds nothing but the lock file, as after a failed start."""
         if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
     @contextmanager
     def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
-        """Lock the folder against other processes in a `with` block.
+        """Lock the folder against other processes for the duration of a `with` block.
 
         Args:
-            wait_s: maximum seconds to wait for another process to release the lock.
-            advice: text appended to the error message if another process holds the lock.
+            wait_s: maximum time, in seconds, to wait for another process to release the lock.
+            advice: appended to the error message if another process holds the lock.
 
         Yields:
             An empty string if the folder is locked; otherwise the reason why it cannot be locked:
             it is read-only, or its file system does not support locks.
 
         Raises:
-            UsageError: when another process holds the lock.
-            CleaveError: when a subfolder is a symbolic link, or the lock file was not written by
+            UsageError: if another process holds the lock.
+            CleaveError: if a subfolder is a symbolic link, or the lock file was not written by
                 Cleave.
         """
         try:
@@ -152,7 +152,7 @@ class RunFolder:
         return self.path / "loss.png"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write settings to config.toml, without None values, which TOML cannot represent."""
+        """Write settings to config.toml. Omit None values, which TOML cannot represent."""
         import tomli_w
 
         try:
@@ -175,13 +175,13 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record to metrics.jsonl, as one line, which survives a crash of this process.
+        """Append a record to metrics.jsonl as one line, which survives a crash of this process.
 
-        NaN and infinity are written as null, scalars of numpy and torch as numbers. After a crash,
-        call `rewind` before the first `append`.
+        NaN and infinity are written as null, numpy and torch scalars as plain numbers. After a
+        crash, call `rewind` before the first `append`.
 
         Raises:
-            CleaveError: when the file cannot be written. Its contents are unchanged.
+            CleaveError: if the file cannot be written. Its contents are unchanged.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -191,10 +191,10 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of metrics.jsonl in order, without an incomplete last line.
+        """Yield the records of metrics.jsonl in order. Ignore an incomplete last line.
 
         Raises:
-            CleaveError: when a complete line is not a JSON object, or the file cannot be read.
+            CleaveError: if a complete line is not a JSON object, or the file cannot be read.
         """
         for number, (line, record) in enumerate(self._lines(), start=1):
             if record is not None:
@@ -211,7 +211,7 @@ class RunFolder:
         If a record is removed, loss.png is removed too.
 
         Raises:
-            CleaveError: when the file cannot be read or written, or has no metrics of a run.
+            CleaveError: if the file cannot be read or written, or is not the metrics of a run.
         """
         lines = list(self._lines())
         kept = [

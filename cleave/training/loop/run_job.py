@@ -1,4 +1,4 @@
-"""Execution of training jobs that are requested by a command or by an operator's message."""
+"""Execution of requests to train or use a model, from a command or an operator's message."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class JobRequest:
         return request
 
     def restarts(self) -> bool:
-        """Return True if the resumed run may start over at step 1 without an intact checkpoint."""
+        """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
         unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
         return self.restart or (self.begin and unwritten)
 
@@ -72,7 +72,7 @@ class JobRequest:
         """Return the requested job. With `resume`, read omitted settings from the run folder.
 
         Raises:
-            UsageError: when a setting is invalid, or `resume` is not a run folder.
+            UsageError: if a setting is invalid, or `resume` is not a run folder.
         """
         saved: dict[str, Any] = {}
         if self.resume:
@@ -93,7 +93,7 @@ class JobRequest:
 def use_model(
     request: UseRequest, fleet: Fleet | None, report: Callable[[Record], None], stop: Stop
 ) -> None:
-    """Load a model and perform a request, such as generating text.
+    """Load the requested model and use it as requested, for example to generate text.
 
     While devices are connected, the fleet computes the model's matrix multiplications. Otherwise,
     this machine computes them.
@@ -120,7 +120,7 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Meter of a job's energy consumption since the meter's creation."""
+    """Meter of the energy that a job has consumed since the meter was created."""
 
     def record(self) -> dict[str, Any]: ...
 
@@ -133,7 +133,7 @@ class JobRunner:
 
     Attributes:
         runs: parent folder of new run folders.
-        meter: creates the energy meter of a job when the job starts; None to record no energy.
+        meter: called at the start of a job to create its energy meter; None to record no energy.
         servers: number of servers that train each job together.
     """
 
@@ -142,10 +142,10 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Check a request; return the name of its model and its number of steps (0 to use a model).
+        """Check a request. Return its model's name and its number of steps (0 to use a model).
 
         Raises:
-            UsageError: when a setting is invalid, data is missing, or the run name is taken.
+            UsageError: if a setting is invalid, data is missing, or the run's name is taken.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -162,7 +162,7 @@ class JobRunner:
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Raise UsageError if a request uses a model, or its job writes no checkpoints."""
+        """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -215,7 +215,7 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train the requested job in a new run folder, or resume its run."""
+        """Train the requested job in a new run folder, or resume the requested run."""
         from cleave.training.loop.inputs import prepare
         from cleave.training.loop.trainer import train
 

@@ -23,10 +23,10 @@ LEAST_BYTES: Final = 2**20  # smaller tensors stay in memory
 
 
 class StateFiles:
-    """Memory-mapped files for optimizer state, in a folder that is created if it is missing.
+    """Memory-mapped files for optimizer state, in a folder that is created if missing.
 
-    Each file is deleted as soon as it is mapped. The operating system frees its disk space when the
-    process ends. On Windows, mapped files cannot be deleted, so they remain in the folder.
+    Each file is deleted as soon as it is mapped. The operating system frees the disk space when
+    the process ends. On Windows, mapped files cannot be deleted and remain in the folder.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:
@@ -35,10 +35,10 @@ class StateFiles:
         self._patience = patience
 
     def move(self, state: dict[str, Any]) -> None:
-        """Replace the large tensors in a parameter's optimizer state with memory-mapped copies.
+        """Replace the large tensors of a parameter's optimizer state with memory-mapped copies.
 
         Raises:
-            CleaveError: when a file cannot be written. The tensor then remains in memory.
+            CleaveError: if a file cannot be written. The tensor then remains in memory.
         """
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
@@ -69,7 +69,7 @@ def is_mapped(tensor: Tensor) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder if it is missing. Raise CleaveError if it is not writable."""
+    """Create a folder if it is missing. Raise CleaveError if the folder is not writable."""
     try:
         writable_folder(folder)
     except OSError as error:

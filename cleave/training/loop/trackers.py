@@ -15,7 +15,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 
-# File in the run folder with the ID of the wandb run, which a resumed training run continues.
+# File in the run folder with the ID of the wandb run that a resumed training run continues.
 _WANDB_ID: Final = "wandb-run-id"
 
 
@@ -35,10 +35,10 @@ class Tracker(Protocol):
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse the value of `--report-to`, such as `tensorboard+wandb`. It may be empty.
+    """Parse the value of `--report-to`, such as `tensorboard+wandb`. Empty means none.
 
     Raises:
-        UsageError: when a tracker is unknown or its package is not installed.
+        UsageError: if a tracker is unknown or its package is not installed.
     """
     known = [kind.value for kind in TrackerKind]
     names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []
@@ -56,7 +56,7 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
 class Trackers:
     """The open trackers of a run.
 
-    If a tracker raises an error, `note` is called with a message, and the tracker is removed.
+    If a tracker raises an error, the tracker is removed, and `note` is called with a message.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:

@@ -132,7 +132,7 @@ def train(
         The last record of the run.
 
     Raises:
-        CleaveError: when training fails for a reason that the user can resolve.
+        CleaveError: if training fails for a reason that the user can resolve.
     """
     with _locked(run, context):
         dataset = dataset or prepare(job, context)
@@ -141,7 +141,7 @@ def train(
 
 @contextmanager
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Lock a run folder on rank 0. If this fails, raise CleaveError on every server."""
+    """Lock a run folder on rank 0. If the lock fails, raise CleaveError on every server."""
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
     with ExitStack() as held:
@@ -409,7 +409,7 @@ class Trainer:
         return done
 
     def _work(self, spent: FleetCounters, before: JournalCounters) -> dict[str, Any]:
-        """Return the fields of a record that count work of the fleet and of the journal."""
+        """Return the fields of a record that measure the work of the fleet and the journal."""
         journal = self._journal_counters()
         return {
             "clock": self.context.fleet.clock if self.context.fleet else "wall",
@@ -431,9 +431,9 @@ class Trainer:
         """Run one optimizer step, and return its record.
 
         Raises:
-            AbandonedError: when training stops during the step, or one of several servers has lost
+            AbandonedError: if training stops during the step, or if a server among several has lost
                 all its devices. The next call repeats the step with the same batches.
-            DivergedError: when the loss or the gradients are not finite.
+            DivergedError: if the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
@@ -479,7 +479,7 @@ class Trainer:
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
-        """Return the error to raise; `when` is a phrase such as "in step 3"."""
+        """Return the error for a diverged run. `when` is a phrase such as "in step 3"."""
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
             f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
@@ -509,7 +509,7 @@ class Trainer:
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Compute gradients by stages if possible, or else with `_backward`; same arguments."""
+        """Return the result of `_backward`, with gradients computed by stages if possible."""
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
@@ -518,7 +518,7 @@ class Trainer:
     def _backward(self, batches: list[Batch], learned: int) -> float:
         """Run the forward and backward passes of `batches`, which are this server's part of a step.
 
-        Return their contribution to the mean loss over the `learned` learned tokens of the step.
+        Return the part's contribution to the mean loss over the step's `learned` learned tokens.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -546,7 +546,7 @@ class Trainer:
     def _loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over a batch's learned tokens.
 
-        In training, the auxiliary loss of a mixture of experts is added.
+        In training mode, add the auxiliary loss of a mixture of experts.
         """
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # do not cache casts of sharded weights, which are freed
@@ -572,7 +572,7 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches on all servers; return the loss sum and tokens of each.
+        """Evaluate the held-out batches. Return each server's loss sum and number of tokens.
 
         Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """
@@ -594,7 +594,7 @@ class Trainer:
             return None
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
-        """Return the sum of the losses of all learned tokens in `batches`, and their number."""
+        """Return the summed loss of the learned tokens in `batches`, and the number of tokens."""
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -672,7 +672,7 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Remove old best checkpoints, but keep one not later than the last regular checkpoint.
+        """Keep only the newest best checkpoint, and the newest up to the last regular checkpoint.
 
         A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
         """
@@ -710,10 +710,10 @@ class Trainer:
     ) -> None:
         """Load weights, optimizer state and the position in the data from a checkpoint.
 
-        If the training text is among the `changed` inputs, training continues at its beginning.
+        If the training text is among the `changed` inputs, the new text is read from its beginning.
 
         Raises:
-            CleaveError: when the checkpoint belongs to another model, or when frozen weights have
+            CleaveError: if the checkpoint belongs to another model, or if frozen weights have
                 changed and `accept_changes` is False.
         """
         try:
@@ -785,7 +785,7 @@ _PRESENCE = {
 
 
 def _method(spent: FleetCounters) -> Method:
-    """Return the method of a step, given the growth of the fleet's counters in the step."""
+    """Return the method of a step from the increase of the fleet's counters in that step."""
     if spent.predicted_s:  # only finished steps by stages count
         return Method.STAGES
     return Method.TILES if spent.tiles else Method.LOCAL

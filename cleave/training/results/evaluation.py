@@ -54,18 +54,18 @@ def perplexity(
     """Measure a model's mean loss on the concatenated documents of a source.
 
     The text is divided into windows. Each window begins with the last token of the previous window.
-    So every token except the first token of the text is predicted exactly once, from the preceding
-    tokens of its window. Only learned tokens count: the assistant's messages of conversations,
-    completions without their prompts, and plain text without begin tokens.
+    Every token except the first is therefore predicted exactly once, from the preceding tokens of
+    its window. Only learned tokens count: the assistant's messages in conversations, completions
+    but not their prompts, and plain text but not begin tokens.
 
     Args:
         source: path of a file or folder, or the name of a data set; see `read_documents`.
-        seq: predicted tokens per window, at most the model's context length.
-        batch: windows per forward pass.
+        seq: number of predicted tokens per window, at most the model's context length.
+        batch: number of windows per forward pass.
         progress: called with the number of evaluated windows and the total number of windows.
 
     Raises:
-        UsageError: when `seq` is too large, or the source cannot be read or has too little text.
+        UsageError: if `seq` is out of range, or the source cannot be read or has too little text.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -128,7 +128,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Numbers of correct answers, of questions, and of prompts cut to fit the model's context."""
+    """Numbers of correct answers, questions, and prompts that were cut to fit the context."""
 
     right: int
     questions: int
@@ -178,8 +178,8 @@ def answer(
     model's context loses its beginning.
 
     Args:
-        examples: questions that precede each question together with their answers.
-        subject: subject of the questions for the heading of the prompt; empty for none.
+        examples: questions whose text and answers are put before each question in the prompt.
+        subject: subject of the questions, named in the prompt's heading; may be empty.
         progress: called with the number of answered questions and the total number of questions.
     """
     about = f" about {subject}" if subject else ""

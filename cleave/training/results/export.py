@@ -1,7 +1,7 @@
 """Export of a run's model to a folder in the Hugging Face format, for `from_pretrained`.
 
 The model's configuration and tokenizer are read from the run folder. Only an export that merges
-adapters reads the folder of the base model.
+adapters loads the base model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Exported:
     Attributes:
         parameters: number of elements of all exported tensors.
         whole: False if only adapters were exported.
-        remark: message that a step without a checkpoint had a lower held-out loss; may be empty.
+        remark: message that a step without a checkpoint had a lower held-out loss, or "".
     """
 
     folder: Path
@@ -180,9 +180,9 @@ def export_run(
         facts: additional rows of the model card: values by label.
 
     Raises:
-        UsageError: when an argument is invalid or does not match the run, or when another process
+        UsageError: if an argument is invalid or does not match the run, or if another process
             uses one of the folders.
-        CleaveError: when the checkpoint is damaged, a weight is not finite in `dtype`, or a file
+        CleaveError: if the checkpoint is damaged, a weight is not finite in `dtype`, or a file
             cannot be written.
     """
     if dtype not in DTYPES:
@@ -270,7 +270,7 @@ def _new_folder(into: Path) -> Iterator[Path]:
 def _remove_paths(folder: Path) -> None:
     """Remove absolute paths of this machine from the JSON configuration files in a folder.
 
-    `adapter_config.json` retains the path of the base model, which `peft` needs.
+    `adapter_config.json` keeps the path of the base model, which `peft` needs.
     """
     for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
         if not file.is_file():
@@ -320,8 +320,8 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         best: whether to load the checkpoint with the lowest held-out loss, and ignore `step`.
 
     Raises:
-        UsageError: when the run has no such checkpoint.
-        CleaveError: when the checkpoint is damaged.
+        UsageError: if the requested checkpoint does not exist.
+        CleaveError: if the checkpoint is damaged or cannot be read.
     """
     if best:
         if (found := load_latest(run.path / BEST)) is None:
@@ -367,7 +367,7 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Copy a weight that an adapted layer shares with another module.
+    """Give each adapted layer its own copy of a weight that it shares with another module.
 
     Otherwise, merging the layer's adapter would change the other module.
     """
@@ -379,7 +379,7 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the base model. Raise UsageError if its weights are in no folder."""
+    """Return the base model's folder. Raise UsageError if the model is not from a folder."""
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
         return name  # an export of adapters does not read the folder, which no longer exists
@@ -393,9 +393,9 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
 
 
 def description_of(run: RunFolder) -> Path:
-    """Return the subfolder of a run folder that has the model's configuration and tokenizer.
+    """Return the subfolder of a run folder that holds the model's configuration and tokenizer.
 
-    Raise UsageError if it is missing, because an earlier version of Cleave trained the run.
+    Raise UsageError if the subfolder is missing, as in runs of earlier versions of Cleave.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -409,12 +409,12 @@ def description_of(run: RunFolder) -> Path:
 def described_config(folder: Path, names: Set[str]) -> Any:
     """Load a model's configuration, with `tie_word_embeddings` as in the checkpoint.
 
-    If a model's weight files have both LM head and embedding, `from_pretrained` does not tie them,
-    even if the configuration says so. The checkpoint then has both weights, and
+    If a model's weight files contain both LM head and embedding, `from_pretrained` does not tie
+    them, even if the configuration says so. The checkpoint then holds both weights, and
     `tie_word_embeddings` of the returned configuration is False.
 
     Raises:
-        CleaveError: when `names`, the names of the checkpoint's weights, do not match the model.
+        CleaveError: if `names`, the names of the checkpoint's weights, do not match the model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -481,7 +481,7 @@ def _write_adapters(
 def _card(
     run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
 ) -> str:
-    """Return the text of the model card. `base` is None if the whole model is exported."""
+    """Return the Markdown of the model card. `base` is None if the whole model is exported."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]

@@ -39,7 +39,7 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return the model's context length in tokens; 2**31 if the configuration has none."""
+        """Return the model's context length in tokens; 2**31 if the configuration gives none."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
@@ -62,7 +62,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
         step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:
-        CleaveError: when the model does not exist or cannot be loaded.
+        CleaveError: if the model does not exist or cannot be loaded.
     """
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
@@ -86,7 +86,7 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     config = described_config(folder, weights.keys())
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)  # a checkpoint has each tied weight only once
+    model.load_state_dict(weights, strict=False)  # a checkpoint names each tied weight only once
     # Without a readable file, the defaults from the model's configuration remain.
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)

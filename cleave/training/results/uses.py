@@ -34,20 +34,20 @@ def go_on(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Continue a text with transformers' `generate`, until the model generates an end token.
+    """Continue a text with transformers' `generate`, up to an end token or a limit.
 
     The model's generation configuration sets the end tokens, penalties and other options.
 
     Args:
         tokens: maximum number of generated tokens.
-        say: called with each new part of the generated text; returns False to stop the generation.
+        say: called with each new part of the generated text; returns False to stop generation.
         chat: whether the text was rendered with a chat template, which includes begin tokens.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: threshold of nucleus sampling.
 
     Raises:
-        UsageError: when the text has no tokens, has a token outside the model's vocabulary, or with
-            `tokens` new tokens exceeds the model's context length.
+        UsageError: if the text has no tokens or a token outside the model's vocabulary, or if the
+            text and `tokens` new tokens together exceed the model's context length.
     """
     (found,) = trained.tokenizer.encode_batch([text])
     given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
@@ -154,7 +154,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
-    If `seq` is 0, it is the smaller of 1024 and the model's context length.
+    If `seq` is 0, the smaller of 1024 and the model's context length is used.
     """
 
     data: str
@@ -184,8 +184,8 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
 class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     """Request to answer multiple-choice questions; see `cleave.training.results.evaluation.answer`.
 
-    `choices` and `examples` are CSV files in the format of MMLU. `shots` is the maximum number of
-    examples.
+    `choices` and `examples` are paths of CSV files in the format of MMLU. At most `shots` examples
+    precede each question.
     """
 
     choices: str
@@ -232,7 +232,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse the result of `to_dict`. Raise UsageError if it is invalid."""
+        """Parse a dict such as `to_dict` returns. Raise UsageError if the dict is invalid."""
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
@@ -245,9 +245,9 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return the one of `generate`, `predict` and `answer` that is set.
+        """Return whichever of `generate`, `predict` and `answer` is set.
 
-        Raise UsageError if none or several of them are set.
+        Raise UsageError unless exactly one of the three is set.
         """
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
@@ -271,7 +271,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
-    """Return a function that reports progress, and raises AbandonedError if `stop` returns True."""
+    """Return a callback that reports progress and raises AbandonedError once `stop` is True."""
 
     def progress(done: int, total: int) -> None:
         report(ProgressRecord(done, total))
