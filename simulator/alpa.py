@@ -13,13 +13,13 @@ twice in the backward pass. The time of a stage is
 
 for `forward` FLOPs and p parameters per layer, devices of F FLOP/s, S tokens per sample, width d
 and e bytes per element. Alpa's dynamic program (`best_partition`) minimizes the time of a step
-T = sum t_i + (m - 1) max t_i. The values tried for the number m of micro-batches are the batch size
-divided by 1, 2, 4 ..., rounded up. The mesh is homogeneous: every device computes and sends at the fleet's mean
-rates, but has its real memory. If the fastest plan does not fit in memory, plans with tp of at
-least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a
-device holds 4 / tp + 12 / n bytes per parameter. The mesh is divided into at most 32 units, each
-with the same number of devices. Alpa's program ignores the time to reshard between stages, which
-`boundary` includes. Alpa has no recovery: after a device is lost, a step starts from a checkpoint.
+T = sum t_i + (m - 1) max t_i. The values tried for m, the number of micro-batches, are the batch
+size divided by 1, 2, 4 ..., rounded up. The mesh is homogeneous: every device computes and sends at
+the fleet's mean rates, but keeps its real memory. If the fastest plan does not fit in memory, plans
+with tp of at least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO
+rewriting), so a device holds 4 / tp + 12 / n bytes per parameter. The mesh is divided into at most
+32 units, each with the same number of devices. Alpa's program ignores resharding between stages.
+Here, `boundary` includes it. Alpa has no recovery: a step restarts from a checkpoint after a loss.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class _Placed:
         return slowest
 
     def compute_s(self) -> Floats:
-        """Return the compute time (s) of each stage's slowest device per sample, for both passes."""
+        """Return the time (s) that each stage's slowest device computes per sample, both passes."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / self.slowest_flops()

@@ -1,4 +1,4 @@
-"""DT-FM's scheduler. It assigns devices to stages so that the communication time DP + PP is minimal.
+"""DT-FM's scheduler: an assignment of devices to stages that minimizes communication time DP + PP.
 
 Source: Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a
 group C. c_DP is the number of gradient bytes per group, and c_PP the number of activation bytes
@@ -161,7 +161,7 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Search for the schedule with the least communication time. Equal seeds find equal ones."""
+    """Search for the schedule with the shortest communication time, reproducibly by `seed`."""
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
@@ -247,7 +247,7 @@ class TwoOpt:
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return `path` after at most `4 * size` reversals, each the one that shortens it most.
+        """Return `path` after up to `4 * size` reversals, each of which shortens the path most.
 
         `hops` is the cost in seconds between all pairs of groups, shape (size, size).
         """

@@ -57,7 +57,7 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer plus its share of the LM head, as a multiple of the layer's."""
+        """Return the FLOPs of a layer and its share of the LM head, as a multiple of a layer."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -97,7 +97,7 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers evenly. Any extra layers go to the first stages, as the last has the LM head."""
+    """Divide layers evenly. Later stages get fewer, because the last stage has the LM head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
@@ -138,7 +138,7 @@ def pipeline_outcome(
     recovery: tuple[Part, ...] = (),
     flops: float = 0.0,
 ) -> Outcome:
-    """Return the outcome of a pipeline. `sent_bytes` is what all devices together send in a step."""
+    """Return the outcome of a pipeline. `sent_bytes` is the sum over all devices in a step."""
     devices = sum(len(stage.members) for stage in stages)
     each = sent_bytes / devices
     tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit

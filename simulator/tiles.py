@@ -158,7 +158,7 @@ def _task(
 ) -> AttentionTask:
     """Return the cost of a task that downloads `down` matrices and uploads `up` matrices.
 
-    Each matrix has `seq` rows and one head's width. The device also holds `scores` fp32 score matrices.
+    A matrix has `seq` rows and one head's width. The device also stores `scores` fp32 matrices.
     """
     vector = seq * spec.head_width * element
     scores_bytes = scores * 4 * seq * seq

@@ -39,7 +39,7 @@ class StudyRow:
     Attributes:
         method: display name of the method.
         memory: memory offers with which the result is the same.
-        needed_bytes: memory needed by the device with the highest ratio of needed to offered.
+        needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
         step_s: time of one step in seconds with enough memory.
         flops: FLOPs of all devices in all steps.
@@ -85,8 +85,8 @@ class StudyRow:
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
     """Simulate a set-up with all methods and memory offers, and return the rows.
 
-    If a method's result is equal for two memory offers, both offers share a row. A `dtfm` row is left
-    out if its result equals that of the `dtfm-all` row.
+    If a method's result is equal for two memory offers, both offers share a row. A `dtfm` row is
+    left out if its result equals the result of the `dtfm-all` row.
     """
     found: list[StudyRow] = []
     for offer in setup.offers:
@@ -124,8 +124,8 @@ def simulated(
 ) -> Iterator[StudyRow]:
     """Simulate a set-up with one memory offer, and yield a row for each method and variant.
 
-    A set-up with one device yields only the row "alone", in which the device trains the whole model.
-    Methods without a plan yield no row.
+    A set-up with one device yields only the row "alone", in which the device trains the whole
+    model. Methods without a plan yield no row.
 
     Args:
         seed: random seed of the methods' searches.

@@ -90,7 +90,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the rows of the paper's methods that fit: a device alone, or DT-FM on all devices."""
+        """Return rows of the paper's methods that fit: a device alone, or DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
