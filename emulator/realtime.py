@@ -274,7 +274,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Increase the limit on open files for `devices` devices. Raises UsageError if forbidden."""
+    """Let this process open files for `devices` devices. Raises UsageError above the hard limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

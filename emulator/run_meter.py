@@ -34,7 +34,7 @@ class _Sums:
 
 
 class FleetMeter:
-    """Observer that sums the connected time, compute time and traffic of emulated devices.
+    """Observer that sums connected, compute and radio time and traffic of emulated devices.
 
     Args:
         profiles: maps a device name to the name of the device's profile.
@@ -85,7 +85,7 @@ class FleetMeter:
         self._sums[alike].names.add(name)
 
     def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
-        """Return the usage so far, one total for each combination of profile and active power."""
+        """Return the usage so far, as one total per combination of profile and active power."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
@@ -130,7 +130,7 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Read the energy counters, often enough that none overflows twice between calls."""
+        """Read the energy counters. No counter may overflow more than once between two calls."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:

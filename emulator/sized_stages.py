@@ -1,7 +1,7 @@
 """Emulation of steps by stages from array sizes alone, for models too large for this machine.
 
 The devices compute no results. Every message is still sent over the emulated links, and each graph
-run takes as long as its FLOPs would. Sizes and FLOPs come from `cleave.workload.stages`.
+run takes the time that its FLOPs require. Sizes and FLOPs come from `cleave.workload.stages`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return the array of a parameter. A quantized array holds both codes and scales."""
+        """Return a parameter's array. For a quantized parameter, it holds codes and scales."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
@@ -245,7 +245,7 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 class EmulatedStep:
     """Result of an emulated step by stages. The step ends when the PS has received all gradients.
 
-    `kept_bytes` is the size of the data that the PS stores until then: inputs, outputs and
+    `kept_bytes` is the size of the data that the PS stores until the step ends: inputs, outputs and
     gradients of stages, and accumulated weight gradients.
     """
 
@@ -257,7 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Results of consecutive steps. `memory_bytes` maps a device to its peak memory in bytes."""
+    """Results of consecutive steps. `memory_bytes` maps device numbers to peak memory in bytes."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]
@@ -271,8 +271,8 @@ def run_steps(
 ) -> EmulatedSteps:
     """Emulate steps by stages on a virtual fleet that computes no results.
 
-    If no device computes the loss, the PS computes it for one micro-batch at a time. This takes
-    `loss_s[i]` seconds for micro-batch i. Raises FleetError if a step cannot be completed.
+    If no device computes the loss, the PS computes it for one micro-batch at a time. The PS
+    needs `loss_s[i]` seconds for micro-batch i. Raises FleetError if a step cannot be completed.
     """
     meter = _Meter()
     runtime.observers.append(meter)
@@ -371,7 +371,7 @@ class EmulatedStages:
 
     @property
     def step_s(self) -> float:
-        """Return the virtual time of the last step in seconds, including the optimizer."""
+        """Return the virtual time of the last step in seconds, including the optimizer step."""
         return self.steps[-1].seconds + self.ps.optimizer_s
 
 

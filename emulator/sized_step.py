@@ -268,7 +268,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return the operand of a matrix, which calls share until its group or pass ends."""
+        """Return the operand of a matrix. It is shared until the matrix's group or pass ends."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

@@ -332,7 +332,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Give the current step an array that the caller computed, as for `StageStep.give`."""
+        """Give the current step an array that the caller computed; see `StageStep.give`."""
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
@@ -342,9 +342,9 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Process events until the step has an outcome; return None if the timeout expires first.
+        """Process events until the step has an outcome, then return it; None after a timeout.
 
-        Raises FleetError if no event is left, because no device is connected or will join. The
+        Raises FleetError if no events remain, because no device is left and none will join. The
         timeout is in virtual seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
@@ -650,7 +650,7 @@ def emulated(
         ps: rates of the server's network card and event loop; None for an unlimited card and
             processing that takes no time.
         seed: random seed for jitter, drift and the devices' presence.
-        start_hour: hour of the day at virtual time 0, for devices that are present at daily hours.
+        start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
         verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because
             results never leave the process. `all` requires `whole_tiles=False`.
         coding: links on which payloads count as compressed, as for `cleave serve --coding`.

@@ -17,7 +17,7 @@ devices. There are at most 32 units.
 
 Devices recover by pipeline replay. A stage with several devices continues without the lost device.
 Otherwise, a neighbour sends a backup of the stage's state at the median uplink rate. The
-micro-batches in flight are then recomputed. If faster, the step restarts from a checkpoint instead.
+micro-batches in flight are then recomputed. The step restarts from a checkpoint if that is faster.
 """
 
 from __future__ import annotations

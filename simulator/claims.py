@@ -34,7 +34,7 @@ class Evidence:
         small: results of Cleave's methods for the main model on devices with 512 MB.
         carded: maps a limited PS network card to the results of Cleave's methods for the main
             model.
-        roomy: results of all methods for the main model on devices with 32 GB.
+        roomy: results of all non-cloud methods for the main model on devices with 32 GB.
         layers: maps a model name to its number of layers.
     """
 

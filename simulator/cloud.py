@@ -31,7 +31,7 @@ _WORKING_LAYERS: Final = 2  # number of layers on the GPU at a time if weights a
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A data-centre GPU and its datasheet figures.
+    """A GPU. Its figures are from the datasheet unless stated otherwise.
 
     Attributes:
         flops_per_s: peak FLOP/s in bf16 without sparsity.

@@ -1,4 +1,4 @@
-"""DT-FM's scheduler: an assignment of devices to stages that minimizes communication time DP + PP.
+"""DT-FM's scheduler, which assigns devices to stages to minimize the communication time DP + PP.
 
 Source: Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a
 group C. c_DP is the number of gradient bytes per group, and c_PP the number of activation bytes
@@ -98,7 +98,7 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return the cost w in seconds of all pairs of groups, shape (len(some), len(others))."""
+        """Return the cost w of all pairs of groups in seconds, shape (len(some), len(others))."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
@@ -161,7 +161,7 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Search for the schedule with the shortest communication time, reproducibly by `seed`."""
+    """Search for the schedule with the least communication time. Equal seeds give equal results."""
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
@@ -247,7 +247,7 @@ class TwoOpt:
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return `path` after up to `4 * size` reversals, each of which shortens the path most.
+        """Return `path` after up to `4 * size` reversals, each chosen to shorten the path most.
 
         `hops` is the cost in seconds between all pairs of groups, shape (size, size).
         """

@@ -30,7 +30,7 @@ class Conditions:
         batch, seq: sequences (samples) per step, and tokens per sequence.
         devices: rates of the fleet's devices; cloud methods ignore them. On compressed links, the
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
-        element: bytes per element that the PS sends to devices and that devices return.
+        element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
         seed: random seed of all searches.
         fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates

@@ -1,9 +1,9 @@
 """Common parts of pipeline methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
 
-The time of a step with m micro-batches on P stages of t seconds is modelled as ``sum t + (m - 1)
-max t``. The model is exact for 1F1B if all stages take equally long, or if the last stage is the
-slowest. Otherwise, 1F1B is faster by at most the time of the stages after the slowest, so the
-relative error is at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
+The time of a step with m micro-batches on P stages is modelled as ``sum t + (m - 1) max t``, where
+t is a stage's time per micro-batch. The model is exact for 1F1B if all stages take equally long, or
+if the last stage is the slowest. Otherwise, 1F1B is faster by at most the time of the stages after
+the slowest, an error of at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer and its share of the LM head, as a multiple of a layer."""
+        """Return the FLOPs of a layer with its LM head share, divided by the layer's FLOPs."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -86,7 +86,7 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: of the device with the highest ratio of the two.
+        needed_bytes, offered_bytes: memory of the device whose ratio of the two is highest.
         misfit: message about devices with too little memory; empty if all devices have enough.
     """
 
@@ -192,7 +192,7 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 
     Args:
         cost: time t of each stage in seconds, indexed [layers, start, stop], shape (layers + 1,
-            units + 1, units + 1). Impossible stages are infinite. Entries with 0 layers or
+            units + 1, units + 1). Impossible stages take infinitely long. Entries with 0 layers or
             start >= stop are ignored.
         micro_batches: number m of micro-batches per step.
     """

@@ -86,7 +86,7 @@ def _dash(method: str) -> str:
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
     """Plot the time that the loss of one device adds to a step, as one bar per method.
 
-    A hollow bar marks a method that does not fit in memory. Without a recovery model, it has none.
+    A hollow bar means too little memory. Methods without a recovery model are left out.
 
     Raises:
         OSError, ValueError: if the file cannot be written.

@@ -18,7 +18,7 @@ from simulator.workers import Processes, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and the number of devices offered to the method (None for clouds)."""
+    """An outcome. `devices` is the number of devices offered to the method; None for clouds."""
 
     devices: int | None
     outcome: Outcome
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation: a method, its conditions, and the number of devices (None for clouds)."""
+    """One simulation of a method under conditions with `devices` devices; None for clouds."""
 
     devices: int | None
     method: Method
@@ -82,14 +82,14 @@ def cells(
     coding: CodingPolicy = CodingPolicy.OFF,
     memory_bytes: int | None = None,
 ) -> list[Cell]:
-    """Return one cell for each method and device count. Cloud methods get one last cell each.
+    """Return one cell per method and device count, then a single cell per cloud method.
 
     Args:
         spec, batch, seq: model, sequences per step, and tokens per sequence.
         fleet: name of a built-in fleet, or path of a fleet file.
         counts: device counts.
         methods: training methods.
-        element: bytes per element that the PS sends to devices and that devices return.
+        element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
         dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.

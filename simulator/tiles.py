@@ -112,7 +112,7 @@ class Tiles:
 
 
 def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) -> tuple[Part, ...]:
-    """Return the time to recompute the slowest tile on the other devices; empty without them."""
+    """Return the time to recompute the slowest tile on all other devices; empty if none exist."""
     tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
     others = [d for d in conditions.devices if d.device != tile.device]
     if not others:
@@ -196,7 +196,7 @@ def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArra
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return each device's time per task and time until its first task is finished (s)."""
+    """Return two arrays in seconds: each device's time per task and time to its first result."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

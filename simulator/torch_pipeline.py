@@ -66,7 +66,7 @@ class TorchPipeline:
 
 
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:
-    """Return the time in seconds to send one sample's activations from stage to stage."""
+    """Return the time in seconds to send one sample's activations from one stage to another."""
     link = min(rates.uplink[sender], rates.downlink[receiver])
     latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # half of each round trip
     return float(job.layer.boundary_bytes / link + latency_s)

@@ -57,7 +57,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Workers that run tasks on the nodes of a Ray cluster. All nodes need Cleave installed.
+    """Workers that run tasks on the nodes of a Ray cluster. Cleave must be installed on all nodes.
 
     `address` is the head node's host:port, or "auto" on a node of the cluster.
     """

@@ -3,7 +3,7 @@
 Each condition is an axis with a few settings. The first settings of all axes form the central case.
 The central case counts the energy that the paper's formulae count and the energy of the GPU's host.
 In it, devices and GPU train at the same share of their multiplication speed. Energy claims are
-tested under all combinations of the first five axes, carbon claims under all of the seven axes.
+tested under all combinations of five axes, and carbon claims under all combinations of seven axes.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def held_against(
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
     """Map each condition that restricts a claim to text on the settings that the claim needs.
 
-    The text lists the settings with which the claim can hold, or else (if fewer) those without.
+    The text lists the settings with which the claim can hold, or, if fewer, the settings to avoid.
     """
     needed = {}
     for axis in axes:

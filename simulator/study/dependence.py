@@ -198,7 +198,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return a row's ratios for every setting of each condition, the others as in `middle`."""
+    """Return a row's ratios with one condition at a time set to each of its settings."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [

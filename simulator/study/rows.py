@@ -129,7 +129,7 @@ def simulated(
 
     Args:
         seed: random seed of the methods' searches.
-        speed: factor by which the devices' multiplication speed is multiplied.
+        speed: factor for the devices' multiplication speed.
         names: names of the methods to simulate.
         share: training speed divided by multiplication speed, for set-ups with `trains_slower`.
     """

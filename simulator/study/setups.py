@@ -68,7 +68,7 @@ class Setup:
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
         """Return the rates of all devices. Latencies are 0, because the paper does not state any.
 
-        `speed` is a factor by which the devices' multiplication speed is multiplied.
+        The multiplication speed of the devices is multiplied by `speed`.
         """
         link = LINK_BYTES_PER_S
         return [

@@ -45,7 +45,7 @@ class StudyJudgement:
         energy: test of the energy claim under all combinations of conditions.
         attributed, sunk_cost: tests of the carbon claim, with and without the devices' embodied
             carbon.
-        compute_over_gpu: energy of the devices' multiplication, divided by that of the GPU alone.
+        compute_over_gpu: energy of multiplication on the devices divided by that of the bare GPU.
     """
 
     fleet: Footprint
@@ -75,7 +75,7 @@ class SetupStudy:
         speeds: maps each method that fits to pairs of device throughput (FLOP/s) and energy ratio
             in the central case. The power of a device does not depend on its throughput.
         best: row with the highest energy ratio of all rows that fit in memory.
-        changed: ratios of the best row with one condition at a time at each of its settings.
+        changed: ratios of the best row with one condition at a time set to each of its settings.
         dependences: sensitivity of the best row's ratios to each assumption.
         in_use: carbon ratios of the best row for several lifetimes and utilisations.
     """
@@ -90,7 +90,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return rows of the paper's methods that fit: a device alone, or DT-FM on all devices."""
+        """Return the rows of the paper's methods that fit: one device, or DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
@@ -101,7 +101,7 @@ class SetupStudy:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the study: the energy ratios at one `speed`, or with None all other results."""
+    """A part of the study: energy ratios at `speed`, or all other results if `speed` is None."""
 
     accountant: Accountant
     setup: Setup
@@ -114,7 +114,7 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Return a set-up's study without `speeds`, or (method, energy ratio) pairs at a speed."""
+        """Return a set-up's study without `speeds`, or (method, energy ratio) pairs at `speed`."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
