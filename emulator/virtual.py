@@ -652,7 +652,7 @@ def emulated(
         seed: random seed for jitter, drift and the devices' presence.
         start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
         verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because
-            results never leave the process. `all` requires `whole_tiles=False`.
+            results never leave the process. `all` and `sample` require `whole_tiles=False`.
         coding: links on which payloads count as compressed, as for `cleave serve --coding`.
 
     Example:
