@@ -1,1 +1,1 @@
-"""Emulated devices: Cleave's scheduler and device program with modelled links and processors."""
+"""Emulated devices: Cleave's real scheduler and device program on modelled links and processors."""

@@ -1,4 +1,4 @@
-"""Records of the activity of emulated devices, for traces, logs and tests."""
+"""Records of what emulated devices do, for traces, logs and tests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Activity: TypeAlias = Transfer | Multiplication | GraphExecution | Presence
 def execution(
     device: int, order: Order, begin_s: float, end_s: float
 ) -> Multiplication | GraphExecution | None:
-    """Return the record of an order's execution; None for a fetch, which computes nothing."""
+    """Return a record of an order's execution, or None for a fetch, which computes nothing."""
     match order:
         case Compute():
             return Multiplication(

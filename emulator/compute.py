@@ -1,4 +1,4 @@
-"""Model of a device's compute time, based on its profile, temperature and owner's load."""
+"""Model of a device's compute time, from its profile, its temperature and its owner's load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """Processor model of one device. Orders run in sequence; the last one ends at `free_s`."""
+    """Model of one device's processor. Orders run in sequence; the last order ends at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 
@@ -22,7 +22,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Order, now_s: float) -> tuple[float, float]:
-        """Queue an order at `now_s`; return the times in seconds when the order begins and ends."""
+        """Queue an order at `now_s`; return the times in seconds at which it begins and ends."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         woken = now_s > self.free_s
         if isinstance(order, Compute):
@@ -35,9 +35,9 @@ class EmulatedProcessor:
         return begin_s, self.free_s
 
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
-        """Return the seconds of a matrix multiplication on a cool device without other load.
+        """Return the time of a multiplication in seconds on a cool device without other load.
 
-        This method marks the operands as used, because the first use of an operand takes longer.
+        The operands are then marked as used, because only the first use of an operand takes longer.
         `woken` is True if the processor was idle before this order.
         """
         model = self._device.compute

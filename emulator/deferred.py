@@ -2,8 +2,8 @@
 
 In virtual time, a device returns a `DeferredProduct` instead of a block. When the GEMM is complete,
 all blocks of a tile are computed in one multiplication, directly into the output matrix. Computing
-each block separately would take 2 to 6 times as long. The result equals that of a device that
-multiplies its tile in one call.
+each block separately would take 2 to 6 times as long. The result equals the result of a device
+that multiplies its tile in one call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DeferredProduct:
 
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
-    """Placeholder for a result: it has a size in bytes, but no elements."""
+    """Placeholder for a result. It records the size of the result, but holds no elements."""
 
     nbytes: int
 
@@ -57,21 +57,21 @@ class SizedProduct:
         return SizedProduct(self.nbytes + sum(other.nbytes for other in others))
 
     def pack(self) -> memoryview:
-        """Raise UsageError, because the result has no elements to pack."""
+        """Raise UsageError, because the placeholder holds no elements to pack."""
         raise UsageError("a fleet that emulates sizes only has no results to send")
 
 
 class SizedOutput:
-    """Replacement for `Output` that ignores all results, because they have no elements."""
+    """Replacement for `Output` that ignores all results, because they hold no elements."""
 
     def __init__(self, out: Buffer) -> None:
         return None
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Do nothing, because the block has no elements."""
+        """Do nothing, because the block holds no elements."""
 
     def finish(self) -> None:
-        """Do nothing, because the output matrix has no elements."""
+        """Do nothing, because no result was stored."""
 
 
 class DeferredOutput:
@@ -86,7 +86,7 @@ class DeferredOutput:
         self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
-        """Compute all tiles of the output matrix. Partial sums are added in ascending depth."""
+        """Compute all tiles of the output matrix. Partial sums are added in order of depth."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
                 for task, payload in tile:
@@ -136,7 +136,7 @@ def _oriented(array: Any, transposed: bool) -> Buffer:
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """Return one matrix view of all parts; None if the parts are not adjacent in memory."""
+    """Return a single matrix view of all parts; None if they do not form a matrix in memory."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:

@@ -1,9 +1,9 @@
 """Emulated links: one link for each direction of a device, and bottlenecks that links share.
 
-A link sends one message at a time. A message arrives after its last byte was sent and the latency
-has passed. The rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian
-noise. Jitter adds to the latency and never reorders messages. With packet loss p, a TCP connection
-reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of packets twice.
+A link sends one message at a time. A message arrives one latency after its last byte is sent.
+Drift multiplies the rate by exp(sigma x - sigma^2/2), where x is fractional Gaussian noise. Jitter
+adds to the latency and never reorders messages. With packet loss p, a TCP connection reaches at
+most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of its packets twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
-PIECE_BYTES: Final = 2**18  # bytes of a message that cross a shared bottleneck in its turn
+PIECE_BYTES: Final = 2**18  # a message crosses a shared bottleneck in pieces of this size
 
 
 class FractionalNoise:
-    """Fractional Gaussian noise of unit variance. Read the values with non-decreasing indices.
+    """Fractional Gaussian noise of unit variance. Read the values in order of their indices.
 
-    Blocks of 1024 values are drawn independently, by circulant embedding, which is exact (Davies
+    Each block of 1024 values is drawn independently by circulant embedding, an exact method (Davies
     and Harte 1987). `hurst` is the Hurst exponent, from 0.5 (white noise) to 1.
     """
 
@@ -60,20 +60,20 @@ class Shared:
     free_s: float = 0.0
 
     def passes(self, now_s: float, nbytes: int) -> float:
-        """Queue `nbytes` at `now_s`; return the time in seconds when all bytes have passed."""
+        """Queue `nbytes` at `now_s`; return the time in seconds at which all bytes have passed."""
         self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
 
 
 class SharedLines:
-    """The shared bottlenecks of a fleet. `card` is the PS's network card; None if unlimited."""
+    """The shared bottlenecks of a fleet. `card` is the PS's network card; None for no limit."""
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
         self._lines: dict[str, tuple[Shared, Shared]] = {}
         self._card = card
 
     def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
-        """Return the shared bottlenecks on a device's downlink, and those on its uplink."""
+        """Return the shared bottlenecks on a device's downlink and uplink, as two lists."""
         found = []
         for line in filter(None, (device.bottleneck, self._card)):
             rates = line.downlink_bytes_per_s, line.uplink_bytes_per_s
@@ -86,8 +86,8 @@ class SharedLines:
 class Departure:
     """A message that is sent in pieces over shared bottlenecks.
 
-    `left` is called after the last piece, with the times when the first byte and the last byte were
-    sent.
+    When the last piece is sent, `left` is called with the times at which the first byte and the
+    last byte leave.
     """
 
     left_bytes: int
@@ -114,13 +114,13 @@ class Link:
         latency_s: one-way latency.
         jitter_s: mean of the random delay that is added to the latency.
         sigma: standard deviation of the logarithm of the drifting rate.
-        interval_s: seconds for which the drifting rate stays constant.
+        interval_s: time in seconds for which the drifting rate stays constant.
         noise: fractional Gaussian noise of the drift; None for a constant rate.
-        free_s: time when all queued bytes have been sent.
+        free_s: time at which all queued bytes have been sent.
         arrived_s: latest arrival time so far, if the link has jitter.
         shared: bottlenecks on the path. With a bottleneck, the caller sends a message in pieces of
             `PIECE_BYTES`, because a whole message would block the messages of other devices.
-        queue: on a link with bottlenecks, the messages to send; the first message is being sent.
+        queue: messages to send on a link with bottlenecks; the first message is being sent.
     """
 
     bytes_per_s: float
@@ -136,12 +136,12 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message; return when its first and last byte leave, and when it arrives (s)."""
+        """Send a message; return the times (s) of its first byte, its last byte and its arrival."""
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send `nbytes` after all queued bytes; return when the first and last byte leave (s)."""
+        """Queue `nbytes`; return the times in seconds at which the first and last bytes leave."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
             end_s = begin_s + nbytes / self.bytes_per_s
@@ -153,7 +153,7 @@ class Link:
         return begin_s, end_s
 
     def arrival_s(self, end_s: float) -> float:
-        """Return the arrival time of the next message, whose last byte leaves at `end_s`."""
+        """Return the arrival time in seconds of a message whose last byte leaves at `end_s`."""
         arrives_s = end_s + self.latency_s
         if self.rng is not None and self.jitter_s:
             arrives_s = max(self.arrived_s, arrives_s + self.rng.expovariate(1 / self.jitter_s))

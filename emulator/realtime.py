@@ -1,8 +1,8 @@
-"""A fleet of real-time emulated devices that joins a running parameter server.
+"""Emulated devices that join a running parameter server and work in real time.
 
 An emulated device runs the same session as `cleave join`. Two wrappers delay each message and each
-result until the modelled link or processor would be done. The server cannot distinguish an emulated
-device from a phone. Emulated time is this machine's time multiplied by a speed factor.
+result until the modelled link or processor would have finished. The server cannot distinguish an
+emulated device from a phone. Emulated time is this machine's time multiplied by a speed factor.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from profiles.fleet_device import FleetDevice
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
 LATE_S: Final = 0.02  # tolerated lateness, about the precision of a busy machine's timers
-AHEAD_S: Final = 0.5  # reading pauses if the modelled downlink is further behind
+AHEAD_S: Final = 0.5  # reading pauses while the modelled downlink is further behind than this
 
 
 class Clock:
-    """A clock of emulated seconds since its creation: event-loop time multiplied by `speed`."""
+    """Counts emulated seconds since its creation: event-loop time multiplied by `speed`."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Clock:
         return (self._loop.time() - self._begin_s) * self._speed
 
     def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
-        """Schedule a call of `what` at the emulated time `when_s`."""
+        """Schedule a call to `what` at the emulated time `when_s`."""
         return self._loop.call_at(self._begin_s + when_s / self._speed, what)
 
     async def sleep(self, wait_s: float) -> None:
@@ -74,7 +74,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Lateness:
-    """Lateness of the results of all emulated devices, except results of the server's probes.
+    """Lateness of all emulated devices' results, except the results of the server's probes.
 
     `late` counts results that were more than `LATE_S` late. Times are in emulated seconds.
     """
@@ -84,17 +84,17 @@ class Lateness:
     worst_s: float = 0.0
 
     def count(self, late_s: float) -> None:
-        """Count one result that was `late_s` emulated seconds late."""
+        """Count one result that is `late_s` emulated seconds late."""
         self.answers += 1
         self.worst_s = max(self.worst_s, late_s)
         self.late += late_s > LATE_S
 
 
 class PacedConnection:
-    """A connection that delays messages as a modelled link does.
+    """A connection that delays messages as a modelled link would.
 
-    It reads each incoming message early, and returns it at the modelled arrival time. It writes
-    each outgoing message at the modelled arrival time, so the latency counts only once.
+    It reads each incoming message early, and returns the message at the modelled arrival time. It
+    writes each outgoing message at the modelled arrival time, so the latency counts only once.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PacedConnection:
         return data
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send a message; return its size in bytes once the modelled uplink has sent it."""
+        """Send a message; when the modelled uplink has sent it, return its size in bytes."""
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
@@ -138,11 +138,11 @@ class PacedConnection:
         return nbytes
 
     async def answers(self, within_s: float) -> bool:
-        """Return True if the peer answers a ping within `within_s`, without modelled delays."""
+        """Return True if the peer answers an undelayed ping within `within_s` real seconds."""
         return await self._connection.answers(within_s)
 
     async def close(self) -> None:
-        """Close the connection; wait up to 1 s until all sent messages have arrived."""
+        """Wait at most 1 s for all sent messages to arrive, then close the connection."""
         self._tasks[0].cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -178,7 +178,7 @@ class PacedConnection:
             return now_s, *link.transmit(now_s, nbytes)
         passed: list[tuple[float, float]] = []
         departure = Departure(nbytes, lambda begin_s, end_s: passed.append((begin_s, end_s)))
-        while not passed:  # each piece reserves the bottleneck only after the previous piece
+        while not passed:  # a piece reserves the bottleneck only after the previous piece was sent
             await self._clock.sleep_until(link.free_s)
             departure.depart(link, self._clock.now_s())
         ((begin_s, end_s),) = passed
@@ -198,7 +198,7 @@ class PacedConnection:
 
 @dataclass(slots=True)
 class PacedComputer:
-    """A `Computer` that returns results at their modelled times, or zeros without a backend."""
+    """A `Computer` that returns results (zeros without a backend) at their modelled times."""
 
     processor: EmulatedProcessor
     backend: MatmulBackend | None
@@ -225,7 +225,7 @@ class PacedComputer:
 
         def answer(outcome: Outcome) -> None:
             if not self._closed:
-                if order.run < FIRST_ID:  # probes do not count, because they arrive all at once
+                if order.run < FIRST_ID:  # probes do not count, because they all arrive at once
                     self.lateness.count(self.clock.now_s() - end_s)
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
@@ -263,7 +263,7 @@ class RealTimeCounters:
     """Counters of a real-time fleet since its start.
 
     `connected` counts the current sessions, `joined` the sessions that have begun, and `left` the
-    sessions that have ended. `done` has the blocks, FLOPs and bytes of all sessions.
+    sessions that have ended. `done` is the total of the blocks, FLOPs and bytes of all sessions.
     """
 
     connected: int = 0
@@ -274,7 +274,7 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Increase the limit of open files to fit `devices`. Raises UsageError if that fails."""
+    """Let this process open files for `devices` devices. Raises UsageError above the hard limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -292,13 +292,13 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session that calls the callbacks in `over` at its end. `bye` rules out a reconnect."""
+    """A session that runs the callbacks in `over` when the session ends."""
 
     over: ExitStack
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the seconds before a reconnect: None (never) after `bye`, else or if moved 0."""
+        """Return 0 to reconnect at once; None (never) after a `bye` that names no new server."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
@@ -308,17 +308,17 @@ class _Session(DeviceSession):
 
 
 class RealTimeFleet:
-    """Emulated devices that join a server and take as long as the modelled devices would.
+    """Emulated devices that join a server and work at the speed of the modelled devices.
 
     Args:
         target: join URL of the server.
         backend: executes the matrix multiplications of all devices; None to return zeros.
-        speed: emulated seconds per real second. Observers are called with emulated times.
+        speed: emulated seconds per real second. Observers receive emulated times.
         seed, start_hour: as for `emulator.virtual.emulated`.
         threads: number of threads that execute matrix multiplications.
 
     Attributes:
-        notes: for each reason, how often a device could not join or lost its connection.
+        notes: number of failed joins and lost connections for each reason.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class RealTimeFleet:
         """Run the devices until all have left.
 
         Raises:
-            CleaveError: when a device is refused or fails for good before any device has joined.
+            CleaveError: if a device is refused or fails permanently before any device has joined.
         """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
@@ -378,7 +378,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device. It reconnects until the server sends `bye` or refuses it permanently."""
+        """Run one device, which reconnects until it gets a `bye` or a permanent refusal."""
         stays = device.availability
 
         def say(notice: Notice) -> None:
@@ -406,7 +406,7 @@ class RealTimeFleet:
             self.notes[str(error)] += 1
 
     def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
-        """Return a function that reports if the device is present, and when that changes."""
+        """Return a function that reports whether the device is present now, and until when."""
         rng = random.Random(f"{self._seed} presence {number} {device.name}")
         presences = stays.presences(rng, self._start_hour)
         stay = next(presences)
@@ -429,7 +429,7 @@ class RealTimeFleet:
         server_selection: ServerSelection,
         ready: Callable[[int], None],
     ) -> DeviceSession:
-        """Open a session, once fewer than `_JOINING_AT_ONCE` devices are joining."""
+        """Wait while too many devices are joining or in a handshake, then open a session."""
         await self._joining.acquire()
         await self._asking.acquire()
         with ExitStack() as joining, ExitStack() as asking:

@@ -1,4 +1,4 @@
-"""Meters for the usage of a run's emulated devices and for the energy of this machine."""
+"""Meters that measure the usage of a run's emulated devices and the energy of this machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class _Sums:
 
 
 class FleetMeter:
-    """An observer that sums the presence, compute time and traffic of emulated devices.
+    """Observer that sums connected, compute and radio time and traffic of emulated devices.
 
     Args:
         profiles: maps a device name to the name of the device's profile.
-        here: maps the IDs of the devices that are connected at `now_s` to their names.
+        here: maps the ID of each device that is connected at `now_s` to the device's name.
         active_power_w: maps a device name to the device's active power in watts, if known.
     """
 
@@ -85,7 +85,7 @@ class FleetMeter:
         self._sums[alike].names.add(name)
 
     def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
-        """Return the usage so far, summed over devices with the same profile and active power."""
+        """Return the usage so far, as one total per combination of profile and active power."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
@@ -104,12 +104,12 @@ class FleetMeter:
         )
 
     def duration_s(self, now_s: float) -> float:
-        """Return the seconds between the creation of the meter and `now_s`."""
+        """Return the time in seconds from the creation of the meter to `now_s`."""
         return now_s - self._began_s
 
 
 class RunMeter:
-    """Measures this machine's energy, and the usage of the fleet if a `runtime` is given."""
+    """Measures this machine's energy and, with a `runtime`, the usage of its emulated fleet."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Read the machine's energy counters. No counter may overflow twice between two calls."""
+        """Read the energy counters. No counter may overflow more than once between two calls."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """Return the machine's energy and the fleet's usage since the creation of the meter."""
+        """Return the energy, the fleet's usage and the durations since the meter was created."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

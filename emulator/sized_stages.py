@@ -1,7 +1,7 @@
-"""Emulation of steps by stages from array sizes alone, for models beyond this machine's memory.
+"""Emulation of steps by stages from array sizes alone, for models too large for this machine.
 
-The devices compute no results. Every message is still sent over the emulated links, and a graph run
-takes the time of its FLOPs. Sizes and FLOPs come from `cleave.workload.stages`.
+The devices compute no results. Every message is still sent over the emulated links, and each graph
+run takes the time that its FLOPs require. Sizes and FLOPs come from `cleave.workload.stages`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SizedModel:
     Args:
         rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
-        gradients: dtype of gradients in messages; None for `dtype`.
+        gradients: dtype of gradients in messages; None to use `dtype`.
         adapters: adapters to train while the model's parameters are frozen; None to train the whole
             model.
         in_parts: whether a layer's attention and MLP may run on different devices.
@@ -102,7 +102,7 @@ class SizedModel:
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return the work of one step, in which inputs and trained parameters are new arrays."""
+        """Return the work of one step, with new arrays for the inputs and trained parameters."""
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -164,7 +164,7 @@ class SizedModel:
     def _parameters(
         self, number: int, parameters: Sequence[Parameter], first: int = 0
     ) -> dict[str, StageArray]:
-        """Return the arrays of parameters by name. `first` is the first row of an LM head slice."""
+        """Return the parameters' arrays by name. `first` is the first row of an LM head slice."""
         found = {}
         for one in parameters:
             made = self._frozen.get((number, one, first)) or self._parameter(one)
@@ -174,7 +174,7 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return the array of a parameter; if quantized, one array with its codes and scales."""
+        """Return a parameter's array. For a quantized parameter, it holds codes and scales."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
@@ -211,14 +211,14 @@ class SizedModel:
 
 
 def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of all parameters, and of the old and new sums of trained gradients."""
+    """Return the names of all parameters, of old gradient sums, and of new gradient sums."""
     trained = [one.name for one in parameters if one.trained]
     every = [names.parameter(one.name) for one in parameters]
     return every, list(map(names.total, trained)), list(map(names.new_total, trained))
 
 
 def _extras(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
-    """Return a layer's keyword arguments: the rotary position embeddings of Llama, else none."""
+    """Return a layer's keyword arguments: rotary position embeddings for Llama, else none."""
     if spec.family is not Family.LLAMA:
         return {}
     return {
@@ -245,8 +245,8 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 class EmulatedStep:
     """Result of an emulated step by stages. The step ends when the PS has received all gradients.
 
-    `kept_bytes` counts the data that the PS stores until the end: inputs, outputs and gradients of
-    stages, and accumulated weight gradients.
+    `kept_bytes` is the size of the data that the PS stores until the step ends: inputs, outputs and
+    gradients of stages, and accumulated weight gradients.
     """
 
     seconds: float
@@ -257,7 +257,7 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """Results of consecutive steps. `memory_bytes` maps a device number to its peak bytes."""
+    """Results of consecutive steps. `memory_bytes` maps device numbers to peak memory in bytes."""
 
     steps: tuple[EmulatedStep, ...]
     memory_bytes: Mapping[int, int]
@@ -271,8 +271,8 @@ def run_steps(
 ) -> EmulatedSteps:
     """Emulate steps by stages on a virtual fleet that computes no results.
 
-    If no device computes the loss, the PS computes it for one micro-batch at a time. `loss_s` has
-    the seconds for each micro-batch. Raises FleetError when a step cannot be completed.
+    If no device computes the loss, the PS computes it for one micro-batch at a time. The PS
+    needs `loss_s[i]` seconds for micro-batch i. Raises FleetError if a step cannot be completed.
     """
     meter = _Meter()
     runtime.observers.append(meter)
@@ -321,7 +321,7 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Observer that records each device's peak bytes and the bytes of the step's results."""
+    """Observer that records each device's peak memory and the size of a step's results."""
 
     most_bytes: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
@@ -361,7 +361,7 @@ OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates per second, 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Result of `emulate_stages`. `alone_s`: predicted seconds of a step without devices."""
+    """Result of `emulate_stages`. `alone_s`: predicted time (s) of a step without devices."""
 
     model: StageModel
     plan: StagePlan
@@ -371,7 +371,7 @@ class EmulatedStages:
 
     @property
     def step_s(self) -> float:
-        """Return the virtual seconds of the last step, including the optimizer step."""
+        """Return the virtual time of the last step in seconds, including the optimizer step."""
         return self.steps[-1].seconds + self.ps.optimizer_s
 
 
@@ -393,14 +393,14 @@ def emulate_stages(
 
     Args:
         rows: number of sequences in the batch.
-        members: devices of the fleet, with fp32 throughput, because graphs compute in fp32.
+        members: devices of the fleet, with their fp32 throughput, because graphs run in fp32.
         ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
-        card: rates of the PS's network card.
+        card: rates of the PS's network card and event loop.
         dtype: dtype of parameters, activations and gradients in messages.
         coding, seed: as for `emulator.virtual.emulated`.
 
     Raises:
-        PlanError: when the devices cannot run the model in stages, for example for lack of memory.
+        PlanError: if the devices cannot run the model in stages, such as for lack of memory.
     """
     runtime = VirtualRuntime(
         members, None, Arithmetic.NONE, card, verify=False, coding=coding, seed=seed

@@ -1,7 +1,7 @@
 """Emulation of training steps by tiles from array sizes alone, for models of any size.
 
-The GEMMs run in the same order as in training. All matrices are views of a single zero. A group of
-GEMMs that repeats on an idle fleet is emulated once. Later, its recorded timeline is replayed.
+The GEMMs run in the same order as in training. All matrices are views of a single zero element. A
+group of GEMMs that repeats on an idle fleet is emulated once, and its timeline is then replayed.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Timelines:
             self._recorded[key, epoch] = begin, _Moment.of(runtime)
 
     def _repeatable(self) -> bool:
-        """Return True if reuse is on, all devices are steady, and no observer is registered."""
+        """Return True if reuse is on, no device behaves randomly, and no observer is registered."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False
         return all(d.profile.steady for d in runtime.devices.values())
 
     def _fits(self, begin: _Moment, end: _Moment) -> bool:
-        """Return True if no event is due during the replay, and IDs keep their encoded sizes."""
+        """Return True if no event is due during the replay, and encoded IDs keep their sizes."""
         runtime, names = self._runtime, self._runtime.manager.scheduler.names
         if runtime.next_event_s <= runtime.now_s + end.now_s - begin.now_s:
             return False
@@ -147,7 +147,7 @@ def _width(number: int) -> int:
 class SizedStep:
     """Result of a step that took `fleet_s` virtual seconds and `wall_s` real seconds.
 
-    `events` counts the emulated events, and `reused_events` those of replayed timelines.
+    `events` counts the emulated events, and `reused_events` the events of replayed timelines.
     """
 
     fleet_s: float
@@ -158,9 +158,9 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return the seconds that the server spends on attention in a step by tiles.
+    """Return the time in seconds that the server spends on attention in a step by tiles.
 
-    As in `cleave plan`, this is the time of a step without devices, minus the time that the server
+    As in `cleave plan`, it is the time of a step without devices, minus the time that the server
     would need for the devices' GEMMs. `flops_per_s` is the throughput of the server.
     """
     model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
@@ -174,8 +174,8 @@ class SizedStepper:
     Args:
         fleet: a fleet from `emulated(..., compute=False)`.
         tokens: number of tokens in the batch (sequences times sequence length).
-        reuse: replay recorded timelines for groups of Linears with equal shapes. Ignored on fleets
-            of up to `RESIDENCY_DEVICES` devices, where devices reuse the arrays that they hold.
+        reuse: True to replay recorded timelines for groups of Linears with equal shapes. Ignored on
+            fleets of up to `RESIDENCY_DEVICES` devices, which reuse the arrays that they hold.
     """
 
     def __init__(
@@ -200,13 +200,13 @@ class SizedStepper:
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Emulate both passes. `progress` receives the numbers of finished and of all groups."""
+        """Emulate both passes. `progress` gets the number of finished groups and of all groups."""
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
 
     def layer(self, index: int) -> SizedStep:
-        """Emulate the forward and backward pass of decoder layer `index`."""
+        """Emulate the forward and backward passes of decoder layer `index`."""
         in_layers = [i for i, group in enumerate(self._groups) if group[0].name not in ONCE]
         per_layer = len(in_layers) // self._spec.layers
         begin = in_layers[0] + index * per_layer
@@ -268,7 +268,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return a matrix's operand; it is reused until its group or backward pass ends."""
+        """Return the operand of a matrix. It is shared until the matrix's group or pass ends."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

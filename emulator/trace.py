@@ -1,4 +1,4 @@
-"""Writers of a fleet's activity, as a trace for a viewer or as an event log.
+"""Observers that record a fleet's activity as a trace for a viewer or as an event log.
 
 A viewer (ui.perfetto.dev or chrome://tracing) shows three rows per device: receive, compute, send.
 """
@@ -27,7 +27,7 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects up to `limit` activities for a JSON trace (Trace Event Format); counts the rest."""
+    """Collects the first `limit` activities for a Trace Event Format file; counts the rest."""
 
     def __init__(self, limit: int = 2_000_000) -> None:
         self.left_out = 0
@@ -100,7 +100,7 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes a JSON line per activity. In virtual time, runs with equal seeds have equal logs."""
+    """Writes a JSON line per activity. In virtual time, equal seeds produce equal logs."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write

@@ -1,9 +1,9 @@
 """Emulation in virtual time: one event heap drives the real scheduler and real device cores.
 
 Only links, processors and the presence of devices are modelled. The clock advances only while the
-caller waits or reports local work. Threads may share a fleet, but only one at a time advances the
-clock. Payloads are not compressed: their sizes are multiplied by typical compression ratios
-(`cleave.planner.coding`).
+caller waits or reports local work. Threads may share a fleet, but only one thread at a time
+advances the clock. Payloads are not really compressed. Instead, their sizes are multiplied by
+typical compression ratios (`cleave.planner.coding`).
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Arithmetic(Enum):
     """Ways to compute the matrix multiplications of emulated devices."""
 
     WHOLE_TILES = "whole-tiles"
-    """One multiplication for each tile, once a GEMM is complete (`emulator.deferred`)."""
+    """Multiply once per tile, after all blocks of a GEMM have arrived (`emulator.deferred`)."""
 
-    BLOCKS = "blocks"  # one multiplication for each block, when the device finishes the block
-    NONE = "none"  # results have only a size, so models may exceed this machine's memory
+    BLOCKS = "blocks"  # multiply once per block, when the device finishes the block
+    NONE = "none"  # record only sizes of results, so models may exceed this machine's memory
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -83,7 +83,7 @@ _Result = TypeVar("_Result")
 def _alone(
     method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
 ) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
-    """Make a method hold the runtime's lock, because the method may advance the virtual clock."""
+    """Wrap a method so that it holds the runtime's lock, because it may advance the clock."""
 
     @wraps(method)
     def alone(
@@ -107,16 +107,16 @@ class _VirtualDevice:
 
 
 class VirtualRuntime(Runtime):
-    """A runtime with virtual time and modelled links. `emulated` returns a fleet that uses it.
+    """A runtime in virtual time, with modelled links. `emulated` returns a fleet on this runtime.
 
     Args:
         profiles: the devices to emulate.
         backend: executes the matrix multiplications of all devices; None to compute nothing.
         ps, seed, start_hour, verify, coding: as for `emulated`.
-        observe: True to plan with observed rates; False for reproducible plans with stated rates.
+        observe: True to plan with observed rates; False to plan reproducibly with stated rates.
 
     Attributes:
-        observers: functions that are called with every activity of every device.
+        observers: functions that the runtime calls with every activity of every device.
     """
 
     clock = "virtual"
@@ -188,7 +188,7 @@ class VirtualRuntime(Runtime):
     # --- the population ---
 
     def _joining(self, device: _VirtualDevice) -> bool:
-        """Return True if the PS has neither welcomed nor refused a device that is still present."""
+        """Return True while a connected device waits for the PS to welcome or refuse it."""
         session = self.manager.sessions.get(device.id)
         waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
@@ -196,7 +196,7 @@ class VirtualRuntime(Runtime):
     def _expect(
         self, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
-        """Schedule the next period in which the device is present, if any."""
+        """Let the device join in its next presence period, at once if the period has begun."""
         presence = next(presences, None)
         if presence is None:
             return
@@ -223,7 +223,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def join(self, profile: FleetDevice) -> int:
-        """Connect a new device, which sends its `hello`; return the device's ID."""
+        """Connect a new device, send its `hello` to the PS, and return its ID."""
         number = next(self._ids)
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
@@ -238,7 +238,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def lose(self, device: int, *, in_s: float = 0.0) -> None:
-        """Disconnect a device without notice, `in_s` virtual seconds from now."""
+        """Disconnect a device without notice after `in_s` virtual seconds."""
         self._at(self.now_s + in_s, self._vanish, device)
 
     def _vanish(self, device_id: int) -> None:
@@ -280,9 +280,9 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Process events until a GEMM is done or the timeout expires; return whether it is done.
+        """Process events until a GEMM is done or the timeout expires; return True if it is done.
 
-        Raises FleetError when the GEMM cannot finish. The timeout is in virtual seconds.
+        Raises FleetError if the GEMM cannot finish. The timeout is in virtual seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -306,9 +306,9 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Process events until a condition is true; return False after a timeout or the last event.
+        """Process events until a condition is true; return False if time or events run out first.
 
-        The condition is checked after every event. The timeout is in virtual seconds.
+        The condition is checked first and after every event. The timeout is in virtual seconds.
         """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
@@ -319,7 +319,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """Cancel a GEMM, and withdraw its outstanding tasks from the devices."""
+        """Cancel a GEMM, and withdraw the GEMM's outstanding tasks from the devices."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
@@ -332,20 +332,20 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Pass an array that the caller computed to the current step; see `StageStep.give`."""
+        """Give the current step an array that the caller computed; see `StageStep.give`."""
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
     def resolve(self, right: bool, reason: str) -> None:
-        """Accept (`right` is True) or reject the device's result in the last `Suspect` outcome."""
+        """Accept (`right` is True) or reject the values of the first unresolved `Suspect`."""
         self.execute(self.manager.resolve(right, reason, self.now_s))
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Process events until the step has an outcome; return None if the timeout expires first.
+        """Process events until the step has an outcome, then return it; None after a timeout.
 
-        Raises FleetError when no device is left and none will join. The timeout is in virtual
-        seconds.
+        Raises FleetError if no events remain, because no device is left and none will join. The
+        timeout is in virtual seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -367,22 +367,22 @@ class VirtualRuntime(Runtime):
         self._outcomes.append(outcome)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """End the session of a device that returned a wrong result, with a `quarantined` error."""
+        """Send a `quarantined` error to a device that returned a wrong result; end its session."""
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now_s))
 
     @_alone
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any; devices retain arrays for the next step."""
+        """End any current step by stages; devices retain their arrays for the next step."""
         self.execute(self.manager.withdraw_step(self.now_s))
 
     @_alone
     def end_steps(self) -> None:
-        """End the current step by stages, if any; devices drop all arrays of steps by stages."""
+        """End any current step by stages; devices drop all arrays of steps by stages."""
         self.execute(self.manager.end_steps(self.now_s))
 
     @_alone
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance the clock by the time that the caller needs for `flops` FLOPs of local work."""
+        """Advance the clock by the time that the caller is assumed to need for `flops` FLOPs."""
         self._advance(self.now_s + flops / ASSUMED_FLOPS_PER_S)
 
     def release(self, operand: int) -> None:
@@ -390,7 +390,7 @@ class VirtualRuntime(Runtime):
         self._released.append(operand)
 
     def unbind(self, operand: int) -> None:
-        """Free the PS's memory of an operand; copies on devices remain."""
+        """Free the memory that an operand occupies on the PS; copies on devices remain."""
         self.manager.unbind(operand)
 
     def add(self, counters: FleetCounters) -> None:
@@ -432,14 +432,14 @@ class VirtualRuntime(Runtime):
         return self.manager.scheduler.blank
 
     def _advance(self, until_s: float) -> None:
-        """Process all events up to `until_s`, and set the clock to `until_s`."""
+        """Process all events up to `until_s`, and advance the clock to `until_s`."""
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
 
     @property
     def next_event_s(self) -> float:
-        """Return the virtual time of the next event; infinite without events."""
+        """Return the virtual time of the next event in seconds, or infinity if no event is left."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def _forget_released(self) -> None:
@@ -463,7 +463,7 @@ class VirtualRuntime(Runtime):
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """Finish the output of a GEMM unless it failed with `error`, and mark the GEMM as done."""
+        """Mark a GEMM as done. First finish its output, unless `error` states why it failed."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -516,7 +516,7 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule a message's arrival. `times_s`: times of first byte, last byte and arrival."""
+        """Schedule a message's arrival. `times_s`: first byte sent, last byte sent, arrival."""
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
         heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
@@ -601,7 +601,7 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 
 
 def coding_saves(message: messages.Put | messages.Result) -> int:
-    """Return the bytes that compression of a message saves, estimated from the payload's dtype."""
+    """Estimate from dtype and size how many bytes the compression of a message saves."""
     nbytes = payload_bytes(message.payload)
     if nbytes < CODED_LEAST_BYTES:
         return 0
@@ -609,7 +609,7 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return a device's `hello`. It states the link's rates, so the PS does not measure them."""
+    """Return a device's `hello`. It states the link rates, so the PS does not measure them."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -639,20 +639,20 @@ def emulated(
     verify: Verification | str | bool = True,
     coding: CodingPolicy | str = CodingPolicy.AUTO,
 ) -> Fleet:
-    """Return a fleet of emulated devices in this process, in virtual time.
+    """Return a fleet of devices that this process emulates in virtual time.
 
     Args:
         devices: number of devices of the built-in `paper-N` fleet, or a list of devices.
         backend: backend for matrix multiplications; None for torch if it is installed, else NumPy.
-        whole_tiles: True for one multiplication per tile once a GEMM is complete; False for one
-            multiplication per block, as on a real device.
-        compute: False to emulate only the sizes of results, without computing them.
+        whole_tiles: True to multiply once per tile, after a GEMM is complete; False to multiply
+            once per block, as a real device does.
+        compute: False to emulate only the sizes of results; no results are computed.
         ps: rates of the server's network card and event loop; None for an unlimited card and
             processing that takes no time.
-        seed: seed of jitter, drift and the presence of devices.
-        start_hour: hour of the day at virtual time 0, for devices with daily hours.
+        seed: random seed for jitter, drift and the devices' presence.
+        start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
         verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because
-            results never leave the process. `all` requires `whole_tiles=False`.
+            results never leave the process. `all` and `sample` require `whole_tiles=False`.
         coding: links on which payloads count as compressed, as for `cleave serve --coding`.
 
     Example:

@@ -2,8 +2,8 @@
 
 A stage of l layers on n devices uses the fastest sharding of a micro-batch of b samples: tensor
 parallelism in groups of tp devices, and data parallelism over dp = n / tp groups. Tensor
-parallelism is as in Megatron: each layer has two all-reduces of activations in the forward pass and
-two in the backward pass. The time of a stage is
+parallelism works as in Megatron: each layer all-reduces activations twice in the forward pass and
+twice in the backward pass. The time of a stage is
 
     t = max(compute + tensor, boundary) + gradients / m
     compute   3 l forward ceil(b / dp) / (tp F)
@@ -13,13 +13,13 @@ two in the backward pass. The time of a stage is
 
 for `forward` FLOPs and p parameters per layer, devices of F FLOP/s, S tokens per sample, width d
 and e bytes per element. Alpa's dynamic program (`best_partition`) minimizes the time of a step
-T = sum t_i + (m - 1) max t_i. The tried numbers m of micro-batches are the batch size divided by 1,
-2, 4 ..., rounded up. The mesh is homogeneous: every device computes and sends at the fleet's mean
-rates, but has its real memory. If the fastest plan does not fit in memory, plans with tp of at
-least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a
-device holds 4 / tp + 12 / n bytes per parameter. A mesh is divided into at most 32 equally large
-units of devices. Alpa's program ignores resharding between stages. Here, `boundary` includes it.
-Alpa has no recovery, so after the loss of a device a step restarts from a checkpoint.
+T = sum t_i + (m - 1) max t_i. The values tried for m, the number of micro-batches, are the batch
+size divided by 1, 2, 4 ..., rounded up. The mesh is homogeneous: every device computes and sends at
+the fleet's mean rates, but keeps its real memory. If the fastest plan does not fit in memory, plans
+with tp of at least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO
+rewriting), so a device holds 4 / tp + 12 / n bytes per parameter. The mesh is divided into at most
+32 units, each with the same number of devices. Alpa's program ignores resharding between stages.
+Here, `boundary` includes it. Alpa has no recovery: a step restarts from a checkpoint after a loss.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """The sharding of a stage over a given number of devices, and its cost.
+    """The sharding of a stage over several devices, and the cost of the sharding.
 
     Attributes:
         tensor, data: devices per tensor-parallel group, and number of data-parallel groups.
         samples: samples of a micro-batch in each data-parallel group.
-        layer_s: seconds of compute and tensor all-reduces, per layer and micro-batch.
-        boundary_s: seconds of the exchange with a neighbouring stage, per micro-batch.
-        gradient_s: seconds of the gradient all-reduce, per layer and step.
-        sent_bytes: bytes that a device sends within its stage, per layer and step.
+        layer_s: time of compute and tensor all-reduces in seconds, per layer and micro-batch.
+        boundary_s: time of the exchange with a neighbouring stage in seconds, per micro-batch.
+        gradient_s: time of the gradient all-reduce in seconds, per layer and step.
+        sent_bytes: number of bytes that a device sends within its stage, per layer and step.
     """
 
     tensor: int
@@ -91,7 +91,7 @@ class Alpa:
 def _planned(
     conditions: Conditions, job: PipelineJob, micro_batches: int, least_tensor: int
 ) -> Outcome:
-    """Return the fastest plan with at least `least_tensor`-way tensor parallelism."""
+    """Return the fastest plan in which tensor parallelism is at least `least_tensor`-way."""
     rates = conditions.rates
     link = float(np.minimum(rates.uplink, rates.downlink).mean())
     flops_per_s, latency_s = float(rates.flops.mean()), float(rates.latency_s.mean())

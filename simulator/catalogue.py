@@ -22,8 +22,8 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
     """Return all training methods by name.
 
     Args:
-        utilisation: share of its peak FLOP/s that a cloud GPU reaches in training.
-        thorough: True to run all trials of DT-FM's searches, regardless of time.
+        utilisation: share of a cloud GPU's peak FLOP/s that training reaches.
+        thorough: True to run all trials of DT-FM's searches, however long they take.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {
@@ -41,10 +41,10 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods in a comma-separated list, where `cloud` means all cloud methods.
+    """Return the methods in a comma-separated list, in which `cloud` names all cloud methods.
 
     Raises:
-        UsageError: when a name is not in `known`.
+        UsageError: if a name is not in `known`.
     """
     found: dict[str, Method] = {}
     for name in (part.strip() for part in names.split(",")):

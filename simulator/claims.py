@@ -29,12 +29,12 @@ class Evidence:
     """Simulated results with which the claims are tested.
 
     Attributes:
-        model: name of the main model, which was simulated with all device counts.
+        model: name of the main model, which is simulated with all device counts.
         rows: maps a model name to its results with an unlimited PS network card.
         small: results of Cleave's methods for the main model on devices with 512 MB.
         carded: maps a limited PS network card to the results of Cleave's methods for the main
             model.
-        roomy: results of all methods for the main model on devices with 32 GB.
+        roomy: results of all non-cloud methods for the main model on devices with 32 GB.
         layers: maps a model name to its number of layers.
     """
 
@@ -46,13 +46,13 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield each device count, and the outcomes by method name, for an unlimited PS card."""
+        """Yield each device count with its outcomes by method name, for an unlimited PS card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
-        """Yield each PS network card and device count, and the outcomes by method name.
+        """Yield each PS network card and device count with the outcomes by method name.
 
-        For limited cards, the outcomes include only Cleave's methods.
+        For limited cards, only Cleave's methods have outcomes.
         """
         for count, found in _by_count(self.rows[model]):
             yield UNLIMITED, count, found
@@ -67,7 +67,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equal device counts."""
+    """Test the claim that Cleave is 4-10x faster per batch than DT-FM with as many devices."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -203,7 +203,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
 
 
 def recovers_faster(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave recovers at least 100x faster from the loss of a device."""
+    """Test the claim that Cleave recovers from the loss of a device at least 100x faster."""
     rows, trials = [], []
     for model in evidence.rows:
         for count, found in evidence.by_count(model):
@@ -343,7 +343,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
     """Return the outcome of the largest useful fleet; None if no fleet has a plan.
 
-    A fleet is useful if its step is at least 10 % faster than that of the next smaller fleet.
+    A fleet is useful if it is at least 10 % faster per step than the next smaller fleet.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):
@@ -361,12 +361,12 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Format a ratio as text, such as "4.2x"; "-" for 0, which means no plan."""
+    """Format a ratio, such as "4.2x"; "-" for 0, which means no plan."""
     return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:
-    """Return "yes" or "no" and, if known, the memory that a device needs and offers, as text."""
+    """Format whether a method fits and, if known, how much memory a device needs and offers."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed_gb, offered_gb = outcome.memory_needed_bytes / 1e9, outcome.memory_offered_bytes / 1e9

@@ -2,7 +2,7 @@
 
 For G GPUs and P parameters of e bytes each (2 in bf16 and fp16, 4 in fp32):
 
-compute   train_flops / (G x utilisation x peak), or 4/3 of this time if activations are recomputed.
+compute   train_flops / (G x utilisation x peak), times 4/3 if activations are recomputed.
           In bf16 and fp16, the peak is the dense bf16 peak. In fp32, it is the TF32 peak, which is
           half as high.
 between   Parameters are fully sharded. Each step gathers the weights twice and reduce-scatters the
@@ -31,7 +31,7 @@ _WORKING_LAYERS: Final = 2  # number of layers on the GPU at a time if weights a
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A data-centre GPU and its datasheet figures.
+    """A GPU. Its figures are from the datasheet unless stated otherwise.
 
     Attributes:
         flops_per_s: peak FLOP/s in bf16 without sparsity.
@@ -52,7 +52,7 @@ H100: Final = Gpu("h100", 989e12, 80e9, 450e9, 50e9)  # SXM 80 GB, PCIe 5.0 x16
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """Training method that uses one machine with data-centre GPUs.
+    """Training on a single machine with data-centre GPUs.
 
     Attributes:
         utilisation: share of the GPUs' peak FLOP/s that training reaches.
@@ -71,7 +71,7 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return the outcome without offloading and, if that does not fit, one with offloading."""
+        """Return the outcome without offloading and, if it does not fit, one with offloading."""
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 

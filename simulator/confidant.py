@@ -8,7 +8,7 @@ device of F FLOP/s takes the time t:
 for `forward` FLOPs per layer, S tokens per sample, width d and e bytes per element. Micro-batches
 have one sample each, so m is the batch size. The 1F1B schedule keeps min(P - p, m) micro-batches in
 flight on stage p of P. The devices with the fastest links are used, at most one per layer. A device
-gets only as many layers as fit in its memory with gradients and optimizer state. If no plan
+gets at most as many layers as fit in its memory with gradients and optimizer state. If no plan
 remains, memory limits are ignored. After the loss of a device, a step restarts from a checkpoint.
 """
 

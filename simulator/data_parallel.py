@@ -1,12 +1,12 @@
-"""`data-parallel`: the whole model on every device, with gradients summed by a ring all-reduce.
+"""`data-parallel`: the whole model on every device. A ring all-reduce sums the gradients.
 
-    compute     Each device gets a whole number of samples, according to its throughput. The device
+    compute     Each device gets a whole number of samples, based on its throughput. The device
                 that finishes last determines the compute time.
     all-reduce  2 (n - 1) steps that each send P e / n bytes at the lowest uplink or downlink rate
                 in the ring (Patarasu and Yuan 2009), for n devices and P parameters of e bytes.
 
-A ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum size are
-tried, once with the fastest links of all devices, and once with the fastest links of the devices
+A ring has at most one device per sample. The sizes tried are 2, 4, 8 ... and the maximum. Each ring
+consists of the devices with the fastest links, chosen once from all devices and once from those
 that can hold the model. After the loss of a device, the others divide and recompute its samples.
 """
 

@@ -4,16 +4,16 @@ The layers are divided as evenly as possible into P stages, and each stage has R
 scheduler (`dtfm_search`) models only communication: DP is the time of the gradient all-reduce, and
 PP the time between stages. This module adds compute, which a stage's slowest device determines, and
 memory: 16 bytes per parameter, and the activations that 1F1B stores. A micro-batch is one sample,
-so each replica runs m micro-batches, the batch size divided by R. The method has three variants:
+so the number m of micro-batches per replica is the batch size divided by R. The three variants are:
 
-    (formula)    DP + PP as published, where PP sends the activations of all m samples at once, and
+    (formula)    DP + PP as published, where PP sends the activations of all m samples at once, plus
                  compute in a perfectly filled pipeline of (m + P - 1) slots
     (pipelined)  one sample through all stages, forward and backward, then (m - 1) slots, then DP. A
                  slot is the longer of the slowest stage's compute and the slowest link's transfers
     (serial)     m samples in sequence through all stages, forward and backward, then DP
 
-Each variant uses its fastest grid P x R, preferably one that fits in memory. A grid that needs
-fewer devices leaves out those with the slowest links. `dtfm-all` tries only grids with at least
+Each variant uses its fastest grid P x R, preferably one that fits in memory. A grid that needs only
+some of the devices uses those with the fastest links. `dtfm-all` tries only grids with at least
 90 % of the largest grid's devices, as published. After the loss of a device, a step restarts from a
 checkpoint.
 """
@@ -46,7 +46,7 @@ _POINT_S: Final = 20.0  # approximate time limit of all searches in one call of 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A grid of stages and replicas, its assigned devices, and their memory requirement."""
+    """A grid of stages and replicas, the devices assigned to it, and the memory that they need."""
 
     job: PipelineJob
     problem: Problem
@@ -63,7 +63,7 @@ class _Placed:
         return slowest
 
     def compute_s(self) -> Floats:
-        """Return the seconds per sample, for both passes, of the slowest device of each stage."""
+        """Return the time (s) that each stage's slowest device computes per sample, both passes."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / self.slowest_flops()
@@ -105,7 +105,7 @@ class _Placed:
         )
 
     def _hops_s(self) -> float:
-        """Return the seconds to send one sample through all stages, forward and backward."""
+        """Return the time in seconds to send one sample through all stages and back."""
         groups = self.schedule.groups
         one = replace(self.problem, c_pp_bytes=self.job.layer.boundary_bytes)
         pairs = (
@@ -127,9 +127,9 @@ class Dtfm:
 
     Attributes:
         every_device: True to use nearly all devices, as far as layers and samples allow. False to
-            use the number of devices with the shortest step.
-        thorough: True to run all trials of every search. False to run as many trials as fit into
-            an estimated 20 s.
+            use as many devices as give the shortest step.
+        thorough: True to run all trials of every search. False to run as many trials as fit in an
+            estimated 20 s.
     """
 
     name: str = "dtfm"

@@ -13,11 +13,11 @@ between groups. alpha is the latency between two devices in seconds, and beta th
 
 As in the paper, an evolutionary search maintains a population of partitions into groups, and
 creates a child by swapping two devices between groups. A matching pairs the fastest device of one
-group with the slowest of the other, and so on. The matching is optimal if the fleet's slowest
-downlink is at least as fast as its fastest uplink. In other fleets, it may not be optimal.
+group with the slowest device of the other group, and so on. The matching is optimal if the fleet's
+slowest downlink is at least as fast as its fastest uplink; otherwise, it may not be optimal.
 
 For up to 16 stages, Held and Karp's dynamic program finds the optimal order of the groups. For more
-stages, the 2-opt heuristic finds an order, and the minimum spanning tree is a lower bound. The
+stages, the 2-opt heuristic finds an order, and the minimum spanning tree gives a lower bound. The
 number of trials depends on estimated, not measured, time, so two runs find the same schedule.
 """
 
@@ -43,9 +43,9 @@ class DtfmSchedule:
     """Device groups in pipeline order, and the communication time of a step.
 
     Attributes:
-        groups: indices of the devices, (stages, replicas).
-        dp_s: seconds of the gradient all-reduce (DP).
-        pp_s: seconds of communication between stages (PP).
+        groups: device indices, shape (stages, replicas).
+        dp_s: time of the gradient all-reduce (DP) in seconds.
+        pp_s: time of the communication between stages (PP) in seconds.
         path_bound_s: lower bound on `pp_s` for any order of the groups; `pp_s` if not computed.
         trials: number of children that the search created.
     """
@@ -67,8 +67,8 @@ class Problem:
 
     Attributes:
         rates: rates of `stages` times `replicas` devices.
-        c_dp_bytes: gradient bytes of one stage.
-        c_pp_bytes: bytes of activations that a replica sends from one stage to the next per step.
+        c_dp_bytes: size of one stage's gradients.
+        c_pp_bytes: size of the activations that a replica sends to the next stage per step.
     """
 
     rates: RateArrays
@@ -78,7 +78,7 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """Return an estimate of how many trials fit into `seconds`, at most `TRIALS`.
+        """Estimate how many trials a search can run in `seconds`; return at most `TRIALS`.
 
         With P stages of R devices, a trial takes 1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2
         (gradients).
@@ -98,20 +98,20 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return the cost w in seconds of all pairs of groups, shape (len(some), len(others))."""
+        """Return the cost w of all pairs of groups in seconds, shape (len(some), len(others))."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
-        """Return the groups with the devices of each group sorted by ascending uplink rate."""
+        """Return `groups` with each group's devices sorted by ascending uplink rate."""
         return np.take_along_axis(groups, self.rates.uplink[groups].argsort(axis=1), axis=1)
 
     def fastest_first(self, groups: Indices) -> Indices:
-        """Return the groups with the devices of each group sorted by descending uplink rate."""
+        """Return `groups` with each group's devices sorted by descending uplink rate."""
         order = (-self.rates.uplink[groups]).argsort(axis=1)
         return np.take_along_axis(groups, order, axis=1)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
-        """Return the costs of `hops_s` for groups that are already sorted by uplink rate."""
+        """Return the same costs as `hops_s`, from groups that are already sorted by uplink rate."""
         a, b = slowest_first[:, None, :], fastest_first[None, :, :]
         worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
@@ -125,7 +125,7 @@ class Problem:
         return mean
 
     def _there_and_back_s(self, a: Indices, b: Indices, nbytes: float, parts: int = 1) -> Floats:
-        """Return the seconds to send `nbytes / parts` bytes from `a` to `b` and back."""
+        """Return the time in seconds to send `nbytes / parts` bytes from `a` to `b` and back."""
         latency = self.rates.latency_s
         beta = self.beta(a, b)  # reused in place below, because the arrays may be large
         beta *= parts
@@ -141,10 +141,10 @@ class _Individual:
     """A member of the search's population: a partition of the devices into groups, and its cost.
 
     Attributes:
-        groups: device indices of each group, (stages, replicas).
+        groups: device indices of each group, shape (stages, replicas).
         slowest_first, fastest_first: `groups` with each group's devices sorted by uplink rate.
-        dp_s: gradient all-reduce time DP(C) of each group in seconds, (stages,).
-        hops_s: cost w in seconds between all pairs of groups, (stages, stages).
+        dp_s: gradient all-reduce time DP(C) of each group in seconds, shape (stages,).
+        hops_s: cost w in seconds between all pairs of groups, shape (stages, stages).
         path: indices of the groups in pipeline order.
     """
 
@@ -207,7 +207,7 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Return a copy of `parent` in which two devices of random groups are swapped."""
+    """Return a copy of `parent` in which two random groups have swapped a device."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
@@ -247,7 +247,7 @@ class TwoOpt:
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return `path` after up to 4 shortening reversals per group, the best one first.
+        """Return `path` after up to `4 * size` reversals, each chosen to shorten the path most.
 
         `hops` is the cost in seconds between all pairs of groups, shape (size, size).
         """
@@ -301,7 +301,7 @@ def _shortest_path(hops: Floats) -> Indices:
 
 
 def _spanning_tree(hops: Floats) -> float:
-    """Return the length of the minimum spanning tree, a lower bound for the length of any path."""
+    """Return the length of the minimum spanning tree, a lower bound on the length of any path."""
     size, total = len(hops), 0.0
     nearest, out = hops[0].copy(), np.ones(size, np.bool_)
     out[0] = False

@@ -1,7 +1,7 @@
 """Interface of the simulated training methods, which compute an `Outcome` from `Conditions`.
 
-If a method does not fit in the devices' memory, `Outcome.step_s` is the duration of a step with
-enough memory, and `Outcome.misfit` describes the shortage.
+If a method does not fit in the devices' memory, `Outcome.step_s` is the time that a step would take
+with enough memory, and `Outcome.misfit` describes the shortage.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class Conditions:
         batch, seq: sequences (samples) per step, and tokens per sequence.
         devices: rates of the fleet's devices; cloud methods ignore them. On compressed links, the
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
-        element: bytes per element sent to devices and returned by devices.
+        element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
         seed: random seed of all searches.
-        fp32_devices: the same devices with fp32 throughput, for the layers of `cleave-stages`. Link
-            rates count bytes on the wire, and flags mark compressed directions. Empty means
-            `devices`.
+        fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
+            count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
     """
 
@@ -78,9 +77,9 @@ class TileLosses:
         T = sum over phases of  t + (1 - exp(-n lambda t)) (detection + tile again)
 
     Attributes:
-        times: (seconds, runs per step) of each phase; a phase is a GEMM or an attention pass.
+        times: (duration in seconds, runs per step) of each phase: a GEMM or an attention pass.
         devices: number n of devices.
-        again_s: seconds to recompute a lost tile.
+        again_s: time in seconds to recompute a lost tile.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -88,7 +87,7 @@ class TileLosses:
     again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the average seconds of a step; see the function `with_losses_s` for arguments."""
+        """Return the average time of a step in seconds. Arguments: as for `with_losses_s` below."""
         rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
         return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
@@ -102,7 +101,7 @@ class Outcome:
         setting: description of the parallelism that the method's search chose.
         devices_used: number of fleet devices or cloud GPUs that the method uses.
         parts: consecutive parts of the step's duration; empty if the method has no plan.
-        download_bytes, upload_bytes: bytes per device and step, as a mean over the used devices.
+        download_bytes, upload_bytes: traffic of a device in a step, averaged over the used devices.
         memory_offered_bytes, memory_needed_bytes: memory of the device with the highest ratio of
             needed to offered memory.
         misfit: why the memory is not enough, or why no plan exists; empty if the method fits.
@@ -110,7 +109,7 @@ class Outcome:
             part of the step; 0 for methods without a PS.
         recovery: parts of the time that the loss of one device adds to a step, after detection;
             empty if not modelled.
-        under_losses: model of a step with losses; None means the formula of `with_losses_s`.
+        under_losses: model of a step with losses; None to use the formula of `with_losses_s`.
         flops: FLOPs of all used devices in a step, including recomputation; 0 if not counted.
     """
 
@@ -131,12 +130,12 @@ class Outcome:
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the seconds that a loss adds to a step after detection; None if not modelled."""
+        """Return the time (s) that a loss adds to a step after detection; None if not modelled."""
         return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step with enough memory; infinite if the method has no plan."""
+        """Return the time (s) of a step with enough memory; infinite if the method has no plan."""
         return math.fsum(part.seconds for part in self.parts) if self.parts else math.inf
 
     @property
@@ -151,7 +150,7 @@ class Method(Protocol):
     def name(self) -> str: ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step, and return one outcome per variant, with the main variant first."""
+        """Simulate one step, and return one outcome per variant. The main variant is first."""
         ...
 
 
@@ -161,14 +160,14 @@ def best(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method that has no plan, for the given reason."""
+    """Return the outcome of a method that has no plan. `reason` states why."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
-    """Return the average seconds of a step if devices are lost at random.
+    """Return the average time of a step in seconds if devices are lost at random.
 
-    If each of n devices is lost at a constant rate lambda, also during recoveries, the duration is
+    If each of n devices is lost at a constant rate lambda, also during recoveries, this time is
 
         T = step / (1 - n lambda (detection + recovery))
 
@@ -178,10 +177,10 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
     Args:
         outcome: simulated step without losses.
         losses_per_s: losses of one device per second (lambda).
-        detection_s: seconds from the loss of a device until the PS detects it.
+        detection_s: time in seconds from the loss of a device until the PS detects the loss.
 
     Returns:
-        Average seconds; infinite if the step never ends, None if the method has no recovery model.
+        Average time; infinite if the step never ends, None if the method has no recovery model.
     """
     if outcome.recovery_s is None:
         return None

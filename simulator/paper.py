@@ -1,6 +1,6 @@
 """The report that tests the claims of the Cleave paper (arXiv 2512.22142) by simulation.
 
-The report has results for several values of each condition that the paper does not state.
+The report lists results for several values of each condition that the paper does not state.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def report(
     figures: Sequence[tuple[str, str, str]],
     coded: Sequence[Claim] = (),
 ) -> str:
-    """Return the Markdown text of the whole report.
+    """Return the whole report as Markdown.
 
     Args:
-        conditions: description of the conditions of the simulation.
+        conditions: paragraph that describes the simulated conditions.
         claims: tested claims with uncompressed payloads.
         figures: caption, file name and explanation of each figure.
         coded: the same claims, tested with compressed payloads; empty if not simulated.
@@ -100,7 +100,7 @@ def report(
 
 
 def summary(claim: Claim) -> str:
-    """Return a claim's title and its verdict for each of Cleave's methods, for the terminal."""
+    """Format a claim's title and its verdict for each of Cleave's methods, for the terminal."""
     width = max(map(len, OURS))
     lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
     return "\n".join((claim.title, *lines))
@@ -138,10 +138,10 @@ def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:
-    """Return a sentence on the step time of `cleave` on the fewest and on the most devices.
+    """Return a sentence on the step time of `cleave` with the fewest and with the most devices.
 
-    The sentence also names the fastest other method that fits in memory on the most devices. It is
-    empty if `cleave` never fits.
+    The sentence also names the fastest other method that fits with the most devices. If `cleave`
+    never fits, the sentence is empty.
     """
     points = [r for r in rows if r.outcome.method == "cleave" and r.devices and r.outcome.fits]
     if not points:
@@ -160,7 +160,7 @@ def sweep_reading(rows: Sequence[Row]) -> str:
 
 
 def marked_quick(text: str) -> str:
-    """Mark a report, in its title and first paragraph, as a quick trial with toy models."""
+    """Mark a report as a quick trial with toy models, in the report's title and first lines."""
     title, rest = text.split("\n", 1)
     return (
         f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "
@@ -180,11 +180,11 @@ class Scope:
     """The models, device counts and batch of a report.
 
     Attributes:
-        model: name of the main model. `counts` has its device counts.
-        others: names of the other models. `few` has their device counts.
-        small_memory: device counts with 512 MB per device, for Cleave's methods.
-        carded: device counts with the limited PS cards in `CARDS_GBPS`, for Cleave's methods.
-        roomy: device count with 32 GB per device.
+        model: name of the main model, which is simulated with each number of devices in `counts`.
+        others: names of the other models, which are simulated with the numbers in `few`.
+        small_memory: device counts at which Cleave's methods run with 512 MB per device.
+        carded: device counts at which Cleave's methods run with the PS cards in `CARDS_GBPS`.
+        roomy: device count for the simulations with 32 GB per device.
         batch, seq: sequences per step, and tokens per sequence.
     """
 
@@ -213,7 +213,7 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """The simulations for a report, grouped like the results in `Evidence`."""
+    """The simulations for a report, in the same groups as the results in `Evidence`."""
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -233,12 +233,12 @@ def paper_cells(
     thorough: bool = False,
     coding: CodingPolicy = CodingPolicy.OFF,
 ) -> PaperCells:
-    """Return the simulations for a report, as cells.
+    """Return the cells to simulate for a report.
 
     Args:
         seed: random seed of all searches.
-        thorough: True to run all trials of every search, regardless of time.
-        coding: links on which payloads are compressed, for Cleave and the baselines alike.
+        thorough: True to run all trials of every search, however long they take.
+        coding: links on which payloads are compressed, both for Cleave and for the baselines.
     """
     every = list(methods(thorough=thorough).values())
     on_devices = [method for method in every if not isinstance(method, Cloud)]
@@ -319,11 +319,11 @@ def write(
     Args:
         folder: existing folder for the report.
         evidence: simulated results with uncompressed payloads.
-        save_sweep, save_recovery: functions that draw results into a file.
+        save_sweep, save_recovery: functions that plot results to a file.
         coded: simulated results with compressed payloads; None to report none.
 
     Raises:
-        OSError: when a file cannot be written.
+        OSError: if a file cannot be written.
     """
     claims = claims_on(scope, evidence)
     rows = evidence.rows[scope.model]

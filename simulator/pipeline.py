@@ -1,9 +1,9 @@
 """Common parts of pipeline methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
 
-The time of a step with m micro-batches on P stages of t seconds is modelled as ``sum t + (m - 1)
-max t``. The model is exact for 1F1B if all stages take equally long, or if the last stage is the
-slowest. Otherwise, 1F1B is faster by at most the time of the stages after the slowest stage, so the
-relative error is at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
+The time of a step with m micro-batches on P stages is modelled as ``sum t + (m - 1) max t``, where
+t is a stage's time per micro-batch. The model is exact for 1F1B if all stages take equally long, or
+if the last stage is the slowest. Otherwise, 1F1B is faster by at most the time of the stages after
+the slowest, an error of at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PipelineJob:
         head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. Its memory is not
             counted.
         batch: samples per step.
-        element_bytes: bytes per element of the activations, weights and gradients that are sent.
+        element_bytes: bytes per element of activations, weights and gradients in messages.
     """
 
     layers: int
@@ -52,26 +52,26 @@ class PipelineJob:
         return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
 
     def flops(self, layers: float) -> float:
-        """Return the FLOPs of the forward and backward pass of `layers` layers for one sample."""
+        """Return the FLOPs of the forward and backward passes of `layers` layers for one sample."""
         return 3 * layers * self.layer.forward_flops
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer and its share of the LM head, in multiples of the layer."""
+        """Return the FLOPs of a layer with its LM head share, divided by the layer's FLOPs."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
-        """Return the bytes of a message with the weight gradients of `layers` layers."""
+        """Return the size in bytes of a message with the weight gradients of `layers` layers."""
         return layers * self.layer.parameters * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pipeline stage: its number of layers, and the rates of its devices.
+    """A pipeline stage: the number of its layers, and the rates of its devices.
 
     Attributes:
         state_bytes: bytes of weights, gradients and optimizer state per parameter on each device.
-        sharded: number of devices among which a layer's activations of a sample are divided.
+        sharded: number of devices among which each layer's activations are divided.
     """
 
     layers: int
@@ -86,8 +86,8 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: memory of the device with the highest ratio of the two.
-        misfit: message about devices with too little memory; empty if all have enough.
+        needed_bytes, offered_bytes: memory of the device whose ratio of the two is highest.
+        misfit: message about devices with too little memory; empty if all devices have enough.
     """
 
     again: Floats
@@ -97,7 +97,7 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers evenly. Later stages get fewer, because the last one has the LM head."""
+    """Divide layers evenly. Later stages get fewer, because the last stage has the LM head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
@@ -124,7 +124,7 @@ def pipeline_memory(
 
 
 def pipeline_s(slots: Sequence[float], micro_batches: int) -> float:
-    """Return sum t + (m - 1) max t for the seconds t of a micro-batch on each stage."""
+    """Return sum t + (m - 1) max t, where t is a stage's time (s) for one micro-batch."""
     return float(sum(slots) + (micro_batches - 1) * max(slots))
 
 
@@ -138,7 +138,7 @@ def pipeline_outcome(
     recovery: tuple[Part, ...] = (),
     flops: float = 0.0,
 ) -> Outcome:
-    """Return the outcome of a pipeline. `sent_bytes` is the total of all devices in a step."""
+    """Return the outcome of a pipeline. `sent_bytes` is the sum over all devices in a step."""
     devices = sum(len(stage.members) for stage in stages)
     each = sent_bytes / devices
     tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit
@@ -148,7 +148,7 @@ def pipeline_outcome(
 
 
 def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Return the parts of the recovery time if the interrupted step restarts from a checkpoint.
+    """Return the parts of the recovery time if an interrupted step restarts from a checkpoint.
 
     A spare device downloads the state of the largest stage at the pipeline's median downlink rate.
     The step then starts over, which on average repeats half a step.
@@ -160,10 +160,10 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the samples in flight per stage, for min(P - p, m) micro-batches in flight.
+    """Return the number of samples in flight on each stage: min(P - p, m) micro-batches.
 
     Before its first backward pass, stage p of P starts one micro-batch for itself and one for each
-    later stage (PipeDream, Narayanan et al. 2019). `each` is the samples per micro-batch.
+    later stage (PipeDream, Narayanan et al. 2019). A micro-batch has `each` samples.
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]
 
@@ -180,7 +180,7 @@ class Cut(NamedTuple):
 
 
 def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
-    """Return the stages with minimal T = sum t_i + (m - 1) max t_i; None without valid stages.
+    """Return the stages that minimize T = sum t_i + (m - 1) max t_i; None if no plan is valid.
 
     This is the dynamic program of Alpa (Zheng et al., OSDI 2022, arXiv 2201.12023, section 5). For
     each limit on max t_i, it computes the minimum sum of stage times for k layers on d devices:
@@ -191,8 +191,8 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
     1.05, so the term (m - 1) max t_i may be 5 % above the optimum.
 
     Args:
-        cost: seconds t of each stage, indexed [layers, start, stop], with the shape (layers + 1,
-            units + 1, units + 1). Impossible stages are infinite. Entries with 0 layers or
+        cost: time t of each stage in seconds, indexed [layers, start, stop], shape (layers + 1,
+            units + 1, units + 1). Impossible stages take infinitely long. Entries with 0 layers or
             start >= stop are ignored.
         micro_batches: number m of micro-batches per step.
     """
@@ -218,7 +218,7 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 
 
 def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
-    """Return the minimum sum of stage times, and the stages; None if no partition exists."""
+    """Return the minimum sum of stage times, and its stages; None if no partition exists."""
     layers, units = cost.shape[0] - 1, cost.shape[1] - 1
     least = np.full((layers + 2, units + 1), np.inf)  # the last row is index -1: impossible
     least[0, :] = 0.0  # devices before the first stage may stay idle

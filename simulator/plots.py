@@ -32,11 +32,11 @@ _DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
     """Plot step time, bytes, PS bandwidth and recovery time against the number of devices.
 
-    Each method has a curve, with its slope in the legend. Hollow points mean too little memory.
-    Cloud methods are horizontal lines, and are left out if the model does not fit in memory.
+    Each method has a curve, whose slope is in the legend. A hollow point marks a method that does
+    not fit in memory. A cloud method is a horizontal line, left out if the model does not fit.
 
     Raises:
-        OSError, ValueError: when the file cannot be written.
+        OSError, ValueError: if the file cannot be written.
     """
     curves: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -84,12 +84,12 @@ def _dash(method: str) -> str:
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Plot the seconds that the loss of one device adds to a step, as one bar per method.
+    """Plot the time that the loss of one device adds to a step, as one bar per method.
 
-    Hollow bars mean too little memory. Methods without a recovery model have no bar.
+    A hollow bar means too little memory. Methods without a recovery model are left out.
 
     Raises:
-        OSError, ValueError: when the file cannot be written.
+        OSError, ValueError: if the file cannot be written.
     """
     shown = [(o, o.recovery_s) for o in (row.outcome for row in rows) if o.recovery_s]
     figure = Figure(figsize=(8, 0.4 * len(shown) + 1.2), layout="constrained")

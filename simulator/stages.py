@@ -1,10 +1,10 @@
 """`cleave-stages`: training by stages. Cleave's planner assigns whole layers to devices for a step.
 
 The planner chooses the stages and simulates the step event by event, as for training and `cleave
-plan`. Layers run in fp32. By the planner's choice, the last stage, other devices (in slices of the
-vocabulary) or the PS compute the loss.
+plan`. Layers run in fp32. The planner decides what computes the loss: the last stage, other devices
+(in slices of the vocabulary) or the PS.
 
-When a device is lost, its accumulated gradients are lost: on average, those of half of its
+When a device is lost, so are its accumulated gradients: on average, the gradients of half of its
 micro-batches. The stage's other devices recompute these micro-batches. If the stage has no other
 device, another device first downloads the stage's weights.
 """
@@ -23,7 +23,7 @@ from simulator.method import Conditions, Outcome, Part, impossible
 
 
 class Stages:
-    """Cleave's training by stages. All traffic is between devices and the PS."""
+    """Cleave's training by stages. Devices exchange data only with the PS."""
 
     name = "cleave-stages"
 
@@ -71,8 +71,8 @@ def recoveries(
 ) -> Iterator[tuple[float, float]]:
     """Yield the recovery time after the loss of each device of each stage, in two parts.
 
-    The parts are the seconds to download the stage's weights (0 if the stage has other devices),
-    and the seconds to recompute the lost micro-batches.
+    The parts, in seconds, are the time to download the stage's weights (0 if the stage has other
+    devices) and the time to recompute the lost micro-batches.
     """
     tokens, ratio = sum(model.tokens), model.coded_ratio
     activation = model.width * model.element_bytes

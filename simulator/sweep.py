@@ -18,7 +18,7 @@ from simulator.workers import Processes, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and the number of devices that the method could use; None for clouds."""
+    """An outcome. `devices` is the number of devices offered to the method; None for clouds."""
 
     devices: int | None
     outcome: Outcome
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation: a method, its conditions, and the number of devices; None for clouds."""
+    """One simulation of a method under conditions with `devices` devices; None for clouds."""
 
     devices: int | None
     method: Method
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return a name for progress output: model, method and number of devices."""
+        """Return a name for progress messages: model, method and number of devices."""
         devices = "" if self.devices is None else f" on {self.devices}"
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
@@ -50,13 +50,13 @@ def fleet_rates(
 
     Args:
         fleet: name of a built-in fleet, or path of a fleet file.
-        devices: number of devices; None means the size in the name or in the file.
-        dtype: dtype of the throughput that each device reports.
+        devices: number of devices; None to use the number in the fleet's name or file.
+        dtype: dtype for which the devices' throughput is returned.
         stragglers: share of devices whose compute and link rates are divided by ten.
-        seed: seed for the draws of links and stragglers.
+        seed: random seed with which links and stragglers are drawn.
 
     Raises:
-        UsageError: when the fleet is unknown or invalid.
+        UsageError: if the fleet is unknown or invalid.
     """
     try:
         found = find_fleet(fleet, stragglers, devices=devices, dtype=dtype, seed=seed)
@@ -82,25 +82,25 @@ def cells(
     coding: CodingPolicy = CodingPolicy.OFF,
     memory_bytes: int | None = None,
 ) -> list[Cell]:
-    """Return one cell for each method and device count; cloud methods get one cell, at the end.
+    """Return one cell per method and device count, then a single cell per cloud method.
 
     Args:
         spec, batch, seq: model, sequences per step, and tokens per sequence.
         fleet: name of a built-in fleet, or path of a fleet file.
         counts: device counts.
         methods: training methods.
-        element: bytes per element sent to devices and returned by devices.
+        element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
-        dtype: dtype in which devices multiply matrices. Layers of `cleave-stages` run in fp32.
+        dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
-            compressed link carries fewer bytes. In other methods, it has a higher rate.
-        memory_bytes: memory of each device; None means the memory in the fleet.
+            compressed link carries fewer bytes. In other methods, its rate is higher.
+        memory_bytes: memory of each device; None to use the memory that the fleet states.
 
     Raises:
-        UsageError: when the fleet is unknown or invalid.
+        UsageError: if the fleet is unknown or invalid.
     """
     nobody = Conditions(spec, batch, seq, (), element, ps, seed, ps_flops_per_s=ps_flops_per_s)
     found: list[Cell] = []
@@ -123,7 +123,7 @@ def simulate(
     workers: Workers | None = None,
     done: Callable[[Cell], object] = lambda cell: None,
 ) -> list[list[Row]]:
-    """Simulate all cells, and return a list of rows for each cell, in the order of the cells.
+    """Simulate all cells, and return a list of rows for each cell, in the order of `every`.
 
     Args:
         every: cells to simulate.

@@ -1,8 +1,8 @@
 """`cleave` and `cleave-2d`: training by tiles from Cleave's planner, with attention on devices.
 
-The GEMMs of all Linears, including the LM head, run one after another, as in the paper. Each takes
-the time that `cleave plan` predicts. (Actual training runs the two gradient GEMMs of a Linear
-concurrently.) The attention of a layer has one task per sample and key-value head in each pass
+The GEMMs of all Linears, including the LM head, run one after another, as in the paper. Each GEMM
+takes the time that `cleave plan` predicts. (Actual training runs the two gradient GEMMs of a Linear
+concurrently.) Each pass divides a layer's attention into one task per sample and key-value head
 (docs/simulation.md). The S x S scores stay on the device. A device downloads the next task while it
 computes the current one and uploads the previous result. `TileLosses` models lost devices.
 """
@@ -40,7 +40,7 @@ class Tiles:
     fused: bool
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome, with an empty `parts` if the planner finds no plan for a GEMM."""
+        """Return one outcome. Its `parts` are empty if the planner finds no plan for a GEMM."""
         try:
             return [self._outcome(conditions)]
         except PlanError as error:
@@ -112,7 +112,7 @@ class Tiles:
 
 
 def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) -> tuple[Part, ...]:
-    """Return the time to recompute the longest tile on all other devices; empty without others."""
+    """Return the time to recompute the slowest tile on all other devices; empty if none exist."""
     tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
     others = [d for d in conditions.devices if d.device != tile.device]
     if not others:
@@ -125,7 +125,7 @@ def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) ->
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """The traffic, FLOPs and memory (with fp32 scores) of one attention task on a device."""
+    """The traffic, FLOPs and memory (including fp32 scores) of one attention task on a device."""
 
     download_bytes: float
     upload_bytes: float
@@ -158,7 +158,7 @@ def _task(
 ) -> AttentionTask:
     """Return the cost of a task that downloads `down` matrices and uploads `up` matrices.
 
-    These have `seq` rows and one head's width. The device also stores `scores` fp32 score matrices.
+    A matrix has `seq` rows and one head's width. The device also stores `scores` fp32 matrices.
     """
     vector = seq * spec.head_width * element
     scores_bytes = scores * 4 * seq * seq
@@ -167,7 +167,7 @@ def _task(
 
 
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
-    """Return the minimum seconds in which the devices can finish `count` tasks together.
+    """Return the least time in seconds in which the devices together can finish `count` tasks.
 
     Only devices with memory for two tasks take part. Without such devices, the result is infinite.
     A device finishes its n-th task after ``latency + download + compute + upload + (n - 1) period``
@@ -189,14 +189,14 @@ def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
 
 
 def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
-    """Return a mask of the devices that finish at least one task within `seconds`."""
+    """Return a mask of the devices that can finish at least one task within `seconds`."""
     roomy = 2 * task.memory_bytes <= rates.memory
     found: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
     return found
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return each device's seconds per task, and seconds until its first task is finished."""
+    """Return two arrays in seconds: each device's time per task and time to its first result."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

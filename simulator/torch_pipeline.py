@@ -4,13 +4,13 @@
     T   = sum t_i + (m - 1) max t_i + all-reduce
 
 Micro-batches have one sample each, so m is the batch size. A stage starts a transfer only when it
-needs the data, so transfers do not overlap with compute. The last stage has the LM head. If the LM
-head shares its weight with the embedding, the first and the last device all-reduce the gradients of
-this weight at the end of a step.
+needs the data, so transfers do not overlap with compute. The last stage holds the LM head. If the
+LM head shares its weight with the embedding, the first and the last device all-reduce the gradients
+of that weight at the end of a step.
 
 The models of `confidant` and `asteroid` divide the LM head evenly among the stages, overlap all
-transfers with compute, and do not all-reduce the shared weight. These models predict far less time
-than measured (`benchmarks.side_by_side.simulated`), which favours these methods in comparisons.
+transfers with compute, and do not all-reduce the shared weight. They predict far shorter times than
+measured (`benchmarks.side_by_side.simulated`), which favours `confidant` and `asteroid`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline with one device per stage. `layers_of_stages` counts the layers of each."""
+    """A pipeline with one device per stage. `layers_of_stages` counts the layers per stage."""
 
     name = "pipeline"
 
@@ -66,7 +66,7 @@ class TorchPipeline:
 
 
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:
-    """Return the seconds to send one sample's activations from `sender` to `receiver`."""
+    """Return the time in seconds to send one sample's activations from one stage to another."""
     link = min(rates.uplink[sender], rates.downlink[receiver])
     latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # half of each round trip
     return float(job.layer.boundary_bytes / link + latency_s)

@@ -1,4 +1,4 @@
-"""Claims, the trials of a claim under several conditions, and the verdicts."""
+"""Claims, their trials under several conditions, and their verdicts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ClaimTrial:
     Attributes:
         method: name of the tested Cleave method.
         devices: number of devices offered to the method.
-        against: baseline, or variant of the measured quantity; empty if the claim has neither.
+        against: baseline, or variant of the measured quantity; empty if neither applies.
         card: name of the parameter server's network card.
         held: whether the claim holds.
-        reached: measured quantity, in `Claim.unit`; None without a plan.
+        reached: measured quantity in `Claim.unit`; None if the method has no plan.
     """
 
     method: str
@@ -47,10 +47,10 @@ class Claim:
     """A tested claim, and its section in the report.
 
     Attributes:
-        holds_at: threshold from which the claim holds, as text like "4x or more".
+        holds_at: text that states when the claim holds, such as "4x or more".
         reading: explanation of the table.
         columns, rows: headings and cells of the table of results.
-        unit: unit of `ClaimTrial.reached`, as text.
+        unit: text that follows a value of `ClaimTrial.reached`.
     """
 
     title: str
@@ -62,13 +62,13 @@ class Claim:
     unit: str = "x"
 
     def verdict(self, method: str) -> Verdict:
-        """Return whether the claim holds in all, some or none of the trials with a method."""
+        """Return whether the claim holds in all, some or none of a method's trials."""
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Return the range of a method's results as text, such as "2x to 5.1x, 3 of 8".
+        """Return the range of a method's results as text; empty without trials.
 
-        Here, the claim holds in 3 of 8 trials. The text is empty without trials.
+        For example, "2x to 5.1x, 3 of 8" means that the claim holds in 3 of 8 trials.
         """
         trials = self._of(method)
         if not trials:
@@ -80,9 +80,9 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return the conditions of the trials in which a claim holds, as text.
+        """Return text on the conditions under which the claim holds for a method.
 
-        The text is empty if the claim holds in all or in no trials.
+        The text is empty if the claim holds in all trials or in none.
         """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
@@ -108,7 +108,7 @@ class Claim:
 
 
 def figure(value: float) -> str:
-    """Format a number for a table: two digits below 99, else an integer, at most ">10000"."""
+    """Format a number for a table: two digits below 99, an integer up to 10000, else ">10000"."""
     if value > 10_000:
         return ">10000"
     return f"{value:.2g}" if value < 99 else f"{value:.0f}"
@@ -130,7 +130,7 @@ def _some(word: str, tried: Sequence[str], held: Sequence[str]) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, with vertical bars in the cells escaped."""
+    """Return the lines of a Markdown table. Vertical bars in cells are escaped."""
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows

@@ -2,8 +2,8 @@
 
 A multiply-add counts as two FLOPs. Attention computes the scores of all token pairs, not only of
 the causal half. The backward pass takes twice the FLOPs of the forward pass. Elementwise operations
-do not count. Memory assumptions favour these methods: a device may use all memory that it offers,
-and in a pipeline the memory of frameworks, buffers, embedding and LM head does not count.
+do not count. Memory assumptions favour these methods: a device may use all memory that it offers.
+In a pipeline, the memory of frameworks, buffers, embedding and LM head does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
 
 
 def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
-    """Return the FLOPs of all Linears and all attention in a step, forward and backward."""
+    """Return the forward and backward FLOPs of all Linears and all attention in a step."""
     attention = spec.layers * attention_flops(spec, batch, seq)
     return step_flops(spec, batch, seq) + 3 * attention
 
@@ -45,8 +45,8 @@ class LayerWork:
     Attributes:
         parameters: number of parameters of the layer.
         forward_flops: FLOPs of the forward pass. The backward pass takes twice as many.
-        boundary_bytes: bytes of the activations that the layer passes to the next layer.
-        kept_bytes: bytes of the activations that are stored for the backward pass.
+        boundary_bytes: size of the activations that the layer passes to the next layer.
+        kept_bytes: size of the activations that a device stores for the backward pass.
     """
 
     parameters: float
@@ -100,10 +100,10 @@ def stage_need(
 
     Args:
         layers: number of layers, which may include fractions of a layer.
-        samples: number of samples in flight between the forward and the backward pass.
+        samples: number of samples in flight between the forward and backward passes.
         offered_bytes: memory of the device. If it is too small, the device recomputes activations.
         state_bytes: bytes of weights, gradients and optimizer state per parameter.
-        sharded: number of devices among which a layer's activations of a sample are divided.
+        sharded: number of devices among which each layer's activations are divided.
     """
     state = state_bytes * layers * layer.parameters
     everything = state + samples * layers * layer.kept_bytes / sharded
@@ -115,7 +115,7 @@ def stage_need(
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Return a message about the devices with too little memory; empty if all have enough."""
+    """Return a message about devices with too little memory; empty if all devices have enough."""
     short = needed > offered
     if not short.any():
         return ""
@@ -127,7 +127,7 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return the needed and offered bytes of the device with the highest needed share."""
+    """Return needed and offered bytes of the device with the highest ratio of the two."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
@@ -135,7 +135,7 @@ def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
 def dealt(count: int, rates: Floats) -> Floats:
     """Divide samples among devices so that the last device finishes as early as possible.
 
-    `rates` are the devices' speeds, in any unit. The result has the number of samples per device.
+    `rates` are the devices' speeds, in any unit. Return the number of samples for each device.
     """
     low, high = 0.0, (count + 1) / float(rates.max())
     for _ in range(100):
@@ -150,10 +150,10 @@ def dealt(count: int, rates: Floats) -> Floats:
 
 
 def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency_s: float) -> float:
-    """Return the seconds of a ring all-reduce: 2 (n - 1) steps that each send 1/n of the payload.
+    """Return a ring all-reduce's time (s): 2 (n - 1) steps that each send 1/n of the payload.
 
     Args:
-        payload_bytes: bytes that each device contributes.
+        payload_bytes: size of the array that each device contributes.
         members: number n of devices.
         bytes_per_s, latency_s: rate and latency of the slowest hop in the ring.
     """

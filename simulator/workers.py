@@ -21,20 +21,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Workers that run tasks in `count` processes on this machine; 1 means this process."""
+    """Workers that run tasks in `count` processes on this machine; 1 means this process only."""
 
     count: int = 1
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Call `work` with each task, and yield each task's index and result upon completion.
+        """Call `work` with each task, and yield the task's index and result when it completes.
 
-        Tasks start in the given order, so put the longest first. For other processes, `work` and
-        the tasks are pickled, so `work` must be a module-level function.
+        Tasks start in list order, so put the longest first. With several processes, `work` and the
+        tasks are pickled, so `work` must be a module-level function.
 
         Raises:
-            CleaveError: when a process is killed, for example because memory ran out.
+            CleaveError: if a process is killed, for example because memory ran out.
         """
         if self.count == 1:
             yield from enumerate(map(work, tasks))
@@ -57,7 +57,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Workers that run tasks on the nodes of a Ray cluster. All nodes need Cleave installed.
+    """Workers that run tasks on the nodes of a Ray cluster. Cleave must be installed on all nodes.
 
     `address` is the head node's host:port, or "auto" on a node of the cluster.
     """
@@ -67,10 +67,10 @@ class RayCluster:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Yield each task's index and result upon completion, like `Processes.run`.
+        """Call `work` with each task, and yield results like `Processes.run`.
 
         Raises:
-            UsageError: when no cluster is running at the address.
+            UsageError: if no cluster is running at the address.
         """
         with ray_cluster(self.address) as ray:
             remote = ray.remote(work)
@@ -95,7 +95,7 @@ def workers(jobs: int, ray_address: str | None) -> Workers:
         ray_address: address of a Ray cluster; None means this machine.
 
     Raises:
-        UsageError: when `jobs` is above 1 and `ray_address` is given, or Ray is not installed.
+        UsageError: if `jobs` is above 1 and `ray_address` is not None, or Ray is not installed.
     """
     if ray_address is None:
         return Processes(jobs)

@@ -1,9 +1,9 @@
 """The conditions under which the paper's claims are tested, and the verdicts.
 
 Each condition is an axis with a few settings. The first settings of all axes form the central case.
-The central case counts the energy that the paper's formulae count and the energy of the GPU's host,
-and lets devices and GPU train at the same share of their multiplication speed. Energy claims are
-tested with all combinations of the first five axes, and carbon claims with those of all seven.
+The central case counts the energy that the paper's formulae count and the energy of the GPU's host.
+In it, devices and GPU train at the same share of their multiplication speed. Energy claims are
+tested under all combinations of five axes, and carbon claims under all combinations of seven axes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Change = Callable[[ConditionState], ConditionState]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition. `settings` maps titles to changes of the state, with the central case first."""
+    """A condition. `settings` maps titles to changes of the state. The central case is first."""
 
     name: str
     settings: Mapping[str, Change]
@@ -115,7 +115,7 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield (setting by axis name, state) for all combinations, with the central case first."""
+    """Yield the settings (by axis name) and the state of each combination, central case first."""
     names = [axis.name for axis in axes]
     for settings in product(*(axis.settings.items() for axis in axes)):
         state = start
@@ -148,7 +148,7 @@ def _assumed(**changes: object) -> Change:
 
 
 LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"  # the speed setting that favours laptops
-# Ranges that the paper claims for the GPU's energy and carbon divided by those of the devices.
+# Ranges that the paper claims for the GPU's energy and carbon divided by the devices'.
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
 
@@ -162,9 +162,9 @@ class Found:
 
     Attributes:
         central: ratio in the central case.
-        least, most: lowest and highest ratio of all combinations.
-        held, tried: number of combinations that reach the claimed ratio, and of all combinations.
-        only_if: maps a condition to the settings with which the claim can hold, as text. Conditions
+        least, most: lowest and highest ratios of all combinations.
+        held, tried: numbers of combinations that reach the claimed ratio, and of all combinations.
+        only_if: maps a condition to text on the settings with which the claim can hold. Conditions
             whose settings all allow the claim are left out.
     """
 
@@ -195,9 +195,9 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """Map each condition that restricts a claim to text that describes the possible settings.
+    """Map each condition that restricts a claim to text on the settings that the claim needs.
 
-    The text lists the settings with which the claim can hold, or the others if these are fewer.
+    The text lists the settings with which the claim can hold, or, if fewer, the settings to avoid.
     """
     needed = {}
     for axis in axes:
@@ -211,6 +211,6 @@ def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict that all verdicts agree on, or `Verdict.SOMETIMES` if they differ."""
+    """Return the common verdict if all verdicts are equal, else `Verdict.SOMETIMES`."""
     found = set(verdicts)
     return found.pop() if len(found) == 1 else Verdict.SOMETIMES

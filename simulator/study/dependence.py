@@ -1,4 +1,4 @@
-"""Ratios of the GPU's energy and carbon to the devices', and their sensitivity to assumptions."""
+"""Ratios of GPU to device energy and carbon, and the sensitivity of the ratios to assumptions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Accountant:
     """Computes the GPU's energy and carbon divided by those of the devices.
 
     Attributes:
-        typical: typical power of a device, used if its profile states none.
-        of_energy, of_carbon: settings and state of all combinations of conditions, for energy
-            claims and for carbon claims, with the central case first.
+        typical: typical power of a device, used if the device's profile states no power.
+        of_energy, of_carbon: settings and states of all combinations of conditions for energy and
+            for carbon claims. The central case is first.
         middle: state of the central case.
     """
 
@@ -60,9 +60,9 @@ class Accountant:
         """Return the comparison of a row's devices with the GPU.
 
         Args:
-            typical: typical power of devices; None means `self.typical`.
-            card: profile of the GPU; None means the profile in `gpu`.
-            ps: energy of the parameter server; None means that the energy is not counted.
+            typical: typical power of devices; None to use `self.typical`.
+            card: profile of the GPU; None to use the profile in `gpu`.
+            ps: energy of the parameter server; None to leave this energy out.
         """
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
@@ -86,9 +86,9 @@ class Dependence:
     """The sensitivity of a study row's energy or carbon ratio to each assumption.
 
     Attributes:
-        of: "energy", or "carbon" for the carbon ratio that includes manufacturing.
+        of: "energy", or "carbon" for the carbon ratio that includes manufacturing of the devices.
         middle: ratio in the central case.
-        bars: ratios at both ends of each assumption's range, with the widest bar first.
+        bars: ratios at both ends of each assumption's range. The widest bar is first.
     """
 
     row: StudyRow
@@ -106,9 +106,9 @@ class _Ends:
 
 
 def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
-    """Return the sensitivities of a study row's energy ratio and attributed carbon ratio.
+    """Return the sensitivity of a study row's energy ratio and of its attributed carbon ratio.
 
-    `seed` is the random seed of simulations with other device speeds.
+    `seed` is the random seed for simulations at other device speeds.
     """
     asked: dict[str, Callable[[Ratios], float | None]] = {
         "energy": lambda found: found.energy,
@@ -137,7 +137,7 @@ def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -
 
 
 def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iterator[_Ends]:
-    """Yield ratios at both ends of the range of each assumption that `tornado` does not vary."""
+    """Yield the ratios at both ends of the range of each assumption that `tornado` leaves fixed."""
     middle, setup = accountant.middle, row.setup
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
@@ -198,7 +198,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return a row's ratios for every setting, where only one condition leaves the central case."""
+    """Return a row's ratios with one condition at a time set to each of its settings."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
@@ -209,7 +209,7 @@ def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Chang
 
 
 def in_use(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> Mapping[float, Sequence[float]]:
-    """Map each lifetime in years to attributed carbon ratios, one per item of `UTILISATIONS`."""
+    """Map each lifetime in years to attributed carbon ratios, one for each of `UTILISATIONS`."""
 
     def at(years: float, share: float) -> float:
         middle = accountant.middle

@@ -25,7 +25,7 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
     """Draw all figures of the report, and save them in an existing folder.
 
     Raises:
-        OSError, UsageError: when a figure cannot be written.
+        OSError, UsageError: if a figure cannot be written.
     """
     save_energy(folder / "energy.png", found)
     save_ratios(folder / "ratios.png", found)
@@ -47,7 +47,7 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy, int]]:
-    """Yield each tornado plot's file name, set-up and index into `SetupStudy.dependences`."""
+    """Yield the file name, set-up and index in `SetupStudy.dependences` of each tornado plot."""
     for study in found:
         for at, dependence in enumerate(study.dependences):
             slug = study.setup.name.replace(" ", "-")
@@ -55,7 +55,7 @@ def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy
 
 
 def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Plot the watt-hours of the GPU and of each row that fits in memory, as stacked bars."""
+    """Plot the energy (Wh) of the GPU and of each row that fits in memory, as stacked bars."""
     figure = Figure(figsize=(11, 2 + 0.35 * sum(len(_fitting(s)) + 2 for s in found)))
     figure.set_layout_engine("constrained")
     heights = [len(_fitting(study)) + 2 for study in found]
@@ -97,7 +97,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Plot each row's ratios of GPU to devices: the range as a bar, the central case as a dot."""
+    """Plot each row's GPU-to-device ratios: the range as a bar, the central case as a dot."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -165,7 +165,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
 def _panels(
     figure: Figure, found: Sequence[SetupStudy], claim: tuple[float, float]
 ) -> Iterator[tuple[Any, SetupStudy]]:
-    """Yield axes for each set-up, with the claimed range and the ratio 1 already drawn."""
+    """Yield the axes of each set-up, on which the claimed range and the ratio 1 are drawn."""
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
         axes.axhspan(*claim, **_BAND)

@@ -27,12 +27,12 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input value of the study, as texts for the report.
+    """An input value of the study, as strings for the report.
 
     Attributes:
         used: the value, with its unit.
         range: range of the value in the sensitivity analysis; empty if the value is not varied.
-        source: publication or measurement of the value; may be empty if the value was chosen.
+        source: publication or measurement that supplies the value; may be empty if it was chosen.
     """
 
     name: str
@@ -188,5 +188,5 @@ def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:
-    """Return the input values that no source in this repository confirms."""
+    """Return the input values whose standing is "not confirmed"."""
     return [each for each in found if each.standing is Standing.UNCONFIRMED]

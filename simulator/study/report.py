@@ -1,4 +1,4 @@
-"""Report of the study: Markdown for readers who do not know the paper, and JSON."""
+"""Report of the study, as Markdown for readers who do not know the paper, and as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _VIEWS: tuple[tuple[str, tuple[float, float], Callable[[StudyJudgement], Found]]
 def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
     """Return the text of `report.md`.
 
-    `tornados` are the file names of the tornado plots, in the order of `figures.tornado_files`.
+    `tornados` lists the file names of the tornado plots, in the order of `figures.tornado_files`.
     """
     lines = [
         *_what(found),
@@ -265,7 +265,7 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return a table cell with the settings that a claim needs in all rows where it can hold."""
+    """Return a table cell with the settings that a claim needs in every row where it can hold."""
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"

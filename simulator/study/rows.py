@@ -38,14 +38,14 @@ class StudyRow:
 
     Attributes:
         method: display name of the method.
-        memory: memory offers that lead to this result.
-        needed_bytes: memory that a device needs at most.
+        memory: memory offers with which the result is the same.
+        needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
-        step_s: seconds of one step with enough memory.
+        step_s: time of one step in seconds with enough memory.
         flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
-        other_usages: maps other shares of the multiplication speed to the usage.
+        other_usages: maps every other share of the multiplication speed to the usage at that share.
     """
 
     setup: Setup
@@ -68,7 +68,7 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Return the seconds of all steps of the set-up."""
+        """Return the time of all steps of the set-up in seconds."""
         return self.step_s * self.setup.steps
 
     @property
@@ -78,15 +78,15 @@ class StudyRow:
 
     @property
     def offered(self) -> list[str]:
-        """Return the memory per device of each offer as text, such as "3 GB"."""
+        """Return text for the memory per device of each offer, such as "3 GB"."""
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
     """Simulate a set-up with all methods and memory offers, and return the rows.
 
-    If a method has the same result with two memory offers, both offers share a row. A `dtfm` row is
-    left out if it has the same result as the `dtfm-all` row.
+    If a method's result is equal for two memory offers, both offers share a row. A `dtfm` row is
+    left out if its result equals the result of the `dtfm-all` row.
     """
     found: list[StudyRow] = []
     for offer in setup.offers:
@@ -124,14 +124,14 @@ def simulated(
 ) -> Iterator[StudyRow]:
     """Simulate a set-up with one memory offer, and yield a row for each method and variant.
 
-    A set-up with one device has only the row "alone", in which the device trains the whole model.
-    Methods without a plan have no row.
+    A set-up with one device yields only the row "alone", in which the device trains the whole
+    model. Methods without a plan yield no row.
 
     Args:
         seed: random seed of the methods' searches.
-        speed: factor on the multiplication speed of the devices.
+        speed: factor for the devices' multiplication speed.
         names: names of the methods to simulate.
-        share: training speed over multiplication speed, for set-ups with `trains_slower`.
+        share: training speed divided by multiplication speed, for set-ups with `trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -210,7 +210,7 @@ class GpuRun:
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """Simulate the training of a set-up's model on one A5000 GPU, with the method `Cloud`."""
+    """Simulate the training of a set-up's model on one A5000 GPU, as `Cloud` models it."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

@@ -12,7 +12,7 @@ from simulator.verdict import Verdict, table
 
 
 def between(values: Iterable[float]) -> str:
-    """Format the minimum and maximum of ratios, such as "0.5 to 3"; empty without ratios."""
+    """Format the lowest and highest ratio, such as "0.5 to 3"; empty without ratios."""
     found = sorted(values)
     if not found:
         return ""
@@ -38,7 +38,7 @@ def ratio(value: float | None) -> str:
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """Return a table cell with the settings of the conditions that a claim needs."""
+    """Return a table cell that lists the conditions, with their settings, that a claim needs."""
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())
@@ -95,7 +95,7 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 3 of the report: the energy of devices and GPU."""
+    """Return section 3 of the report: the energy of the devices and of the GPU."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -131,7 +131,7 @@ def energy(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def carbon(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 4 of the report: carbon, with and without manufacturing of the devices."""
+    """Return section 4 of the report: carbon, with and without the devices' manufacturing."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -213,7 +213,7 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 6 of the report: a comparison with another paper's findings on phones."""
+    """Return section 6 of the report: a comparison with another paper's findings about phones."""
     rows = []
     for study in found:
         if study.setup.profile.kind is not DeviceKind.PHONE:
@@ -258,7 +258,7 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
     """Return section 7 of the report: the sensitivity of the ratios to each assumption.
 
-    `tornados` are the file names of the tornado plots, in the order of `figures.tornado_files`.
+    `tornados` lists the file names of the tornado plots, in the order of `figures.tornado_files`.
     """
     lines = [
         "",

@@ -1,8 +1,8 @@
 """The experiments of the edge-sustainability paper (arXiv 2507.01803), as simulator input.
 
 The paper states the models, the types and numbers of devices, the batch size, tokens per sequence,
-steps, link rates and Wi-Fi power. It does not state the devices' memory, power and multiplication
-speed, or the dtype. Device profiles and assumptions of this project supply these values.
+steps, link rates and Wi-Fi power. It states neither the dtype nor the devices' memory, power and
+multiplication speed. Device profiles and assumptions of this project supply the missing values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINK_BYTES_PER_S: Final = 10e6
 DTYPE: Final = "bf16"
 GPU: Final = "a5000"
 EQUAL_SHARE: Final = 0.5
-"""Training speed as a share of multiplication speed in the central case, for GPU and devices."""
+"""Training speed divided by multiplication speed in the central case, for GPU and devices."""
 OTHER_SHARES: Final = (0.25, 1.0)
 
 
@@ -36,13 +36,13 @@ class Setup:
     """One experiment of the paper.
 
     Attributes:
-        title: number and type of the devices, such as "4 laptops".
+        title: number and type of devices, such as "4 laptops".
         model: name of the trained model.
         profile: profile of every device.
         offers: memory offers to simulate, with the largest offer first.
-        trains_slower: True if the profile's speed was measured in matrix multiplication alone.
-            Training whole layers is slower. False if the speed was measured end to end.
-        measured_flops_per_s: lowest and highest known speed of similar devices.
+        trains_slower: True if the profile's speed was measured in matrix multiplication alone, so
+            training whole layers is slower. False if the speed was measured end to end.
+        measured_flops_per_s: lowest and highest known speeds of similar devices.
         batch, seq: sequences per step, and tokens per sequence.
     """
 
@@ -59,7 +59,7 @@ class Setup:
 
     @property
     def flops_per_s(self) -> float:
-        """Return the FLOP/s that one device sustains in matrix multiplication when hot."""
+        """Return the throughput (FLOP/s) that one hot device sustains in matrix multiplication."""
         model = self.profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
         sustained = self.profile.sustained
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
@@ -68,7 +68,7 @@ class Setup:
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
         """Return the rates of all devices. Latencies are 0, because the paper does not state any.
 
-        `speed` is a factor on the multiplication speed of the devices.
+        The multiplication speed of the devices is multiplied by `speed`.
         """
         link = LINK_BYTES_PER_S
         return [
@@ -84,7 +84,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """The set-ups of a report. `speeds` are ascending factors on the devices' throughput."""
+    """The set-ups of a report. `speeds` are ascending factors for the devices' throughput."""
 
     setups: tuple[Setup, ...]
     speeds: tuple[float, ...]

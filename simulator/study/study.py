@@ -1,4 +1,4 @@
-"""The study: simulations of all set-ups and methods, tests of the claims, and sensitivities."""
+"""The study: simulations of all set-ups and methods, tests of claims, and sensitivity analyses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """Energy, carbon and tested claims of a row, which do not depend on the row's memory.
+    """Energy, carbon and claim tests of a row. None of them depends on the row's memory.
 
     Attributes:
         fleet, gpu: energy and carbon of the devices and of the GPU in the central case.
@@ -45,7 +45,7 @@ class StudyJudgement:
         energy: test of the energy claim under all combinations of conditions.
         attributed, sunk_cost: tests of the carbon claim, with and without the devices' embodied
             carbon.
-        compute_over_gpu: joules of the devices' multiplication, divided by those of the GPU alone.
+        compute_over_gpu: energy of multiplication on the devices divided by that of the bare GPU.
     """
 
     fleet: Footprint
@@ -59,7 +59,7 @@ class StudyJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row of the study, with its energy, carbon and tested claims."""
+    """A row of the study, with its energy, carbon and claim tests."""
 
     row: StudyRow
     found: StudyJudgement
@@ -72,10 +72,10 @@ class SetupStudy:
     Attributes:
         gpu: the same training on the GPU.
         rows: results for each method and memory offer.
-        speeds: maps a method that fits to pairs (device throughput in FLOP/s, central energy
-            ratio), where the power of a device is the same at every throughput.
+        speeds: maps each method that fits to pairs of device throughput (FLOP/s) and energy ratio
+            in the central case. The power of a device does not depend on its throughput.
         best: row with the highest energy ratio of all rows that fit in memory.
-        changed: ratios of the best row for each setting of one condition at a time.
+        changed: ratios of the best row with one condition at a time set to each of its settings.
         dependences: sensitivity of the best row's ratios to each assumption.
         in_use: carbon ratios of the best row for several lifetimes and utilisations.
     """
@@ -90,18 +90,18 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the rows of the paper's methods that fit: one device alone, or DT-FM on all."""
+        """Return the rows of the paper's methods that fit: one device, or DT-FM on all devices."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
     def by(self, method: str) -> list[Judged]:
-        """Return the rows with this method that fit in memory."""
+        """Return the rows of a method that fit in memory."""
         return [j for j in self.rows if j.row.fits and j.row.method == method]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the study: energy ratios at one `speed` factor; None for all other results."""
+    """A part of the study: energy ratios at `speed`, or all other results if `speed` is None."""
 
     accountant: Accountant
     setup: Setup
@@ -114,14 +114,14 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Return the study of a set-up without `speeds`, or pairs (method, energy ratio)."""
+        """Return a set-up's study without `speeds`, or (method, energy ratio) pairs at `speed`."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
 
 
 def steps_of(scope: SetupScope) -> int:
-    """Return how many times `study` calls `done` for this scope."""
+    """Return how many times `study` calls `done` for a scope."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
@@ -205,10 +205,10 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
 
 
 def judged(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> StudyJudgement:
-    """Test the energy and carbon claims on a row under all combinations of conditions.
+    """Test the energy and carbon claims for a row under all combinations of conditions.
 
     Raises:
-        ValueError: when the power or the embodied carbon of a device or of the GPU is unknown.
+        ValueError: if the power or the embodied carbon of a device or of the GPU is unknown.
     """
     middle = accountant.middle
     case, cloud = middle.case, gpu.at(middle.gpu_share)
@@ -242,7 +242,7 @@ def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> f
     """Return the lowest device speed at which the energy ratio reaches `ratio`.
 
     Between two points, the logarithms are interpolated linearly. If the ratio is 1 at 1 TFLOP/s and
-    4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
+    4 at 4 TFLOP/s, then it is 2 at 2 TFLOP/s:
 
         >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
         2.0
