@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +37,10 @@ class Bytes:
 
     vocab_size = 257
     eos_id = EOS
-    begin_ids = np.empty(0, np.int32)
 
-    def __init__(self, fingerprint: str = "bytes") -> None:
+    def __init__(self, fingerprint: str = "bytes", begin: Sequence[int] = ()) -> None:
         self.fingerprint = fingerprint
+        self.begin_ids = np.array(begin, np.int32)
         self.encoded = 0
 
     def encode_batch(self, texts: list[str], /) -> list[Tokens]:
@@ -299,8 +299,11 @@ def test_reading_stops_at_the_bound_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert any("Stopped reading" in line for line in told)
 
 
-def test_the_default_source_is_encoded_once_per_tokenizer(tmp_path: Path) -> None:
-    tokenizer = Bytes()
+@pytest.mark.parametrize("begin", [(), (1,)])
+def test_the_default_source_is_encoded_once_per_tokenizer(
+    tmp_path: Path, begin: tuple[int, ...]
+) -> None:
+    tokenizer = Bytes(begin=begin)
     first = build_corpus(None, tokenizer, cache_dir=tmp_path)
     encoded = tokenizer.encoded
     again = build_corpus(None, tokenizer, cache_dir=tmp_path)

@@ -497,6 +497,5 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
         return None
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         return None
-    if tokens.size and (tokens.min() < 0 or (tokens & ~START).max() >= vocab_size):
-        return None
-    return tokens
+    ids = np.where(tokens < 0, ~tokens, tokens) & ~START
+    return None if tokens.size and ids.max() >= vocab_size else tokens
