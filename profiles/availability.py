@@ -52,7 +52,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The times at which a device is available; by default, it is always available.
+    """The times at which a device is available. By default, a device is always available.
 
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
@@ -64,7 +64,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         source: publication or measurement from which the distributions come.
 
     Raises:
-        ValueError: when `hours` are outside 0 to 24, or less than a minute apart.
+        ValueError: if `hours` is outside 0 to 24, or spans less than a minute.
     """
 
     session: Durations | None = None
@@ -91,7 +91,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """Yield the device's periods of availability in order, starting at time zero.
 
-        If a period never ends, it is the last; otherwise, the iterator is infinite. Time zero falls
+        A period that never ends is the last; without one, the iterator is infinite. Time zero falls
         into a session or a gap with probabilities in proportion to their mean lengths. The first
         session or gap has a full random length, as if it began at time zero.
 
