@@ -346,7 +346,7 @@ SLACK_S = 30.0  # maximum time by which energy reports may be ahead of the PS's 
 
 
 def most_w(profile: str) -> float:
-    """Return a device's maximum plausible power in watts. For an unknown profile, assume a desktop."""
+    """Return a device's maximum plausible power in watts; for an unknown profile, a desktop's."""
     return _by_profile().get(profile, _STRANGER_W)
 
 

@@ -86,8 +86,8 @@ def join(
     """Make this machine a device: compute for a parameter server until the server ends or Ctrl-C.
 
     The device reconnects after a lost connection or a server restart, first within a second and
-    then less and less often, until the server refuses it for good. --once ends after the first
-    session.
+    then less and less often, until the server permanently refuses the device. With --once, the
+    device leaves after its first session.
 
     With --when, --hours, --max-temp or --max-data, the device waits until it may work, leaves when
     it may not, and joins again. See docs/idle.md.

@@ -305,7 +305,7 @@ def compare(
     b: Annotated[str, Argument(help=_PROFILE)],
     as_json: Json = False,
 ) -> None:
-    """Compare the figures that are in both profiles.
+    """Compare the figures that both profiles contain.
 
     Examples:
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
 
 LEAST_EVERY_S = 0.2
-LEAST_WINDOW_S = 1.5  # minimum seconds over which rates are averaged, without --watch
+LEAST_WINDOW_S = 1.5  # minimum time over which rates are averaged, without --watch
 
 
 def status(

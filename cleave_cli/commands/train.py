@@ -88,7 +88,7 @@ def train(
     context: typer.Context = None,  # type: ignore[assignment]
     **job: Any,
 ) -> None:
-    """Train a transformer on a fleet of devices; the losses are those of one machine.
+    """Train a transformer on a fleet of devices, with the same losses as on one machine.
 
     Examples:
 
@@ -177,7 +177,7 @@ def train(
         options = FleetOptions(**asked)
         if resume:
             kept = FleetOptions.of_run(Path(resume))
-            if "fleet" in asked and "devices" not in asked:  # the saved number is of another fleet
+            if "fleet" in asked and "devices" not in asked:  # the saved number is another fleet's
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
         if cluster.servers > 1:
