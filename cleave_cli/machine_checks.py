@@ -36,7 +36,7 @@ _ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 _ANY_FLOPS_PER_S = 1e12  # placeholder for the server's throughput, which does not affect memory
 _CHECKPOINTS = 3  # maximum number on disk at once: two retained, and one being written
 _FP32_BYTES = 4
-_STATE_BYTES = 8  # size of AdamW's two fp32 moments of one parameter
+_STATE_BYTES = 8  # size of AdamW's two fp32 moments, per parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (

@@ -100,7 +100,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return a fleet's devices, with throughputs in `dtype` and the share `stragglers` slowed."""
+    """Return a fleet's devices, with throughputs in `dtype`. A share of `stragglers` is slowed."""
     with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
 

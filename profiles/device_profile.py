@@ -248,7 +248,7 @@ class DeviceProfile(_Table, frozen=True):
             bf16 inputs with an fp32 result.
         year: year of release; 0 if unknown.
         graphs: throughput of layers as graphs; None means the throughput of multiplications.
-        link: None if the fleet file defines the network.
+        link: network link of the device; None if the fleet file defines the network.
         contention: slowdown factors of a tile when 1, 2, ... single-threaded processes multiply
             concurrently; empty if unknown.
         host: machine on which the profile was measured; None for published profiles.

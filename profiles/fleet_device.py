@@ -129,6 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True if the device has no jitter, drift, limited availability or thermal model."""
+        """Return True if the device is always available, without jitter, drift or throttling."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

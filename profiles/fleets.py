@@ -12,9 +12,9 @@ TOML file. A group may also set any numeric field of `FleetDevice`:
     stragglers = 0.1
     line = { name = "household", devices = 4, network = "home" }
 
-Each link is drawn from the network's quantiles. The logarithms of the downlink and uplink rates
-have an assumed correlation of 0.7. Groups with the same `line.name` share lines. Each line gets
-`line.devices` devices before the next line is drawn.
+Links are drawn from distributions with the network's quantiles. The logarithms of the downlink and
+uplink rates have an assumed correlation of 0.7. Groups with the same `line.name` share lines. Each
+line gets `line.devices` devices before the next line is drawn.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def find_fleet(
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
         devices: number of devices, divided among the groups of a fleet file in proportion to their
             counts. None uses the size in the name or the counts in the file.
-        dtype: dtype of the throughput that each device reports.
+        dtype: dtype for which each device reports its throughput.
         seed: seed for the draws of links and stragglers. The fleet `paper` always uses 42.
 
     Raises:
@@ -407,7 +407,7 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """Return keyword arguments for `FleetDevice` from a profile, except for the link rates.
+    """Return the keyword arguments for `FleetDevice` from a profile, except the name and the link.
 
     `dtype` is the dtype of `flops_per_s`. If the profile lacks this dtype, `ComputeModel.model`
     chooses a replacement.

@@ -52,8 +52,8 @@ class TimedTile:
     Attributes:
         a, b, c: rows, columns and depth of the block.
         seconds: mean time per block in seconds (the median of several measurements).
-        strips: strips per side of the measured tile, which has strips x strips blocks. The device
-            was idle before the tile, and all strips had just arrived.
+        strips: strips per side of the measured tile, which consists of strips x strips blocks. The
+            device was idle before the tile, and all strips had just arrived.
     """
 
     a: int
@@ -75,7 +75,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         startup_s: fixed time of every multiplication, in seconds.
-        volume_s: seconds per multiply-add, of which a multiplication has a*b*c.
+        volume_s: seconds per multiply-add; a multiplication takes a*b*c multiply-adds.
         out_s, left_s, right_s: seconds per element of the result (a*b), the left operand (a*c) and
             the right operand (b*c).
         edge_a_s: for each width in `EDGE_WIDTHS`, seconds per element of the right operand (b*c) if
@@ -272,8 +272,8 @@ class ComputeModel:
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
         """Return the model for these dtypes and this layout, or the closest available model.
 
-        The first choice is a model for both dtypes, then for the result dtype `dtype`, then for
-        fp32, then any model. For the same dtypes, another layout replaces a missing layout.
+        In order of preference, use a model for both dtypes, for the result dtype `dtype`, for fp32,
+        or for any dtypes. Another layout of the same dtypes replaces a missing layout.
         """
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):

@@ -71,7 +71,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.points[-1].speed
 
     def after(self, temperature: float, seconds: float, load: float) -> float:
-        """Return the temperature `seconds` after `temperature`, at `load` (share of full power)."""
+        """Return the temperature after `seconds` at `load`, a share of full power."""
         steady = self.ambient + self.rise * load
         return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
 

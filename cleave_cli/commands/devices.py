@@ -162,8 +162,8 @@ def own(
 ) -> None:
     """Mark a device as your own: from now on, it may train whole layers.
 
-    The device sees the parameters and activations of these layers, and its results for the layers
-    are not checked. Mark only devices that you trust. `cleave pair --own` marks future devices.
+    The device sees the parameters and activations of these layers, and only some of its results are
+    checked. Mark only devices that you trust. `cleave pair --own` marks future devices.
 
     Examples:
 

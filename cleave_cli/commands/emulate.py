@@ -87,7 +87,7 @@ def emulate(
 ) -> None:
     """Emulate a fleet of devices at the speeds in their profiles.
 
-    In real time, the devices join a parameter server, which cannot distinguish them from phones.
+    In real time, the devices join a parameter server, which cannot tell them from real devices.
     With --model, steps run in virtual time, as fast as this machine can compute.
 
     Examples:

@@ -162,7 +162,7 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
-    if resume:  # change only those settings of the run that are given
+    if resume:  # change only those settings of the run that are on the command line
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
@@ -189,7 +189,7 @@ def train(
 
 
 def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
-    """Return the signature of `command`, with an additional option per field of `JobSpec`."""
+    """Return the signature of `command`, with one more option for each field of `JobSpec`."""
     only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
     for known in fields(JobSpec):

@@ -90,7 +90,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw at most `width` bars, one per group of consecutive values. Each shows a group's mean."""
+    """Draw at most `width` bars: means of consecutive values, blank where no value is finite."""
     count = min(width, len(values))
     means = []
     for i in range(count):

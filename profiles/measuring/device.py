@@ -204,7 +204,7 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the approximate time of all contention measurements in seconds, with start-up."""
+        """Return the approximate time of contention measurements and process starts in seconds."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 

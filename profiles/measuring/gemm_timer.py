@@ -99,7 +99,7 @@ class Bench:
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Return the median time in seconds of 3 or more runs, of `enough_s` or more in total."""
+        """Run a task at least 3 times and for `enough_s`; return the median time in seconds."""
         took = [self.once(order)]
         if took[0] < enough_s:  # discard the cold start of a short multiplication
             took.clear()

@@ -29,7 +29,7 @@ PATIENCE_S: Final = 300.0  # timeout of one link measurement
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
     """Let the PS measure the link once, close the connection, and return the link rates."""
-    # Probes multiply vectors, which takes less time than starting a thread.
+    # Probes multiply vectors, which takes less time than passing the work to a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
     lost = "the connection was lost while it was measured"

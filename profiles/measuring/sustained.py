@@ -93,7 +93,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Let the device cool to about `before_c`, for at most 90 s and at most half of the run."""
+    """Let the device cool to about `before_c`, for at most 90 s or half the run's duration."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -29,7 +29,7 @@ _LOOK_S: Final = 1.0  # interval between checks that the device process is still
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that assigns each GEMM to the first device, as a tile of `strips` x `strips`."""
+    """A planner that assigns each GEMM to the first device. A tile has `strips` strips per side."""
 
     strips: int
 
@@ -103,7 +103,7 @@ class SessionTimer:
         return sum(float(str(d["compute_s"])) for d in self._server.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
-        """Return a matrix of random numbers. A matrix larger than the pool repeats its numbers."""
+        """Return a random matrix. A matrix larger than the pool repeats the pool's numbers."""
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
