@@ -33,7 +33,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
-        """Return the options in a `[cluster]` table, overridden by `given` command-line options."""
+        """Return the options of a `[cluster]` table, overridden by command-line options `given`."""
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
             wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
@@ -60,7 +60,7 @@ class ClusterOptions:
 
 
 def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
-    """Return a context manager that connects to the given Ray cluster or starts a local one."""
+    """Return a context manager that connects to Ray at `cluster.ray`, or starts Ray locally."""
     if cluster.ray:
         return ray_cluster(cluster.ray)
     own = outside_address()

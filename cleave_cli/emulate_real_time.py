@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Observers of an emulation that write the files of `--trace` and `--log`."""
+    """The observers of an emulation, which write the files of `--trace` and `--log`."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import TraceLog, TraceWriter
@@ -44,7 +44,7 @@ class Watch:
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
-        """Write a line to the log. `finish` reports a failure to write."""
+        """Write a line to the log. If writing fails, `finish` raises the error."""
         try:
             if self._file is not None and self._fault is None:
                 self._file.write(line)
@@ -95,7 +95,7 @@ def real_time(
     *,
     as_json: bool,
 ) -> None:
-    """Emulate a fleet in real time, on the server at join URL `server` or, if empty, a new one."""
+    """Emulate a fleet in real time on the server at join URL `server` (empty: a new server)."""
     import os
 
     # Busy-waiting threads would starve the event loop.

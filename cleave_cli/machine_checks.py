@@ -34,9 +34,9 @@ LEAST_DISK_BYTES: Final = 10**9  # minimum free space for a small model's first 
 
 _ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 _ANY_FLOPS_PER_S = 1e12  # placeholder for the server's throughput, which does not affect memory
-_CHECKPOINTS = 3  # maximum on disk at once: two retained, and one being written
+_CHECKPOINTS = 3  # maximum number on disk at once: two retained, and one being written
 _FP32_BYTES = 4
-_STATE_BYTES = 8  # size of AdamW's two fp32 moments of one parameter
+_STATE_BYTES = 8  # size of AdamW's two fp32 moments, per parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
@@ -59,7 +59,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of checking one requirement. `advice` explains how to meet it, if it is unmet."""
+    """The result of checking one requirement. `advice` explains how to meet it if it is unmet."""
 
     verdict: Verdict
     what: str
@@ -69,7 +69,7 @@ class Check:
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Check this machine's software, and the disks of `runs` and the cache; yield each result."""
+    """Check the installed software, and the disk space for `runs` and the cache; yield results."""
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
     yield Check(
@@ -118,7 +118,7 @@ def _graphs() -> Check:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder. The folder need not exist yet."""
+    """Return the free space on a folder's disk in bytes. The folder need not exist yet."""
     there = folder.expanduser().absolute()
     while not there.exists():
         there = there.parent
@@ -130,10 +130,10 @@ def free_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The memory requirement of a training method, and whether the machines have enough memory.
+    """The memory that a training method requires, and whether the machines have enough memory.
 
     Attributes:
-        device_bytes: largest memory requirement of any device; 0 if no device is used.
+        device_bytes: memory requirement of the device that needs most; 0 if no device is used.
         server_bytes: memory requirement of the server, if `cleave train` runs with `options`.
         options: options of `cleave train` that reduce the server's memory requirement.
         reason: why the step does not fit in memory; empty if it fits.
@@ -148,11 +148,11 @@ class Fit:
 
 
 def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
-    """Return the memory requirement of a step by one method, and whether the step fits in memory.
+    """Return the memory that one method requires for a step, and whether the step fits in memory.
 
     Args:
         each: forecast of the step; `refused` if, for example, the devices have too little memory.
-        sizes: sizes of the model.
+        sizes: sizes of the model's layers.
         rows: number of sequences in the batch.
         sent: bytes per activation element.
         memory_bytes: memory of the server.
@@ -174,11 +174,11 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield pairs (saved server bytes, options of `cleave train` that save them), ascending."""
+    """Yield pairs (saved server memory in bytes, `cleave train` options), in ascending order."""
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
-    if each.method is Method.STAGES:  # the PS has no activations or extra gradients to save
+    if each.method is Method.STAGES:  # the PS holds no activations or extra gradients
         yield state, ("--state-dir",)
         return
     recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence

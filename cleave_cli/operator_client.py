@@ -27,7 +27,7 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open a session at an operator URL or @FILE; raise CleaveError if it is refused."""
+        """Open a session at an operator URL or @FILE; raise CleaveError if the server refuses."""
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
         hello = messages.Hello(

@@ -32,10 +32,10 @@ Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
-    """Send a request to a server, or execute it on the data folder if no server is running.
+    """Send a request to a server; if no server runs, execute the request on the data folder.
 
-    `server` is an operator URL; if empty, the request is for the server that uses the data folder
-    `data` (None: the default folder).
+    `server` is an operator URL. If it is empty, the request is for the server that uses the data
+    folder `data` (None: the default folder).
     """
     url = _find(server, data)
     if url:
@@ -115,5 +115,5 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 def when(unix_s: float | None) -> str:
-    """Format a Unix time as local date and time; empty for None."""
+    """Format a Unix time as a local date and time; empty for None."""
     return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

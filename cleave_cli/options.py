@@ -180,11 +180,11 @@ class SimulationProgress:
     _task: TaskID
 
     def done(self, what: str) -> None:
-        """Count one finished simulation, and show `what` as its description."""
+        """Count one finished simulation, and show `what` as the bar's description."""
         self._bar.update(self._task, advance=1, description=what)
 
     def say(self, what: str) -> None:
-        """Show `what` as the description of the current work."""
+        """Show `what` as the bar's description."""
         self._bar.update(self._task, description=what)
 
 

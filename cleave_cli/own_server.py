@@ -33,13 +33,13 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """Return a shell command that trains on this server. It has two lines, for the long URL."""
+        """Return a shell command, in two lines, that trains on this server."""
         return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
 
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` with these options on a free port until the `with` block ends."""
+    """Run `cleave serve` with `options` on a free port until the `with` block ends."""
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
     command += ["--data", "none"]  # store no data, because all devices share one credential
     process = subprocess.Popen(
@@ -74,7 +74,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
 
 @contextmanager
 def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run `count` processes of `cleave join` with these options until the `with` block ends."""
+    """Run `count` processes of `cleave join` with `options` until the `with` block ends."""
     from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines
@@ -95,7 +95,7 @@ def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Yield a timer for tiles on a new `cleave join` process. 0 `threads` means one per core."""
+    """Yield a tile timer for a new `cleave join` process. 0 `threads` means one per core."""
     import numpy as np
 
     from cleave.machine.sensors import total_memory_bytes

@@ -25,7 +25,7 @@ from simulator.sweep import stated_rates
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """A model, a batch, a fleet and a server, for which to forecast a training step.
+    """The model, batch, fleet and server for which a training step is forecast.
 
     Attributes:
         rows: number of sequences in the batch.
@@ -46,7 +46,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step without devices and by each method that `method` permits; choose one."""
+        """Forecast a step without devices and by each permitted method, and choose a method."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -57,7 +57,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages. If that is impossible, `Forecast.refused` is the reason."""
+        """Forecast a step by stages. If it is impossible, `Forecast.refused` states the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
@@ -100,7 +100,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return a fleet's devices with their throughput in `dtype`, and a share of `stragglers`."""
+    """Return a fleet's devices, with throughputs in `dtype`. A share of `stragglers` is slowed."""
     with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
 
@@ -108,5 +108,5 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the rates of devices, numbered from 0, with the compression that `policy` selects."""
+    """Return the rates of devices, numbered from 0, with compression as `policy` decides."""
     return [policy.decided(one, card, len(devices)) for one in stated_rates(devices)]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class RunMeasured:
     """The two functions that measure the energy of a run.
 
-    `sample` reads this machine's energy counters; call it before they overflow. `record` returns
-    the run's energy record, given the energy of each server's emulated devices.
+    `sample` reads this machine's energy counters and must be called before they overflow. `record`
+    returns the run's energy record from the energy of each server's emulated devices.
     """
 
     sample: Callable[[], object]
@@ -82,7 +82,7 @@ class EmulatedFleets:
         return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
     def meter(self, fleet: Fleet) -> Callable[[], RunEnergy]:
-        """Start metering a fleet, and return a function that returns the energy since this call."""
+        """Start metering a fleet; return a function that returns the energy used since then."""
         from cleave.machine.sensors import PowerMeter, Sensors
         from emulator.run_meter import RunMeter
 

@@ -39,7 +39,7 @@ Step: TypeAlias = Annotated[
 def use(
     request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Generate text with a model or evaluate it, here, on emulated devices or on a server.
+    """Evaluate a model or generate text, on this machine, on emulated devices or on a server.
 
     `report` is called with each record of `cleave.training.results.uses`, as a dictionary.
     """

@@ -27,7 +27,7 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period in which a device is available. `to_s` is infinite if the period never ends."""
+    """A period of availability, in seconds. `to_s` is infinite if the period never ends."""
 
     from_s: float
     to_s: float
@@ -52,19 +52,19 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The times at which a device is available; by default, it is always available.
+    """The times at which a device is available. By default, a device is always available.
 
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
         gap: distribution of the gaps between sessions; None means no gap.
         hours: start and end of the daily window, in hours of local time. (22, 7) means overnight;
-            None means all day. For a device that works only while charging: its charging hours.
+            None means all day. If a device works only while charging, give its charging hours.
         drains: True if the device finishes its current tasks before leaving. False if the device
             disconnects without notice.
         source: publication or measurement from which the distributions come.
 
     Raises:
-        ValueError: when `hours` are outside 0 to 24, or less than a minute apart.
+        ValueError: if `hours` is outside 0 to 24, or spans less than a minute.
     """
 
     session: Durations | None = None
@@ -91,9 +91,9 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """Yield the device's periods of availability in order, starting at time zero.
 
-        If a period never ends, it is the last; otherwise, the iterator is infinite. Time zero falls
-        into a session or a gap with probabilities in proportion to their mean lengths. The first
-        session or gap has a full random length, as if it began at time zero.
+        A period that never ends is the last. If all periods end, the iterator is infinite. Time
+        zero falls into a session or a gap with probabilities proportional to their mean lengths.
+        The first session or gap has a full random length, as if it began at time zero.
 
         Args:
             rng: random generator for the lengths of sessions and gaps.

@@ -100,10 +100,10 @@ _Z90 = 1.2815515655446004  # 90 % quantile of the standard normal distribution
 
 
 class LinkProfile(_Table, frozen=True):
-    """A device's network link: goodput (not signalling rate), and round trips of small messages.
+    """A device's network link: goodput (not signalling rate) and round-trip time of small messages.
 
     Raises:
-        ValueError: when a rate is outside 100 to 1e12 bytes/s, or a round trip exceeds a minute.
+        ValueError: if a rate is outside 100 to 1e12 bytes/s, or a round trip exceeds 60 s.
     """
 
     downlink_bytes_per_s: Quantiles
@@ -180,15 +180,15 @@ class MemoryProfile(_Table, frozen=True):
 class Sustained(_Table, frozen=True):
     """A device's throughput over minutes under load.
 
-    Each series has pairs (seconds since the start, value). A series is empty if the system does not
-    report its values.
+    Each series is a sequence of pairs (seconds since the start, value), and is empty if the system
+    does not report the value.
 
     Attributes:
         thermal: fitted thermal model; None if the device did not slow down, or the measurement was
             too short to tell.
         speeds: measured speeds, as shares of full speed, to which `thermal` was fitted.
-        temperatures: degrees Celsius.
-        frequencies: clock frequency in Hz.
+        temperatures: temperatures in degrees Celsius.
+        frequencies: clock frequencies in Hz.
     """
 
     thermal: ThermalModel | None = None
@@ -199,7 +199,7 @@ class Sustained(_Table, frozen=True):
 
 
 class Power(_Table, frozen=True):
-    """A device's power draw in watts; None for an unknown figure.
+    """A device's power draw in watts. None means unknown.
 
     Attributes:
         idle_w, compute_w: power of the whole device while idle, and while multiplying matrices.
@@ -215,7 +215,7 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return `compute_w` minus `idle_w` (or 0 W if unknown); None if `compute_w` is None."""
+        """Return `compute_w` minus `idle_w` (0 W if unknown); None if `compute_w` is unknown."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
@@ -228,7 +228,7 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The machine, the backend (`executor`) and its threads, with which a profile was measured."""
+    """The machine, backend (`executor`) and backend threads with which a profile was measured."""
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -247,9 +247,9 @@ class DeviceProfile(_Table, frozen=True):
         compute: maps a dtype in `DTYPES` to matrix multiplication figures. `bf16>fp32` stands for
             bf16 inputs with an fp32 result.
         year: year of release; 0 if unknown.
-        graphs: None means that layers as graphs run at the throughput of matrix multiplication.
-        link: None if the fleet file defines the network.
-        contention: slowdown factor of a tile when 1, 2, ... single-threaded processes multiply
+        graphs: throughput of layers as graphs; None means the throughput of multiplications.
+        link: network link of the device; None if the fleet file defines the network.
+        contention: slowdown factors of a tile when 1, 2, ... single-threaded processes multiply
             concurrently; empty if unknown.
         host: machine on which the profile was measured; None for published profiles.
     """

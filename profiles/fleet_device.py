@@ -18,7 +18,7 @@ _NOT_NEGATIVE = ("latency_s", "active_power_w", "jitter_s", "drift_sigma")
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A network line that `devices` devices share. Its rates are totals for all of them."""
+    """A network line that `devices` devices share. The rates are totals for all these devices."""
 
     name: str
     downlink_bytes_per_s: float
@@ -41,7 +41,7 @@ class FleetDevice:
         downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
         latency_s: one-way latency of the link.
         memory_bytes: memory that the device offers.
-        active_power_w: watts that matrix multiplication adds to idle power; None if unknown.
+        active_power_w: power in watts that multiplication adds to idle power; None if unknown.
         profile: name of the underlying device profile; empty if the device has none.
         compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.
         thermal: model of the slowdown under load; None means no slowdown.
@@ -51,13 +51,13 @@ class FleetDevice:
         drift_sigma: standard deviation of the logarithm of the drifting link rates.
         drift_hurst: Hurst exponent of the drift. 0.5 is white noise; values near 1 are very
             persistent.
-        drift_interval_s: seconds for which a drawn link rate stays constant.
-        loss: share of lost packets. `emulator.links` emulates packet loss by a lower link rate.
+        drift_interval_s: time in seconds for which a drawn link rate stays constant.
+        loss: share of lost packets. `emulator.links` emulates packet loss as a lower link rate.
         bottleneck: line that the device shares with other devices; None means no shared line.
         availability: times at which the device is available; None means always.
 
     Raises:
-        ValueError: when a number is out of range.
+        ValueError: if a number is out of range.
     """
 
     name: str
@@ -124,11 +124,11 @@ class FleetDevice:
 
     @property
     def stated_graph_flops_per_s(self) -> float:
-        """Return the throughput for layers as graphs that the device's owner leaves unused."""
+        """Return the graph throughput that the device's owner leaves unused."""
         return (self.graph_flops_per_s or self.flops_per_s) * (1 - self.load)
 
     @property
     def steady(self) -> bool:
-        """Return True if the device has no jitter, drift, limited availability or thermal model."""
+        """Return True if the device is always available, without jitter, drift or throttling."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

@@ -1,8 +1,8 @@
 """Fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or from TOML files.
 
-A fleet file has `[[group]]` tables of similar devices. A group names a device profile, the network
-from which links are drawn, and an availability. Each name is a library name or a TOML file. A group
-may also set any numeric field of `FleetDevice`:
+In a fleet file, each `[[group]]` table describes similar devices. A group names a device profile, a
+network from which links are drawn, and an availability, each by a library name or the path of a
+TOML file. A group may also set any numeric field of `FleetDevice`:
 
     [[group]]
     profile = "iphone-13-pro"
@@ -12,9 +12,9 @@ may also set any numeric field of `FleetDevice`:
     stragglers = 0.1
     line = { name = "household", devices = 4, network = "home" }
 
-Each link is drawn from the network's quantiles. The logarithms of the downlink and uplink rates
-have an assumed correlation of 0.7. Groups with the same `line.name` share the same lines. Each line
-gets `line.devices` devices before the next line is drawn.
+Links are drawn from distributions with the network's quantiles. The logarithms of the downlink and
+uplink rates have an assumed correlation of 0.7. Groups with the same `line.name` share lines. Each
+line gets `line.devices` devices before the next line is drawn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
 
     Raises:
-        ValueError: when `devices` is not in 1 to `MAX_DEVICES`, or `stragglers` is not in 0 to 1.
+        ValueError: if `devices` is not in 1 to `MAX_DEVICES`, or `stragglers` is not in 0 to 1.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -97,7 +97,7 @@ def fleet_names() -> list[str]:
 
 
 def size_in(name: str) -> int | None:
-    """Return the size in a built-in fleet's name: 256 for `paper-256`; None without a size."""
+    """Return the size in a built-in fleet's name, such as 256 for `paper-256`; None if absent."""
     sized = _SIZED.fullmatch(name)
     return int(sized[2]) if sized and sized[1] in fleet_names() else None
 
@@ -118,11 +118,11 @@ def find_fleet(
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
         devices: number of devices, divided among the groups of a fleet file in proportion to their
             counts. None uses the size in the name or the counts in the file.
-        dtype: dtype of the throughput that each device reports.
+        dtype: dtype for which each device reports its throughput.
         seed: seed for the draws of links and stragglers. The fleet `paper` always uses 42.
 
     Raises:
-        ValueError: when the name is unknown, the file is unreadable, a key is unknown or a value is
+        ValueError: if the name is unknown, the file is unreadable, a key is unknown or a value is
             impossible.
     """
     if devices is not None and not 1 <= devices <= MAX_DEVICES:
@@ -163,11 +163,11 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
     """Return copies of the devices that join and leave according to `churn`.
 
     Args:
-        churn: library name of an availability (`volunteer`), path of a TOML file, or mean seconds
-            of exponentially distributed sessions and gaps, such as `600:120`.
+        churn: library name of an availability (`volunteer`), path of a TOML file, or mean lengths
+            in seconds of exponentially distributed sessions and gaps, such as `600:120`.
 
     Raises:
-        ValueError: when `churn` has none of these forms.
+        ValueError: if `churn` is in none of these forms, or the TOML file is invalid.
     """
     if churn.endswith(".toml") or churn in availability_names():
         availability = load_availability(churn).availability
@@ -177,7 +177,7 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
 
 
 def _sessions_and_gaps(churn: str) -> Availability:
-    """Parse mean seconds of sessions and gaps (`600:120`), or of sessions only (`600`)."""
+    """Parse the mean lengths of sessions and gaps in seconds (`600:120`), or of sessions only."""
     numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
     try:
         if numbers is None:
@@ -216,7 +216,7 @@ _BELIEVABLE: Final = {
     "drift_interval_s": ("seconds", 0.01, 1e6),
     "active_power_w": ("watts", 0, 1e5),
 }
-"""Unit, minimum and maximum. A value outside this range was probably given in another unit."""
+"""Unit, minimum and maximum. A value outside the range is probably in another unit."""
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
@@ -234,7 +234,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         downlink_bytes_per_s, uplink_bytes_per_s: total rates of all devices on one line.
 
     Raises:
-        ValueError: when the table gives both a network and rates, or neither.
+        ValueError: if the table has both a network and rates, or neither, or an impossible value.
     """
 
     name: str
@@ -262,7 +262,7 @@ def read_fleet(
     """Read a fleet file, named `where` in error messages, and draw its devices (see `find_fleet`).
 
     Raises:
-        ValueError: when the file is unreadable, has no devices, or has an unknown key or an
+        ValueError: if the file is unreadable, has no devices, or has an unknown key or an
             impossible value.
     """
     table = read_toml(file, where)
@@ -407,10 +407,10 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """Return keyword arguments for `FleetDevice` from a profile, except for the link rates.
+    """Return the keyword arguments for `FleetDevice` from a profile, except the name and the link.
 
-    `dtype` is the dtype of `flops_per_s`. If the profile lacks it, `ComputeModel.model` chooses a
-    replacement.
+    `dtype` is the dtype of `flops_per_s`. If the profile lacks this dtype, `ComputeModel.model`
+    chooses a replacement.
     """
     compute = profile.compute_model()
     values: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Reads and writes TOML profiles, and looks up the library's profiles, networks and availabilities.
 
-The library's files in `profiles/library/` can be read even inside a zipped wheel. Every function
-that takes a library name also takes a path that ends in `.toml`. Figures are in SI units.
+The library's files in `profiles/library/` can be read even from a zipped wheel. Functions that load
+an entry by name also accept a path that ends in `.toml`. Figures are in SI units.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
         where: name of the file in error messages; empty means the word "profile" and the path.
 
     Raises:
-        ValueError: when the file cannot be read or violates the schema.
+        ValueError: if the file cannot be read or violates the schema.
     """
     where = where or f"profile {file}"
     table = read_toml(file, where)
@@ -62,7 +62,7 @@ def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
     """Read a TOML file into nested dictionaries, and check its numbers.
 
     Raises:
-        ValueError: when the file cannot be read, a number is not finite, or an integer does not fit
+        ValueError: if the file cannot be read, a number is not finite, or an integer does not fit
             in 64 bits.
     """
     try:
@@ -85,7 +85,7 @@ def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
         where: name of the file or table in error messages.
 
     Raises:
-        ValueError: when `table` violates the schema.
+        ValueError: if `table` violates the schema.
     """
     try:
         return msgspec.convert(table, kind, strict=True)
@@ -125,7 +125,7 @@ def _words(path: str) -> type[Enum]:
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
-    """Replace each "[...]" in msgspec's path by the key that causes the validation error."""
+    """Replace each "[...]" in msgspec's path with the key that causes the validation error."""
     while "[...]" in path:
         before, _, after = path.partition("[...]")
         for key, value in _value_at(table, before).items():
@@ -173,7 +173,7 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
     """Write a device profile to a TOML file atomically.
 
     Raises:
-        ValueError: when the package tomli-w is missing, or the file cannot be written.
+        ValueError: if the package tomli-w is missing, or the file cannot be written.
     """
     try:
         import tomli_w
@@ -194,8 +194,8 @@ def _without_none(value: Any) -> Any:
 
 
 def _compact(text: str) -> str:
-    """Put each sample of a TOML text on one line; tomli-w puts every number on its own line."""
-    item = r'\s+(?:[-+.\w]+|"\w*")'  # matches numbers and words, but no text with commas
+    """Put each sample in a TOML document on one line. tomli-w puts each number on its own line."""
+    item = r'\s+(?:[-+.\w]+|"\w*")'  # matches numbers and words, but no strings with commas
     return re.sub(
         rf"\[(?:{item},)+\s*\]",
         lambda m: "[" + ", ".join(re.findall(r"[^\s,\[\]]+", m[0])) + "]",
@@ -209,7 +209,7 @@ _SUFFIX = ".toml"
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry of the library.
 
-    `assumed` has one line for each unknown figure, with the assumed value and its justification.
+    `assumed` contains one line per unknown figure: the assumed value and its justification.
     """
 
     name: Text
@@ -220,7 +220,7 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class NamedLink(_Named, frozen=True, kw_only=True):
-    """A network. Its `link` has the quantiles from which the links of devices are drawn."""
+    """A network. `link` holds the quantiles from which the links of devices are drawn."""
 
     link: LinkProfile
 
@@ -232,7 +232,7 @@ class NamedAvailability(_Named, frozen=True, kw_only=True):
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embodied carbon by profile name. The licence of the figures requires a separate file."""
+    """A file of embodied carbon by profile name. The file is separate because of its licence."""
 
     attribution: Text
     licence: Text
@@ -249,7 +249,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     """Load a device profile from the library or from a TOML file.
 
     Raises:
-        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
+        ValueError: if the name is unknown, or the file is unreadable or violates the schema.
     """
     if name_or_path.endswith(_SUFFIX):
         return read_profile(Path(name_or_path))
@@ -266,7 +266,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load all device profiles of the library, by name."""
+    """Load all device profiles of the library, and return them by name."""
     return {name: load_profile(name) for name in profile_names()}
 
 
@@ -279,7 +279,7 @@ def load_network(name_or_path: str) -> NamedLink:
     """Load a network from the library or from a TOML file.
 
     Raises:
-        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
+        ValueError: if the name is unknown, or the file is unreadable or violates the schema.
     """
     return _load(name_or_path, "networks", "network", NamedLink)
 
@@ -293,7 +293,7 @@ def load_availability(name_or_path: str) -> NamedAvailability:
     """Load an availability from the library or from a TOML file.
 
     Raises:
-        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
+        ValueError: if the name is unknown, or the file is unreadable or violates the schema.
     """
     return _load(name_or_path, "availability", "availability", NamedAvailability)
 
@@ -342,7 +342,7 @@ _MOST_W = {
 }
 _STRANGER_W = 1600.0  # a device without a known profile is assumed to be a desktop, not a server
 
-SLACK_S = 30.0  # maximum seconds by which energy reports may be ahead of the PS's clock
+SLACK_S = 30.0  # maximum time by which energy reports may be ahead of the PS's clock, in seconds
 
 
 def most_w(profile: str) -> float:
@@ -354,9 +354,9 @@ def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
     """Return True if it is plausible that a device has used `energy_j` since it connected.
 
     Args:
-        energy_j: joules that the device reports. They may be any number, even NaN.
-        profile: profile name that the device reports. It may be any text.
-        present_s: seconds since the device connected.
+        energy_j: energy in joules that the device reports; any number, even NaN.
+        profile: profile name that the device reports; any string.
+        present_s: time in seconds since the device connected.
     """
     return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
 

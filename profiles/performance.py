@@ -1,6 +1,6 @@
 """Performance models, which predict a device's tile times, and the code that fits them to samples.
 
-A model predicts the time to multiply an a x c matrix by a c x b matrix in a given storage layout:
+A model predicts the time to multiply an a x c matrix by a c x b matrix in one storage layout:
 
     seconds = startup + volume abc + out ab + left ac + right bc
               + sum over widths w of (edge_a[w] bc where w does not divide a)
@@ -9,11 +9,11 @@ A model predicts the time to multiply an a x c matrix by a c x b matrix in a giv
               + fresh_right bc if the right operand was not multiplied before
               + wake if the device has been idle
 
-Every coefficient is 0 or more. Without the edge terms, the throughput saturates as each side grows,
-at 2 / volume. The terms `out`, `left` and `right` are the costs of packing the operands and writing
-the result. The edge terms are the cost of sides that are no multiples of a kernel's register tile.
-On x86, they reduce prediction errors from 50 % to 12 %. The fresh terms are the cost of reading an
-operand that is not yet in the core's caches.
+Every coefficient is 0 or more. Without the edge terms, the throughput approaches 2 / volume as all
+sides grow. The terms `left`, `right` and `out` are the costs of packing the operands and writing
+the result. The edge terms are the cost of sides that are not multiples of a kernel's register tile.
+On x86, the edge terms reduce prediction errors from 50 % to 12 %. The fresh terms are the cost of
+reading an operand that is not yet in the core's caches.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns and depth of the block.
-        seconds: mean seconds per block of the tile (the median of several measurements).
-        strips: strips per side of the measured tile, which has strips x strips blocks. The device
-            was idle before the tile, and all strips had just arrived.
+        seconds: mean time per block in seconds (the median of several measurements).
+        strips: strips per side of the measured tile, which consists of strips x strips blocks. The
+            device was idle before the tile, and all strips had just arrived.
     """
 
     a: int
@@ -74,8 +74,8 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The coefficients of the module's formula for one dtype and layout.
 
     Attributes:
-        startup_s: fixed seconds of every multiplication.
-        volume_s: seconds per multiply-add, of which a multiplication has a*b*c.
+        startup_s: fixed time of every multiplication, in seconds.
+        volume_s: seconds per multiply-add; a multiplication takes a*b*c multiply-adds.
         out_s, left_s, right_s: seconds per element of the result (a*b), the left operand (a*c) and
             the right operand (b*c).
         edge_a_s: for each width in `EDGE_WIDTHS`, seconds per element of the right operand (b*c) if
@@ -84,7 +84,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the width does not divide b.
         fresh_left_s, fresh_right_s: additional seconds per element of an operand that is multiplied
             for the first time.
-        wake_s: additional seconds on a device that has been idle.
+        wake_s: additional time in seconds on a device that has been idle.
     """
 
     startup_s: _Cost
@@ -117,12 +117,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fresh_right: float = 0.0,
         woken: float = 0.0,
     ) -> float:
-        """Predict the seconds to multiply an a x c matrix by a c x b matrix.
+        """Predict the time in seconds to multiply an a x c matrix by a c x b matrix.
 
         Args:
             a, b, c: rows, columns and depth.
-            fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0. A
-                share between 0 and 1 gives the mean over multiplications.
+            fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0. For
+                the mean of several multiplications, give a share between 0 and 1.
             woken: 1 if the device has been idle, else 0, or a share.
         """
         total = self.startup_s + self.volume_s * a * b * c
@@ -137,12 +137,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return total
 
     def expected(self, sample: TimedTile) -> float:
-        """Predict `sample.seconds`, the mean seconds per block of the measured tile."""
+        """Predict `sample.seconds`, the mean time per block of the measured tile."""
         once = 1 / sample.strips  # share of the blocks that use a strip for the first time
         return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
 
     def scaled(self, factor: float) -> PerformanceModel:
-        """Return a model that predicts `factor` times the seconds of this model."""
+        """Return a model whose predicted times are multiplied by `factor`."""
         costs: list[Any] = [
             tuple(each * factor for each in cost) if isinstance(cost, tuple) else cost * factor
             for cost in msgspec.structs.astuple(self)
@@ -154,7 +154,7 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prediction error of a performance model on samples that were not used to fit it.
 
     Attributes:
-        fitted, held_out: numbers of samples for the fit and for the error.
+        fitted, held_out: numbers of samples used for the fit and for the error.
         median_error, p95_error: median and 95 % quantile of |predicted / measured - 1|.
     """
 
@@ -174,7 +174,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
         samples: at least 8 samples with the same dtypes and layout.
 
     Raises:
-        ValueError: when `samples` has fewer than 8 items, or scipy is missing.
+        ValueError: if `samples` has fewer than 8 items, or scipy is missing.
     """
     import numpy as np
 
@@ -208,11 +208,11 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
     """Fit a performance model to all samples, and estimate its error for other samples.
 
-    The report is about a second model, which is fitted to four of every five samples and tested on
-    the fifth.
+    The report describes a second model, which is fitted to four of every five samples and tested
+    on the fifth.
 
     Raises:
-        ValueError: when the samples are too few to fit a model, or scipy is missing.
+        ValueError: if the samples are too few to fit a model, or scipy is missing.
     """
     import numpy as np
 
@@ -229,11 +229,11 @@ class ComputeModel:
     """The performance models of one device, for several dtypes and layouts.
 
     Args:
-        models: maps a pair of dtype and layout to a model. The dtype is a name of the protocol, or
-            has the form `bf16>fp32` if operands and result differ in dtype.
+        models: maps a pair of dtype and layout to a model. The dtype is a dtype name of the
+            protocol, or has the form `bf16>fp32` if operands and result differ in dtype.
 
     Raises:
-        ValueError: when `models` is empty.
+        ValueError: if `models` is empty.
     """
 
     def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
@@ -254,10 +254,10 @@ class ComputeModel:
         fresh_right: bool = False,
         woken: bool = False,
     ) -> float:
-        """Predict the seconds to multiply an a x c matrix by a c x b matrix.
+        """Predict the time in seconds to multiply an a x c matrix by a c x b matrix.
 
-        `dtype` and `out` are the protocol's names of the dtypes of operands and result. The flags
-        are those of `PerformanceModel.seconds`.
+        `dtype` and `out` are the protocol's names for the dtypes of the operands and of the result.
+        For the flags, see `PerformanceModel.seconds`.
         """
         # Cache the results: tiles have few distinct shapes, but there are millions of calls.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
@@ -272,8 +272,8 @@ class ComputeModel:
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
         """Return the model for these dtypes and this layout, or the closest available model.
 
-        If no model has the result dtype `out`, a model with result dtype `dtype` is used, and
-        otherwise an fp32 model. A missing layout is replaced by another layout of the same dtypes.
+        In order of preference, use a model for both dtypes, for the result dtype `dtype`, for fp32,
+        or for any dtypes. Another layout of the same dtypes replaces a missing layout.
         """
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):
@@ -284,5 +284,5 @@ class ComputeModel:
         return next(iter(self.models.values()))
 
     def scaled(self, factor: float) -> ComputeModel:
-        """Return models that predict `factor` times the seconds of these models."""
+        """Return a copy whose predicted times are multiplied by `factor`."""
         return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

@@ -1,4 +1,4 @@
-"""A thermal model with two parameters and throttle points, for a device's slowdown under load.
+"""A thermal model of a device's slowdown under load, with two parameters and throttle points.
 
 A device is modelled as one body with thermal resistance R (K/W) and heat capacity C (J/K). At full
 speed, power P (W) heats it:
@@ -35,10 +35,10 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
         ambient: ambient temperature, in the unit of the throttle points' temperatures.
-        points: throttle points, with rising temperatures and speeds that never rise.
+        points: throttle points in order of rising temperature; the speed never rises.
 
     Raises:
-        ValueError: when a throttle point is out of range or out of order.
+        ValueError: if a throttle point is out of range or out of order.
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -96,18 +96,18 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ThermalState:
-    """The temperature of one device at time `at_s`, in seconds."""
+    """The temperature of one device at a point in time, `at_s`."""
 
     model: ThermalModel
     temperature: float
     at_s: float = 0.0
 
     def busy(self, begin_s: float, work_s: float) -> float:
-        """Advance over an idle period and a task; return the task's seconds at throttled speed.
+        """Simulate an idle period and a task; return the task's throttled duration in seconds.
 
         Args:
             begin_s: start of the task in seconds, not before `at_s`. The device is idle until then.
-            work_s: seconds that the task would take at full speed.
+            work_s: duration of the task at full speed, in seconds.
         """
         model = self.model
         if begin_s > self.at_s:
@@ -124,11 +124,11 @@ class ThermalState:
 
 
 def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
-    """Fit a thermal model with a normalized temperature rise of 1 to a sustained run.
+    """Fit a thermal model to a sustained run. The model's temperature rise is normalized to 1.
 
     The model assumes full speed until the device is hot, and then the mean of the last three
-    speeds. A grid search finds the time constant. The result is None if that mean exceeds 97 % of
-    full speed. `speeds` has pairs (seconds since the start, share of full speed).
+    speeds. A grid search finds the time constant. The result is None if this mean exceeds 97 % of
+    full speed. `speeds` is a sequence of pairs (seconds since the start, share of full speed).
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

@@ -22,7 +22,7 @@ def dashboard(
     """Print the address of a running server's dashboard.
 
     The address lets its holder view jobs, devices and events, but change nothing. `cleave status`
-    shows the same in a terminal.
+    shows the same information in a terminal.
 
     Examples:
 

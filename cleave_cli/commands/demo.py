@@ -38,8 +38,8 @@ def demo(
 ) -> None:
     """Train a small model here and on four devices, kill one device, and compare the losses.
 
-    The devices are processes of this machine that join a server over loopback. Then a step of a
-    large model is simulated on nine devices of a household, at their measured speeds.
+    The devices are processes on this machine that join a server over loopback. Then a step of a
+    large model is simulated on nine devices of a household, at the speeds in their profiles.
 
     Examples:
 

@@ -46,7 +46,7 @@ def devices(
 ) -> None:
     """List the devices that a server knows, with their state, reputation and contribution.
 
-    A terminal of less than 120 columns shows the most important columns.
+    A terminal narrower than 120 columns shows only the most important columns.
 
     Examples:
 
@@ -81,7 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Format a device's number of failed runs, with the last failure unless `reason` names it."""
+    """Format a device's number of failed runs, with the last failure if `reason` omits it."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]
@@ -142,7 +142,7 @@ def revoke(
 
 @app.command("release")
 def release(name: Name, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Release a device from quarantine, and reset its wrong results.
+    """Release a device from quarantine, and reset its count of wrong results.
 
     Examples:
 
@@ -162,8 +162,8 @@ def own(
 ) -> None:
     """Mark a device as your own: from now on, it may train whole layers.
 
-    The device sees parameters and activations of those layers, and its results for them are not
-    checked: mark only devices that you trust. `cleave pair --own` marks future devices.
+    The device sees the parameters and activations of these layers, and only some of its results are
+    checked. Mark only devices that you trust. `cleave pair --own` marks future devices.
 
     Examples:
 

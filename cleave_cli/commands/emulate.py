@@ -87,7 +87,7 @@ def emulate(
 ) -> None:
     """Emulate a fleet of devices at the speeds in their profiles.
 
-    In real time, the devices join a parameter server, which cannot distinguish them from phones.
+    In real time, the devices join a parameter server, which cannot tell them from real devices.
     With --model, steps run in virtual time, as fast as this machine can compute.
 
     Examples:
@@ -151,7 +151,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Raise UsageError if an option is given that has no effect in this mode."""
+    """Raise UsageError if the command line has an option that has no effect in this mode."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -315,7 +315,7 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Print a step's time and traffic. `here_s`: seconds of attention on the server, if known."""
+    """Print a step's time and traffic. `here_s`: time of attention on the server, if known."""
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s

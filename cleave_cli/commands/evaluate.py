@@ -1,4 +1,4 @@
-"""`cleave eval`: a model's loss on a text, or its answers to multiple-choice questions."""
+"""`cleave eval`: measure a model's loss on text, or its answers to multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evaluate(
     step: Step = 0,
     as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Measure how well a model predicts a text, or answers multiple-choice questions.
+    """Measure how well a model predicts text or answers multiple-choice questions.
 
     Examples:
 

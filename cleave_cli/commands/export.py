@@ -34,9 +34,9 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
 
-    The folder has the weights of a checkpoint, the configuration, the tokenizer, and a model card
-    with the training data, the devices, and the cost of training. For a run with adapters (--lora),
-    the weights are those of the adapters, for peft, unless --merge is given.
+    The folder contains a checkpoint's weights, the configuration, the tokenizer, and a model card
+    that states the training data, the devices, and the cost of training. For a run with adapters
+    (--lora), only the adapters' weights are written, for peft, unless --merge is given.
 
     Examples:
 
@@ -96,7 +96,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     how = "emulated" if energy.virtual else "real"
     facts = {"devices": f"{found.devices:,}, {how}" if found.devices else "none"}
     known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
-    if found.energy_j and known:  # without device energy, the sum has only the network's share
+    if found.energy_j and known:  # if not known, the sum includes only the network's share
         unknown = f", without {found.devices_unknown} devices" if found.devices_unknown else ""
         facts["energy"] = f"{found.energy_j / 3.6e6:.3g} kWh{unknown}"
     return facts

@@ -1,4 +1,4 @@
-"""`cleave generate`: continue a text with a model."""
+"""`cleave generate`: continue a prompt with a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generate(
     server: Server = "",
     step: Step = 0,
 ) -> None:
-    """Print a text and its continuation by a model, token by token.
+    """Print a prompt and a model's continuation, token by token; with --chat, only the answer.
 
     Examples:
 

@@ -39,7 +39,7 @@ def jobs(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List a server's jobs, including jobs from before its start.
+    """List a server's jobs, including jobs from before the server started.
 
     Examples:
 
@@ -91,7 +91,7 @@ def _progress(job: dict[str, Any]) -> str:
 
 @app.command("stop")
 def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Stop a job early. It writes a checkpoint, and can be resumed.
+    """Stop a job early. The job writes a checkpoint and can be resumed.
 
     Examples:
 

@@ -83,11 +83,11 @@ def join(
     profile: Profile = "",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Make this machine a device: compute for a parameter server until the server ends or Ctrl-C.
+    """Make this machine a device, which computes for a parameter server until you press Ctrl-C.
 
     The device reconnects after a lost connection or a server restart, first within a second and
-    then less and less often, until the server refuses it for good. --once ends after the first
-    session.
+    then less and less often, until the server permanently refuses the device. With --once, the
+    device leaves after its first session.
 
     With --when, --hours, --max-temp or --max-data, the device waits until it may work, leaves when
     it may not, and joins again. See docs/idle.md.
@@ -291,7 +291,7 @@ def known_length(name: str) -> None:
 
 
 def known_profile(name: str) -> None:
-    """Raise UsageError if `--profile` is given but is not in the profile library."""
+    """Raise UsageError if `--profile` names no profile of the library. An empty name is valid."""
     from cleave.errors import UsageError
     from profiles.library import load_profiles
 

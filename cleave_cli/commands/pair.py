@@ -48,10 +48,10 @@ def pair(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Make a join code of a running server, which recognizes the devices that used it.
+    """Make a join code for a running server. The server recognizes a device that has used a code.
 
-    A phone's camera opens the QR code's page, which makes the browser a device; `cleave join` takes
-    the same address.
+    A phone's camera opens the page in the QR code, which turns the browser into a device. The
+    address also works with `cleave join`.
 
     Examples:
 

@@ -279,7 +279,7 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
 
 
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search for the smallest batch with which stages are faster than the server alone."""
+    """Search for the smallest batch at which stages are faster than the server alone."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -310,7 +310,7 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Plot the crossing or, without one, the chosen plan. For `local`, plot the stages or tiles."""
+    """Plot the crossing; without a crossing, plot the stages, or the tiles of the slowest GEMM."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling

@@ -71,7 +71,7 @@ def device(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: multiplication speed, memory, speed under sustained load, power.
+    """Measure this machine: multiplication speed, memory, speed under sustained load, and power.
 
     Run no other programs during the measurement.
 
@@ -160,7 +160,7 @@ def link(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure downlink, uplink and round trip to a parameter server, each separately.
+    """Measure the downlink, uplink and round trip between this machine and a parameter server.
 
     The server measures the link with small multiplications: first with large inputs and a result of
     one number, then with small inputs and a large result. This machine gets no training work.
@@ -305,7 +305,7 @@ def compare(
     b: Annotated[str, Argument(help=_PROFILE)],
     as_json: Json = False,
 ) -> None:
-    """Compare the figures that are in both profiles.
+    """Compare the figures that both profiles contain.
 
     Examples:
 

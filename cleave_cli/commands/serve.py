@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-STOP_S = 600.0  # maximum seconds for a running job to write a checkpoint and end
+STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
 
 
 def serve(
@@ -139,7 +139,7 @@ def serve(
     """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
 
     The server prints a join code for one device, and a new code after each use. `cleave pair` makes
-    more codes. The server recognizes these devices later, also after a restart.
+    more codes. The server recognizes a device that has used a code, even after a restart.
 
     Examples:
 

@@ -73,7 +73,7 @@ def simulate(
     as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Csv = False,
 ) -> None:
-    """Compare the simulated time of a training step by several methods.
+    """Compare the simulated times of a training step by several methods.
 
     Examples:
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
 
 LEAST_EVERY_S = 0.2
-LEAST_WINDOW_S = 1.5  # minimum seconds over which rates are averaged, without --watch
+LEAST_WINDOW_S = 1.5  # minimum time over which rates are averaged, without --watch
 
 
 def status(
@@ -52,7 +52,7 @@ def status(
 
 
 async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
-    """Show the server's state once, or every `pause_s` seconds until cancelled."""
+    """Show the server's state once or, until the task is cancelled, every `pause_s` seconds."""
     from cleave_cli.operator_client import OperatorClient
 
     client = await OperatorClient.connect(url)

@@ -88,7 +88,7 @@ def train(
     context: typer.Context = None,  # type: ignore[assignment]
     **job: Any,
 ) -> None:
-    """Train a transformer on a fleet of devices; the losses are those of one machine.
+    """Train a transformer on a fleet of devices, with the same losses as on one machine.
 
     Examples:
 
@@ -162,7 +162,7 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
-    if resume:  # change only those settings of the run that are given
+    if resume:  # change only those settings of the run that are on the command line
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
@@ -177,7 +177,7 @@ def train(
         options = FleetOptions(**asked)
         if resume:
             kept = FleetOptions.of_run(Path(resume))
-            if "fleet" in asked and "devices" not in asked:  # the saved number is of another fleet
+            if "fleet" in asked and "devices" not in asked:  # the saved number is another fleet's
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
         if cluster.servers > 1:
@@ -189,7 +189,7 @@ def train(
 
 
 def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
-    """Return the signature of `command`, with an additional option per field of `JobSpec`."""
+    """Return the signature of `command`, with one more option for each field of `JobSpec`."""
     only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
     for known in fields(JobSpec):

@@ -30,7 +30,7 @@ _CARBON = (
     "operational_gco2e", "embodied_gco2e", "attributed_gco2e", "devices", "devices_unknown",
     "embodied_unknown",
 )  # fmt: skip
-_BARS = 5  # maximum rows of the sensitivity table; the plot shows all bars
+_BARS = 5  # maximum number of rows in the sensitivity table; the plot shows all bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison in a `form`; draw a plot if `plot` is given."""
+    """Print the footprints and their comparison in `form`; with `plot`, also plot sensitivities."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:
@@ -171,7 +171,7 @@ def human_time(seconds: float) -> str:
 
 
 def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
-    """Return a run's energy and carbon as values and text, for the end of `cleave train`.
+    """Return a run's energy and carbon as values and as text, for the summary of `cleave train`.
 
     `grid` is a country code, or the path of a CSV file with hourly carbon intensities; empty if
     unknown.

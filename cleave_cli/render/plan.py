@@ -1,6 +1,6 @@
 """Output of `cleave plan`: forecasts, plans, crossings, and comparisons of server counts.
 
-A crossing is the batch size from which a step by stages is faster than a step without devices.
+A crossing is the smallest batch size at which a step by stages beats a step without devices.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
 
 
 def methods_json(found: MethodChoice) -> dict[str, Any]:
-    """Return the forecasts of all methods as JSON."""
+    """Return the forecasts of all methods, and the chosen method, as JSON."""
     return {
         "methods": [
             {
@@ -141,7 +141,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print a crossing, with the step times by batch size. `sequence` is tokens per sequence."""
+    """Print a crossing and the step times by batch size, for sequences of `sequence` tokens."""
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -151,7 +151,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence with the tokens per step from which stages beat the server alone."""
+    """Return a sentence that states at how many tokens per step stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -168,7 +168,7 @@ def crossing_text(found: Crossing, sequence: int) -> str:
 
 
 def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
-    """Return a crossing as JSON, with the step times of each batch size that was tried."""
+    """Return a crossing as JSON, with the step times at each batch size that was tried."""
     above, below = found.above, found.below
     return {
         "from_tokens": above.rows * sequence if above is not None else None,
@@ -366,7 +366,7 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
 def coding_json(
     policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the compression policy, numbers of compressed links and ratios by dtype as JSON."""
+    """Return the compression policy, number of compressed links, and ratio per dtype as JSON."""
     down, up = _links(devices)
     return {
         "policy": policy.value,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
     from cleave.planner.stages.simulated import SimulatedDevice
 
-_MOST_ROWS: Final = 40  # with more devices, each row is the mean of a stage's devices
+_MOST_ROWS: Final = 40  # with more devices, each row shows the mean of a stage's devices
 
 _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
     ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
@@ -30,7 +30,7 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""Parts of a step: resource, name, color, function that returns the seconds of a device."""
+"""Parts of a step: resource, name, color, and a function that returns the time on a device."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -89,7 +89,7 @@ def draw_stages(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Plot the seconds for which links and processors of devices are busy in a step by stages."""
+    """Plot how long each device's links and processor are busy in a step by stages."""
     rows = _rows(model, plan, names)
     figure = _figure(10, 1.6 + 0.42 * len(rows))
     axes = figure.add_subplot()

@@ -37,7 +37,7 @@ def sustained_share(profile: DeviceProfile) -> float | None:
 
 
 def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
-    """Predict the seconds of a 512 x 512 tile of depth `c` without transposed operands."""
+    """Predict the time in seconds of a 512 x 512 tile of depth `c`, with no operand transposed."""
     from profiles.performance import Layout
 
     inputs, _, out = dtype.partition(">")
@@ -212,7 +212,7 @@ def list_entry(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
-    """Return (name, value in `a`, value in `b`) for each figure in both profiles, in SI units."""
+    """Return (name, value in `a`, value in `b`) for each figure that both profiles contain."""
     rows: list[tuple[str, float | None, float | None]] = [
         ("flops_per_s", a.flops_per_s, b.flops_per_s)  # of the fastest dtype
     ]
@@ -237,7 +237,7 @@ def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, flo
 
 
 def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> None:
-    """Print a table of the figures that are in both profiles."""
+    """Print a table of the figures that both profiles contain."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in (a.name, b.name, f"{b.name} / {a.name}"):
@@ -266,7 +266,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError if a plot cannot be written. Call this before a long measurement."""
+    """Raise UsageError early, before a long measurement, if a plot cannot be written."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure  # noqa: F401

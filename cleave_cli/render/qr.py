@@ -9,11 +9,11 @@ from typing import Final
 from cleave.errors import UsageError
 from cleave.files import write_output
 
-_DOT_PIXELS: Final = 8  # width of one square of the code, sharp on screens and on paper
+_DOT_PIXELS: Final = 8  # width of one square of the code: large enough for screens and paper
 
 
 def qr_code(text: str) -> str:
-    """Return a QR code as Unicode half blocks, with the blank margin that cameras need."""
+    """Return a QR code for `text` as Unicode half blocks, with the margin that cameras need."""
     import segno
 
     drawn = io.StringIO()
@@ -22,7 +22,7 @@ def qr_code(text: str) -> str:
 
 
 def write_qr_png(text: str, path: Path) -> None:
-    """Write a QR code of a text to a PNG file."""
+    """Write a QR code for `text` to a PNG file; raise UsageError if writing fails."""
     import segno
 
     try:

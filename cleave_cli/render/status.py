@@ -36,7 +36,7 @@ class Seen:
         steps: step records of the current job.
         next_record: number of the first record to request next.
         events: the latest events, oldest first.
-        complete: whether all records of the job have been received.
+        complete: True if all records of the job have been received.
     """
 
     latest: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw at most `width` bars, each the mean of consecutive values; blank if none is finite."""
+    """Draw at most `width` bars: means of consecutive values, blank where no value is finite."""
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -113,7 +113,7 @@ def _server(server: dict[str, Any]) -> RenderableType:
 
 
 def _servers(counts: Sequence[int | None]) -> str:
-    """Format the number of devices of each server; None means that a server does not answer."""
+    """Format the numbers of devices per server; None stands for a server that does not answer."""
     known = " + ".join(f"{count}" for count in counts if count is not None)
     lost = [f"server {n}" for n, count in enumerate(counts, 1) if count is None]
     silent = f"; no answer from {', '.join(lost)}" if lost else ""

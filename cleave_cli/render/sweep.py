@@ -24,13 +24,13 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Losses of each device per second, and the seconds until a loss is detected."""
+    """How often each device is lost, and how long it takes until a loss is detected."""
 
     losses_per_s: float
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the mean seconds of a step with losses; None if not modelled, or if infinite."""
+        """Return the mean step time with losses in seconds; None if not modelled or infinite."""
         from simulator.method import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)

@@ -1,7 +1,7 @@
-"""Prints text for 80-column terminals, and CSV, without control characters.
+"""Formats and prints text for 80-column terminals, and CSV.
 
 Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
-or a library may not be, so all text is sanitized again before it is printed.
+or a library may not be, so `printable` sanitizes text again before it is printed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cleave_cli.options import human_bytes
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters except line breaks."""
+    """Return `text` without control characters, except line breaks."""
     return "\n".join(map(clean, text.split("\n")))
 
 
 def say(text: str, *, err: bool = True) -> None:
-    """Print a text without its control characters, on stderr or (with `err=False`) on stdout."""
+    """Print `text` without control characters, to stderr or (with `err=False`) to stdout."""
     typer.echo(printable(text), err=err)
 
 
@@ -41,7 +41,7 @@ def narrow_console() -> Console:
 
 
 def filled(text: str, width: int = WIDTH) -> str:
-    """Wrap each line of a text to `width`, with the line's indentation, without splitting words."""
+    """Wrap each line of `text` to `width` columns. Keep the line's indentation and whole words."""
     lines: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))]
@@ -52,12 +52,12 @@ def filled(text: str, width: int = WIDTH) -> str:
 
 
 def echo_filled(text: str, *, before: str = "") -> None:
-    """Print a text as one paragraph of 80 columns, after `before`."""
+    """Print `before`, and then `text` as one paragraph wrapped to 80 columns."""
     typer.echo(before + textwrap.fill(text, WIDTH))
 
 
 def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
-    """Format the bytes of each kind of traffic, largest first; "nothing" if all are 0."""
+    """Format the traffic of each kind, the largest first; "nothing" if there was no traffic."""
     found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
     return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
 

@@ -37,7 +37,7 @@ class Display:
     """Prints the records of a run as JSON lines on stdout, and messages on stderr."""
 
     def start(self, steps: int) -> None:
-        """Set the number of steps of the run for a progress bar; 0 if unknown."""
+        """Set the total number of steps, for a progress bar; 0 if unknown."""
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
         """Set the function that returns the current step's progress, for a progress bar."""
@@ -67,7 +67,7 @@ class Display:
 
 
 class _StepProgress(Progress):
-    """A progress bar with the result of the last step on a second line, for 80 columns."""
+    """A progress bar for 80 columns, with the result of the last step on a second line."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -79,7 +79,7 @@ class _StepProgress(Progress):
 class HumanDisplay(Display):
     """Shows a progress bar on stderr; if stderr is not a terminal, prints a line per step.
 
-    If `verbose`, it also shows tiles, traffic of each kind, and compression.
+    If `verbose`, also shows tiles, traffic by kind, and the bytes that compression saved.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -112,7 +112,7 @@ class HumanDisplay(Display):
         self._tasks = tasks
 
     def plain(self, record: dict[str, Any]) -> None:
-        """Update the progress bar with a record, or print the text of the record."""
+        """Update the progress bar with a record, or print the record's text or summary."""
         match record.get("event"):
             case "tasks":
                 self._told = tasks_text(record["done"], record["of"])

@@ -1,9 +1,9 @@
 """Measures how much concurrent matrix multiplication processes slow each other down.
 
-Each process multiplies on one thread, pinned to its own core. Processes slow each other down only
-through memory bandwidth, caches and heat. Run as a program, this module is one such process. Each
-line on its stdin has a start time (Unix time) and a duration, in seconds. For each line, it prints
-the median seconds of one multiplication.
+Each process multiplies on one thread, pinned to its own core, so that the processes compete only
+for memory bandwidth, caches and cooling. When run as a program, this module is one of these
+processes. Each line on stdin contains a start time (Unix time) and a duration, both in seconds. For
+each line, the process prints the median time of one multiplication in seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cleave.machine.sensors import usable_cores
 
 SIDE: Final = 384  # side of the square fp32 tile that every process multiplies
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_START_S: Final = 0.05  # delay from the request for a round to its start, common to all processes
+_START_S: Final = 0.05  # delay before each round, so that all processes start it together
 
 
 def process_counts(cores: int) -> list[int]:
-    """Return the process counts to measure: 1 to 8, then in steps of 50 %, and last `cores`."""
+    """Return the process counts to measure: 1 to 8, then 50 % more each time, up to `cores`."""
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -38,14 +38,14 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """Return the slowdown of a tile with 1, 2, ... concurrent processes, up to one per core.
+    """Return a tile's slowdown factors for 1, 2, ... concurrent processes, up to one per core.
 
     Each process count is measured for `seconds`. Slowdowns for counts that are not in
     `process_counts` are interpolated.
 
     Raises:
-        OSError: when a process cannot be started.
-        ValueError: when a process ends early.
+        OSError: if a process cannot be started.
+        ValueError: if a process ends early.
     """
     cores = usable_cores()
     measured: dict[int, float] = {}
@@ -65,7 +65,7 @@ def measure_contention(
 
 
 class _Worker:
-    """The parent's handle to a process that runs this module, pinned to one core."""
+    """The parent's handle to a worker process, which runs this module on one core."""
 
     def __init__(self, backend: str, core: int) -> None:
         self._process = subprocess.Popen(
@@ -104,7 +104,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run as a worker process. `arguments` are the name of a backend and a core number."""
+    """Run as a worker process. `arguments` holds the name of the backend and the core number."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

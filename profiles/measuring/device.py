@@ -30,14 +30,14 @@ from profiles.measuring.sustained import (
 )
 from profiles.performance import Layout, TimedTile, fit_and_judge
 
-# Regular sides are multiples of one of these. Planners prefer such sides, and kernels are fast.
+# Regular sides are multiples of one of these numbers: planners prefer them, and kernels are fast.
 _ALIGNMENTS: Final = (4, 8, 16, 32, 48)
 _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short the time limit
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The shapes to measure. Sides of regular shapes are multiples of 4, 8, 16, 32 or 48."""
+    """Number and ranges of shapes to measure. Regular sides are multiples of 4, 8, 16, 32 or 48."""
 
     regular: int = 100
     irregular: int = 40
@@ -46,7 +46,7 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """Return the maximum total number of elements of the two operands of a shape."""
+        """Return the maximum total number of elements of a shape's two operands."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
@@ -104,11 +104,11 @@ def measure_samples(
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
 ) -> list[TimedTile]:
-    """Time all shapes of a grid in turn, and repeat this until the time is up.
+    """Time all shapes of a grid in turn, round after round, until `seconds` have passed.
 
     Other shapes run between two repetitions of a shape, as in training. Each sample is the median
-    of a shape's tile times. Shapes that would take more than 0.5 % of `seconds` are not drawn. At
-    least 15 shapes are measured, even if this takes longer.
+    of a shape's tile times. Large shapes that would take over 0.5 % of `seconds` are not drawn. At
+    least 15 shapes are measured, even if they take longer than `seconds`.
     """
 
     def block_s(shape: Shape, strips: int) -> float:
@@ -143,7 +143,7 @@ def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProf
     """Fit one performance model per layout, and measure its error on held-out samples.
 
     Raises:
-        ValueError: when a layout has too few samples, or scipy is missing.
+        ValueError: if a layout has too few samples, or scipy is missing.
     """
     models, fits = {}, {}
     for layout in dict.fromkeys(s.layout for s in samples):
@@ -158,7 +158,7 @@ def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProf
     )
 
 
-Progress = Callable[[str, float], None]  # takes the current measurement and the seconds so far
+Progress = Callable[[str, float], None]  # takes the current measurement and the elapsed seconds
 
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
@@ -177,7 +177,7 @@ class Settings:
         kind: kind of device. None means a laptop if the machine has a battery, else a desktop.
         memory_bytes: memory that the device offers; 0 means half of the installed memory.
         threads: number of threads of the backend; 0 means one thread per core.
-        seed: seed of the drawn shapes and of the matrix elements.
+        seed: seed for the shapes and the matrix elements.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the approximate seconds of all contention measurements, with process start-up."""
+        """Return the approximate time of contention measurements and process starts in seconds."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
@@ -225,7 +225,7 @@ def measure_device(
     timer: TileTimer | None = None,
     graphs: Callable[[Clock], schema.GraphProfile | None] = measure_graphs,
 ) -> schema.DeviceProfile:
-    """Measure this machine and return its device profile. This takes about `settings.total_s`.
+    """Measure this machine for about `settings.total_s`, and return its device profile.
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
@@ -233,9 +233,9 @@ def measure_device(
         graphs: measures layers as graphs; returns None if graphs cannot run.
 
     Raises:
-        ValueError: when a performance model cannot be fitted (for example because scipy is
+        ValueError: if a performance model cannot be fitted (for example because scipy is
             missing), or a process that measures contention ends early.
-        OSError: when a process that measures contention cannot be started.
+        OSError: if a process that measures contention cannot be started.
     """
     here, sensors = machine.this_machine(), sensors or Sensors()
     rng = np.random.default_rng(settings.seed)
@@ -321,10 +321,10 @@ def measure_device(
 
 
 def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
-    """Return the profile with performance and thermal models fitted again to its stored samples.
+    """Return a copy of the profile, with its models fitted again to the stored samples.
 
     Raises:
-        ValueError: when the profile has too few samples, or SciPy is not installed.
+        ValueError: if the profile has too few samples, or SciPy is not installed.
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(
@@ -375,6 +375,6 @@ def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
 
 
 def valid_name(text: str) -> str:
-    """Convert a text, such as a host name, to a valid profile name."""
+    """Convert a string, such as a host name, to a valid profile name."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
     return kept.strip(".-")[:64] or "device"

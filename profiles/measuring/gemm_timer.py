@@ -1,7 +1,7 @@
 """Times matrix multiplications with the code that devices use for tiles.
 
-A time includes reading the operands from bytes as received over a socket, multiplying them with the
-backend, and packing the result for sending.
+Each measured time includes decoding the operands from the bytes that a device would receive,
+multiplying the operands with the backend, and packing the result for sending.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ REPEATS: Final = 3  # minimum number of timed repetitions of each multiplication
 
 
 class TileTimer(Protocol):
-    """Interface for measuring the time that a device takes for a tile."""
+    """Interface for measuring how long a device takes to compute a tile."""
 
     @property
     def strips(self) -> Sequence[int]:
-        """Return the numbers of strips per side of a tile that `block_s` supports."""
+        """Return the values of `strips` that `block_s` supports."""
         ...
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Time a tile once and return the mean seconds per block of the tile.
+        """Time a tile once and return the mean time per block in seconds.
 
         Args:
             shape: rows, columns and depth of one block.
-            strips: strips per side of the tile, which then has strips x strips blocks.
+            strips: number of strips per side. The tile consists of strips x strips blocks.
             dtype, out: dtypes of the operands and of the result.
         """
         ...
@@ -48,11 +48,11 @@ class TileTimer(Protocol):
 class Bench:
     """Times tiles on a backend in this process (a `TileTimer`).
 
-    Tiles take longer in a device process (`profiles.measuring.tile_timer`), and small tiles take
-    twice as long, because the caches hold other data.
+    Tiles take longer in a device process (`profiles.measuring.tile_timer`), where other data
+    occupies the caches. Small tiles take twice as long in a device process.
 
     Args:
-        elements: maximum number of elements of both operands together.
+        elements: maximum total number of elements of the two operands.
         rng: random generator for the elements of the operands.
     """
 
@@ -70,7 +70,7 @@ class Bench:
         self._bytes: dict[DType, memoryview] = {}
 
     def order(self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType) -> Compute:
-        """Return a task for `once`: the product of an a x c matrix and a c x b matrix."""
+        """Return a task for `once` that multiplies an a x c matrix by a c x b matrix."""
         transpose_a, transpose_b = (letter == "t" for letter in layout.value)
         left = self._array(0, (c, a) if transpose_a else (a, c), dtype)
         right = self._array(a * c, (b, c) if transpose_b else (c, b), dtype)
@@ -83,10 +83,10 @@ class Bench:
         return StoredArray(*shape, dtype, self._bytes[dtype][begin : begin + nbytes], nbytes)
 
     def once(self, order: Compute) -> float:
-        """Run one multiplication and return its seconds, including packing the result for sending.
+        """Multiply once and return the time in seconds, which includes packing the result.
 
-        The operands are copied to new memory first, as if they had just arrived over a socket.
-        Multiplying recently used operands would be up to a third faster.
+        Before the timed part, the operands are copied to new memory, as if they had just arrived
+        over a socket. Multiplying recently used operands would be up to a third faster.
         """
         pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
         arrived = replace(order, pairs=pairs)
@@ -95,11 +95,11 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Time a tile of one block, which is the only kind that `Bench` supports."""
+        """Time a tile that consists of one block. `Bench` supports no larger tiles."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Return the median seconds of 3 or more runs that together take at least `enough_s`."""
+        """Run a task at least 3 times and for `enough_s`; return the median time in seconds."""
         took = [self.once(order)]
         if took[0] < enough_s:  # discard the cold start of a short multiplication
             took.clear()

@@ -1,7 +1,7 @@
 """Times a transformer layer as an ONNX graph, which is how devices run the layers of a stage.
 
 Tiles run on torch or numpy, but graphs run on ONNX Runtime, whose kernels differ. On one core of an
-AMD server, torch reaches 112 GFLOP/s, and ONNX Runtime reaches 195 GFLOP/s for the layer.
+AMD server, torch reaches 112 GFLOP/s, and ONNX Runtime reaches 195 GFLOP/s for this layer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MOST_RUNS: Final = 200
 def measure_graphs(
     clock: Clock = time.perf_counter, make_session: Callable[[bytes], Any] | None = None
 ) -> GraphProfile | None:
-    """Time the forward pass of a layer as wide as in OPT-125M, for 2 sequences of 512 tokens.
+    """Time the forward pass of a layer as wide as OPT-125M's, for 2 sequences of 512 tokens.
 
-    The measurement takes about a second. The result is None if this machine cannot run graphs.
+    The measurement takes about a second. Return None if this machine cannot run graphs.
 
     Args:
         make_session: loads a serialized graph. None means ONNX Runtime with this machine's best
@@ -67,7 +67,7 @@ def layer_flops() -> float:
 
 
 def layer() -> bytes:
-    """Return the layer that is timed, as a serialized ONNX graph. Its MLP is 4 x 768 wide."""
+    """Return the timed layer as a serialized ONNX graph. The layer's MLP is 4 x 768 wide."""
     nodes = [
         Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
         *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),

@@ -1,8 +1,8 @@
 """Measures the link between this machine and a parameter server (PS).
 
 For each measurement, this machine joins the PS as a device, lets the PS probe each direction
-(`cleave.scheduler.sessions.probe`), and leaves. Its `hello` requests only a measurement, so the PS
-sends no training tasks.
+(`cleave.scheduler.sessions.probe`), and leaves. The `hello` message asks only for a measurement, so
+the PS sends no training tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_S: Final = 300.0  # timeout of one link measurement
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
     """Let the PS measure the link once, close the connection, and return the link rates."""
-    # Probes multiply vectors, which takes less time than starting a thread.
+    # Probes multiply vectors, which takes less time than passing the work to a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
     lost = "the connection was lost while it was measured"
@@ -66,7 +66,7 @@ async def measure_link(
 
     Args:
         url: join URL that the server prints for devices.
-        progress: called after each measurement, with the number of measurements and the last rates.
+        progress: called after each measurement with the number of measurements and the last rates.
         keys: returns a device credential and a join code for a parsed URL. None means the
             credential in the URL, and no join code.
     """
@@ -86,7 +86,7 @@ async def measure_link(
 
 
 def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
-    """Return a profile with the quantiles of one or more measurements of the same link."""
+    """Return a link profile with the quantiles of one or more measurements of the same link."""
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),

@@ -16,8 +16,8 @@ from profiles.measuring.gemm_timer import Bench
 from profiles.performance import Layout
 from profiles.thermal import fit_thermal
 
-FITTED_FROM_S: Final = 60.0  # in a shorter run, a device does not become hot
-LARGEST_CUBE: Final = 1024  # maximum number of rows, columns and depth of the multiplied tile
+FITTED_FROM_S: Final = 60.0  # minimum duration of a run for a thermal model to be fitted
+LARGEST_CUBE: Final = 1024  # maximum rows, columns and depth of the multiplied tile
 _RESTS_AT_MOST_S: Final = 90.0
 
 
@@ -30,8 +30,8 @@ def measure_sustained(
 ) -> schema.Sustained:
     """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
 
-    The run is divided into about 60 windows. Once per window, the sensors and the meter are read
-    and `progress` is called with the elapsed seconds.
+    The run is divided into about 60 windows, or fewer if it is shorter than 15 s. In each window,
+    the sensors and the meter are read, and `progress` is called with the elapsed time in seconds.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
@@ -73,14 +73,14 @@ def measure_sustained(
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Return the run with a fitted thermal model, if it is long enough and shows a slowdown."""
+    """Return a copy of the run. `thermal` is a fitted model; None if the run is short or steady."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
 
 
 def _side_for(bench: Bench, seconds: float) -> int:
-    """Return the number n, up to `LARGEST_CUBE`, for which an n x n x n tile takes `seconds`."""
+    """Return n, from 128 to `LARGEST_CUBE`, such that an n x n x n tile takes about `seconds`."""
     once_s = bench.seconds(bench.order(256, 256, 256, Layout.NN, DType.FP32, DType.FP32))
     side = float(256 * (seconds / max(once_s, 1e-9)) ** (1 / 3))
     return min(LARGEST_CUBE, max(128, round(side / 16) * 16))
@@ -93,7 +93,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until the device has cooled to about `before_c`, at most 90 s or half of the run."""
+    """Let the device cool to about `before_c`, for at most 90 s or half the run's duration."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -1,6 +1,6 @@
 """Times tiles in a real device process, which receives tiles over a socket and reports their times.
 
-A tile's time depends on what the device did just before. Its operands have just arrived over a
+A tile's time depends on what the device did just before. The operands have just arrived over a
 socket, the event loop and the codec occupy the caches, and the compute thread may have been asleep.
 """
 
@@ -24,12 +24,12 @@ from profiles.performance import Layout
 _POOL_ELEMENTS: Final = 2**23
 _PAUSE_S: Final = 0.004  # pause before each tile, in which the idle device lowers its clock rate
 _LEAST_S: Final = 1e-9
-_LOOK_S: Final = 1.0  # interval of checks that the device process is still alive
+_LOOK_S: Final = 1.0  # interval between checks that the device process is still alive
 
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """A planner that gives each GEMM to the first device, as a tile of `strips` strips per side."""
+    """A planner that assigns each GEMM to the first device. A tile has `strips` strips per side."""
 
     strips: int
 
@@ -47,10 +47,10 @@ class InStrips:
 
 
 class SessionTimer:
-    """A `TileTimer` for the only device of a server. The constructor waits for that device.
+    """A `TileTimer` for a server's only device. The constructor waits until the device joins.
 
     Raises:
-        FleetError: when no device joins within `patience_s`, or `ended` returns True before.
+        FleetError: if no device joins within `patience_s`, or `ended` returns True first.
     """
 
     strips = (1, 3)
@@ -77,7 +77,7 @@ class SessionTimer:
     def block_s(
         self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Time a tile, as `TileTimer.block_s` does. Raise FleetError if the device process ends."""
+        """Time a tile (see `TileTimer.block_s`). Raise FleetError if the device process ends."""
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)
@@ -99,11 +99,11 @@ class SessionTimer:
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:
-        """Return the total compute seconds that the device has reported so far."""
+        """Return the total compute time in seconds that the device has reported so far."""
         return sum(float(str(d["compute_s"])) for d in self._server.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
-        """Return a matrix of random numbers. A large matrix repeats the numbers of the pool."""
+        """Return a random matrix. A matrix larger than the pool repeats the pool's numbers."""
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
