@@ -50,7 +50,6 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Create the part that consists of a whole layer."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
