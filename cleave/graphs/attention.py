@@ -135,7 +135,7 @@ def _mask(*, packed: bool, **how: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Settings for attention in blocks of `rows` queries; the last block may have fewer.
+    """Settings for attention in blocks of `rows` queries; the last block may contain fewer.
 
     Scores are multiplied by `factor`, and then bounded by `softcap` with tanh. `causal` is ignored
     if attention has a mask.

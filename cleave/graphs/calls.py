@@ -70,7 +70,7 @@ class _Name(str):
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return a model's decoder layers: the modules in the largest `ModuleList` by parameters.
+    """Return a model's decoder layers: the `ModuleList` with the most parameters.
 
     Raises:
         LayerGraphError: if the model has no `ModuleList`.
@@ -90,7 +90,7 @@ def layer_calls(
     *,
     positions: Tensor | None = None,
 ) -> list[LayerCall]:
-    """Run a model's forward pass with `plain_attention`, and return the call of each layer.
+    """Run a forward pass with `plain_attention`, and return the recorded call of each layer.
 
     Args:
         model: a causal language model of transformers.
@@ -189,7 +189,7 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer, which `OutsideLayers.embed` computes with autograd.
+        x: input of the first layer; autograd connects the `x` from `embed` to the embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 
@@ -264,7 +264,7 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Within the context, replace all layers with `forward`, which may call the layers itself.
+        """Within the context, call `forward` instead of all layers. `forward` may call the layers.
 
         Raises:
             LayerGraphError: if the model does not call each layer once, in order.

@@ -2,7 +2,7 @@
 
 The forward graph also returns *activations*: the results of matrix multiplications, which are the
 costliest operations. Cheap operations (norms, additions, softmax) are always recomputed. So are
-batched multiplications whose result is larger than all operands, such as attention scores.
+batched multiplications whose result is larger than all operands together (attention scores).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Splitter:
             of_forward: number of leading outputs that do not depend on the gradient.
 
         Returns:
-            The forward graph, a backward graph that recomputes activations, and one that takes them
-            as inputs; and the number of elements per sample of each activation, by name.
+            The forward graph, a backward graph that recomputes activations, and a backward graph
+            that takes activations; and the number of elements per sample of each activation.
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]

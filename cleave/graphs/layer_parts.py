@@ -132,12 +132,12 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part for `pieces` chunks per sequence. Its tokens must be independent."""
+        """Return this part for sequences in chunks. The part must process tokens independently."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Cut the layer into two parts of similar size; return the layer if no cut is possible.
+        """Cut the layer into two parts of similar size. Return it uncut if no cut is suitable.
 
         A trace shows where to cut. In most layers, only the sum of the layer's input and
         attention's output passes from attention to the MLP.
@@ -184,7 +184,7 @@ class _ReachedError(Exception):
 
 
 class _Replaced(TorchFunctionMode):
-    """Torch function mode that replaces result number `first` with `x`, and stops at `last`.
+    """Torch function mode that replaces result number `first` with `x`, and stops at result `last`.
 
     Only results that have the shape of `given`, the layer's input, are numbered.
     """
@@ -221,7 +221,7 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """A possible cut: the parameters and buffers of each part, and whether it has attention."""
+    """A possible cut: each part's parameters and buffers, and whether it contains attention."""
 
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]

@@ -92,8 +92,8 @@ def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class SliceGraphs:
     """Graphs that are shared by all slices with the same number of LM head rows.
 
-    A *slice* is a range of rows of the LM head, together with the modules between the
-    last layer and the LM head:
+    A *slice* is a range of rows of the LM head, together with the modules between the last
+    layer and the LM head:
 
         forward    x, targets, first, parameters -> y
         backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
@@ -174,7 +174,7 @@ def export_slice(
 
 
 def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
-    """Return the names of the LM head's parameters; empty unless it is a plain `nn.Linear`."""
+    """Return the LM head's parameter names; empty unless the head is a plain `nn.Linear`."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
         return ()

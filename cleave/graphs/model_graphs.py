@@ -228,7 +228,7 @@ def _refuse_other_attention(
 ) -> None:
     """Raise LayerGraphError if `plain_attention` changes the output of the model's last layer.
 
-    `called` are the keyword arguments of the recorded forward pass.
+    `called` holds the keyword arguments of the recorded forward pass.
     """
     found: list[Tensor] = []
 

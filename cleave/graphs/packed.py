@@ -44,8 +44,8 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
     """Return the attention mask that a model needs to separate documents; None if it needs none.
 
-    The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` is the
-    argument of `called_with`.
+    The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` is as
+    in `called_with`.
     """
     if packed is not PackedBy.MASK or positions is None:
         return None

@@ -84,7 +84,7 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function x W^T that saves W for the backward pass in quantized form."""
+    """Autograd function x W^T that saves W in quantized form for the backward pass."""
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:

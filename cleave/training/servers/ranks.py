@@ -38,7 +38,7 @@ class Collected:
     """Tensors of all ranks, which rank 0 can read within the context of `Ranks.collect`.
 
     Attributes:
-        tensors: all ranks' tensors by name. On device `meta`, other ranks' tensors have no values.
+        tensors: all ranks' tensors by name. Other ranks' tensors are on `meta`, without values.
         fetch: returns a CPU copy of the named tensor of another rank; None with a single rank.
     """
 
@@ -132,7 +132,7 @@ class Alone:
 
 
 class TorchRanks:
-    """Implementation of `Ranks` with the process group of `torch.distributed`, once initialized."""
+    """Implementation of `Ranks` with `torch.distributed`, which must be initialized first."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()

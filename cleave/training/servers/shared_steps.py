@@ -261,7 +261,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True once this server, one of several, has had no device for `GIVES_BACK_S`."""
+        """Return True if this server, one of several, lacks devices for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False

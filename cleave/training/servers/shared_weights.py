@@ -5,8 +5,8 @@ its forward pass, and again before its backward pass. Weights outside the layers
 per step. After a layer's backward pass, each gradient is summed on the weight's owner.
 
 All servers perform the same exchanges in the same order. A server with fewer micro-batches takes
-part in the exchanges of the first passes without computing. A server that abandons its part of
-a step still performs the remaining exchanges.
+part in the exchanges of the first passes without computing. A server that abandons its part of a
+step still performs the remaining exchanges.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; the f
 class Kind(Enum):
     """Kind of an exchange of weights between servers.
 
-    FORWARD and BACKWARD gather the weights for the forward or backward pass. DONE frees the weights
-    and, in a training step, sums their gradients.
+    FORWARD and BACKWARD gather weights for a forward or backward pass. DONE frees the weights and,
+    in a training step, sums their gradients.
     """
 
     FORWARD = auto()
@@ -113,7 +113,7 @@ class SharedWeights:
         owners: the rank that owns each weight, by name.
 
     Raises:
-        LayerGraphError: the model has no list of layers.
+        LayerGraphError: if the model has no list of layers.
     """
 
     def __init__(

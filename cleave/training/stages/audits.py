@@ -67,7 +67,7 @@ class _Returned:
 class AuditCounters:
     """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    `again` counts audits that found an error above the limit and recomputed with coarser rounding.
+    `again` counts audits that found a significant error and recomputed with coarser rounding.
     """
 
     outputs: int = 0
@@ -321,7 +321,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that returns wrong results in all `steps`.
+    """Return the probability that audits miss a device that is wrong in each of `steps` steps.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.

@@ -73,7 +73,7 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return all error measures of signed errors. One infinite error makes all infinite."""
+        """Return all error measures of signed errors; all are infinite if any error is infinite."""
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
         if not 0.0 < largest < math.inf:
@@ -99,7 +99,7 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Merge the groups of the smallest elements into one that holds at least `_LEAST_SHARE`."""
+        """Merge groups of the smallest elements into one with at least `_LEAST_SHARE` of all."""
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
@@ -122,7 +122,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare a device's result, upcast from wire dtype `dtype`, with the local result."""
+        """Compare a device's result, upcast from the wire dtype `dtype`, with the local result."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
@@ -180,7 +180,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
     """Return the signed errors of values that a device rounded to a dtype before sending.
 
     The largest error of rounding to nearest, half the distance between adjacent values of the
-    dtype, is subtracted from an error's magnitude. The error of two equal infinities or of two NaNs
+    dtype, is subtracted from each magnitude. The error of two equal infinities or of two NaNs
     is 0. Any other pair with a non-finite value has an infinite error.
 
     Args:

@@ -82,7 +82,7 @@ class PsPasses:
         found[key] = found[key] + gradient if key in found else gradient
 
     def trained(self, run: int) -> list[nn.Parameter]:
-        """Return a run's trained parameters without duplicates; empty if no run has the key."""
+        """Return a run's trained parameters without duplicates; empty for an unknown run."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
         return list(dict.fromkeys(trained))

@@ -55,7 +55,7 @@ class Sent:
     """Cache of graphs and frozen parameters in the wire format.
 
     Devices retain an array as long as steps contain the same `StageArray` object. So the cache
-    returns the same object until the parameter changes.
+    returns the same object for a parameter until the parameter changes.
 
     Args:
         changing: whether the caller may change frozen parameters between steps without notice. If
@@ -218,7 +218,7 @@ class ModelWork:
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the `SliceWork` of each of `count` slices of the loss. Otherwise, see `loss`."""
+        """Return the `SliceWork` of `count` slices of the loss. For other arguments, see `loss`."""
         if not count:
             return []
         given = [_indices(t) for t in targets]
@@ -475,7 +475,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _extra_array(self, tensor: Tensor) -> StageArray:
-        """Convert a layer argument to a wire array; reuse an equal array of this or last step."""
+        """Return a layer argument's wire array; reuse an equal array of this or the last step."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -559,7 +559,7 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that retained activations save: the forward pass except scores."""
+    """Return the FLOPs per token that retained activations save: forward, without scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 

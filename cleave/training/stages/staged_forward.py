@@ -228,7 +228,7 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Register a new forward pass. Abandon an earlier pass that has had no backward."""
+        """Register a new forward pass. Abandon an earlier pass whose backward pass has not run."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()

@@ -128,7 +128,7 @@ def _is_like_one_batch(
 ) -> bool:
     """Return True if gradient sums are plausible, judged by one random micro-batch's gradients.
 
-    For n micro-batches, a sum may be as large as `_OTHERS` * n times the gradient.
+    For n micro-batches, a sum may be up to `_OTHERS` * n times the micro-batch's gradient.
     """
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):

@@ -70,8 +70,8 @@ def offload(
             over `include`.
         min_flops: with tiles, GEMMs with fewer floating-point operations run locally.
         fallback: what happens while no device is connected. With `wait`, training waits for a
-            device. With `local`, this process computes until a device connects. Both events
-            are logged, except with `wait` if the method is `stages` or the fleet is emulated.
+            device. With `local`, this process computes until a device connects. The change is
+            logged, except with `wait` if the method is `stages` or the fleet is emulated.
         fallback_after_s: with `fallback="local"`, seconds without devices before this process
             computes, on the fleet's clock.
 
