@@ -1,4 +1,4 @@
-"""Attention as separate matrix multiplications and a softmax, for tracing layers.
+"""Attention as separate matrix multiplications and a softmax, so that layers can be traced.
 
 torch cannot decompose the backward pass of its fused CPU attention. For long sequences, attention
 runs over one block of queries at a time, so that the scores fit in memory.
@@ -33,12 +33,12 @@ def plain_attention(
     """Return a context manager in which a transformers model uses traceable attention.
 
     Args:
-        blocks: decides when attention runs over blocks of queries, and the size of a block.
+        blocks: decides whether attention runs over blocks of queries, and the size of a block.
         packed: whether one sequence may contain several documents. If so, layers receive a mask
             even for a batch in which each sequence is one document.
 
     Raises:
-        LayerGraphError: when the model's attention implementation cannot be replaced.
+        LayerGraphError: if the model's attention implementation cannot be replaced.
     """
     from transformers import AttentionInterface, PreTrainedModel
     from transformers.masking_utils import AttentionMaskInterface
@@ -71,7 +71,7 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, with the signature of an attention function of transformers.
+    """Compute attention. The signature is that of transformers' attention functions.
 
     Args:
         query: shape (batch, heads, queries, width).
@@ -79,15 +79,16 @@ def attention(
             divides the number of heads.
         attention_mask: a boolean mask that is true where a query attends to a key, or a mask that
             is added to the scores.
-        scaling: factor of the scores; by default 1 / sqrt(width).
-        is_causal: whether attention without a mask is causal; None for the module's setting.
+        scaling: factor by which scores are multiplied; by default 1 / sqrt(width).
+        is_causal: whether attention without a mask is causal; None for the module's `is_causal`.
         softcap: bound on the scores, applied with tanh, as in Gemma 2.
 
     Returns:
         The output, shape (batch, queries, heads, width), and None instead of attention weights.
 
     Raises:
-        LayerGraphError: when `dropout` is not 0, or `others` contains an unknown tensor or float.
+        LayerGraphError: if `dropout` is not 0, or `others` has an unknown argument that is a tensor
+            or a float.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
@@ -134,10 +135,10 @@ def _mask(*, packed: bool, **how: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Settings for attention in blocks of `rows` queries; the last block may have fewer.
+    """Settings for attention in blocks of `rows` queries; the last block may contain fewer.
 
     Scores are multiplied by `factor`, and then bounded by `softcap` with tanh. `causal` is ignored
-    if a mask is given.
+    if attention has a mask.
     """
 
     rows: int
@@ -149,9 +150,9 @@ class Weighing:
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
 ) -> Tensor:
-    """Compute attention over blocks of queries, in one iteration of a `Scan` per block.
+    """Compute attention over blocks of queries, with one iteration of a `Scan` per block.
 
-    Each block's scores are freed before the next block. The backward pass recomputes the scores.
+    A block's scores are freed before the next block. The backward pass recomputes the scores.
 
     Args:
         query: shape (batch, heads, queries, width).
@@ -162,7 +163,7 @@ def attention_in_blocks(
         The attention output, shape (batch, queries, heads, width).
 
     Raises:
-        LayerGraphError: in the backward pass, when the mask requires a gradient.
+        LayerGraphError: in the backward pass, if the mask requires a gradient.
     """
     # `scan_op` refuses inputs that are views of one tensor, as in GPT-2. Exported graphs do not
     # contain these copies.
@@ -172,7 +173,7 @@ def attention_in_blocks(
 
 
 class _Attention(torch.autograd.Function):
-    """Autograd function of attention in blocks, which also works in `torch.func` and in a trace."""
+    """Autograd function for attention in blocks. It also works in `torch.func` and in traces."""
 
     @staticmethod
     def forward(
@@ -200,7 +201,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass of attention, which `torch.func` requires as a separate function."""
+    """Autograd function for the backward pass, which `torch.func` requires to be separate."""
 
     @staticmethod
     def forward(
@@ -244,9 +245,9 @@ def _back(
     dy: Tensor,
     *mask: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the key and value gradients with one block added, and the block's query gradient.
+    """Return updated sums of the key and value gradients, and one block's query gradient.
 
-    `start` is the index of the block's first query. Shapes are those of `attention_in_blocks`.
+    `start` is the index of the block's first query. Shapes are as in `attention_in_blocks`.
     """
     at = _positions(start, query, how)
     block = query.index_select(2, at) * how.factor
@@ -267,8 +268,8 @@ class _Weights:
     """The attention weights of one block of queries, shape (batch, heads, rows, keys).
 
     Attributes:
-        squeezed: tanh(scores / softcap), same shape; None without a softcap.
-        seen: true where a query attends to a key; None without a boolean or causal mask.
+        squeezed: tanh(scores / softcap), with the same shape; None without a softcap.
+        seen: true where a query attends to a key; None unless the mask is boolean or causal.
     """
 
     weights: Tensor
@@ -300,14 +301,14 @@ class _Weights:
         return cls(weights, squeezed, seen)
 
     def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
-        """Convert the gradient of the softmax's input to that of the scores before softcap."""
+        """Convert the gradient of the softmax's input to the gradient of the uncapped scores."""
         if self.seen is not None:
             gradient = torch.where(self.seen, gradient, 0.0)
         return gradient if self.squeezed is None else gradient * (1 - self.squeezed**2)
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return the query indices of a block. A short block repeats the last query."""
+    """Return the query indices of a block. The last index is repeated in a short block."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 

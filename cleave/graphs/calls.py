@@ -1,4 +1,4 @@
-"""Recorded calls of a model's decoder layers, and runs of the model without these layers."""
+"""Recorded calls of a model's decoder layers, and runs of the model without its layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerCall:
         x, y: the layer's input and output, shape (batch, tokens, width).
         extras: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        hooked: why hooks within the layer prevent its export; empty if no hook does.
+        hooked: message if hooks within the layer prevent its export; otherwise an empty string.
     """
 
     model: nn.Module
@@ -52,10 +52,10 @@ class LayerCall:
         return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensor arguments of a later call by name, except the layer's first argument.
+        """Return the tensors in a later call's arguments by name. `args` excludes the input `x`.
 
         Raises:
-            LayerGraphError: when an argument that is not a tensor differs from the recorded call.
+            LayerGraphError: if argument names or non-tensor values differ from the recorded call.
         """
         tensors, leaves, structure = _flattened(args, kwargs)
         if structure != self._structure or leaves != list(self._leaves):
@@ -64,16 +64,16 @@ class LayerCall:
 
 
 class _Name(str):
-    """The name of a tensor argument. Its type distinguishes it from a string argument."""
+    """Name of a tensor argument. The class distinguishes a name from an argument of type `str`."""
 
     __slots__ = ()
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return a model's decoder layers, which are its `ModuleList` with the most parameters.
+    """Return a model's decoder layers: the `ModuleList` with the most parameters.
 
     Raises:
-        LayerGraphError: when the model has no `ModuleList`.
+        LayerGraphError: if the model has no `ModuleList`.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
@@ -90,15 +90,15 @@ def layer_calls(
     *,
     positions: Tensor | None = None,
 ) -> list[LayerCall]:
-    """Run a model's forward pass with `plain_attention` and record the call of each layer.
+    """Run a forward pass with `plain_attention`, and return the recorded call of each layer.
 
     Args:
         model: a causal language model of transformers.
         ids, mask, positions: the batch (see `called_with`).
 
     Raises:
-        LayerGraphError: when the model does not call each layer once, in order, with the output of
-            the previous layer; or when a layer has hooks or an argument of an unsupported type.
+        LayerGraphError: if the model does not call each layer once, in order, with the output of
+            the previous layer; or if a layer has hooks or an argument of an unsupported type.
     """
     layers = decoder_layers(model)
     if len(set(layers)) < len(layers):
@@ -141,9 +141,9 @@ _PLAIN = bool | int | float | str | torch.dtype | None
 def _flattened(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Tensor], list[object], pytree.TreeSpec]:
-    """Return a call's tensors by name, its flattened arguments, and their tree structure.
+    """Return a call's tensors by name, the flattened arguments, and the arguments' structure.
 
-    In the flattened arguments, names replace tensors. The layer's input `x` is not included.
+    In the flattened arguments, names replace tensors. `args` excludes the layer's input.
     """
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
     tensors: dict[str, Tensor] = {}
@@ -158,9 +158,9 @@ def _flattened(
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return a message if a module within a layer has hooks, which graphs ignore; empty if none.
+    """Return a message if a submodule of a layer has hooks, which graphs ignore; otherwise "".
 
-    LayerGraphError is raised if the layer itself has hooks.
+    Raise LayerGraphError if the layer itself has hooks.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -173,10 +173,10 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return a layer's output tensor: its result, or the first element if the result is a tuple.
+    """Return a layer's output tensor: the result, or its first element if it is a tuple.
 
     Raises:
-        LayerGraphError: when the output is not a tensor.
+        LayerGraphError: if the output is not a tensor.
     """
     first = found[0] if isinstance(found, tuple) else found
     if not isinstance(first, Tensor):
@@ -189,7 +189,7 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer, with an autograd graph back to the embedding.
+        x: input of the first layer; autograd connects the `x` from `embed` to the embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 
@@ -210,8 +210,8 @@ class OutsideLayers:
         """Return the arguments of all layers for a batch (see `called_with`).
 
         Raises:
-            LayerGraphError: when the model does not call all layers as recorded, or a tensor
-                argument other than the first requires a gradient.
+            LayerGraphError: if the model does not call all layers as recorded, or if a tensor
+                argument of a layer, other than its input, requires a gradient.
         """
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
@@ -233,14 +233,14 @@ class OutsideLayers:
         raise LayerGraphError("the model did not call all of its layers")
 
     def logits(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the logits of single tokens, shape (tokens, 1, vocabulary).
+        """Return the logits of sequences of one token, shape (tokens, 1, vocabulary).
 
         Args:
             parameters: parameters and buffers to use instead of the model's own, by name.
             x: output of the last layer, shape (tokens, 1, width).
 
         Raises:
-            LayerGraphError: when the model returns no logits.
+            LayerGraphError: if the model returns no logits.
         """
 
         def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
@@ -264,10 +264,10 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace all layers of the model with one function, which may call the original layers.
+        """Within the context, call `forward` instead of all layers. `forward` may call the layers.
 
         Raises:
-            LayerGraphError: when the model does not call each layer once, in order.
+            LayerGraphError: if the model does not call each layer once, in order.
         """
         first = self.calls[0]
         called: list[nn.Module] = []

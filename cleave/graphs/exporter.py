@@ -23,7 +23,7 @@ _SIGNATURES: Final = "onnx_ir.schemas"
 
 @contextmanager
 def without_repetition() -> Iterator[None]:
-    """Return a context manager in which torch's ONNX exporter is twice as fast.
+    """Return a context manager in which torch's ONNX exporter is about twice as fast.
 
     The exported graphs are the same. The exporter caches its translation table (which takes 0.25 s
     to build) and the signatures of operations. It tries each rewrite rule only on operations that
@@ -45,7 +45,7 @@ def without_repetition() -> Iterator[None]:
 def _changed(
     module: str, owner: str, name: str, change: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
-    """Replace an attribute of a class with `change(class, attribute)`, if the attribute exists."""
+    """Within the context, replace a class attribute, if it exists, with `change(class, value)`."""
     try:
         changed: Any = getattr(importlib.import_module(module), owner)
         made = vars(changed)[name]
@@ -86,7 +86,7 @@ def _kept_signatures(signatures: Any, made: Any) -> Any:
 
 
 def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
-    """Return a `try_rewrite` that skips operations that cannot be last in the rule's pattern."""
+    """Return a `try_rewrite` that skips operations that cannot match the end of a pattern."""
     ends: dict[Any, Any] = {}
 
     def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **how: Any) -> Any:
@@ -100,7 +100,7 @@ def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
 
 
 def _last_operation(rule: Any) -> Any:
-    """Return domain and name of the last operation in a rule's pattern; None if it is not fixed."""
+    """Return the domain and name of a pattern's last operation; None if it is not fixed."""
     try:
         named = rule._target_pattern.output_nodes[0].op_identifier()
     except (AttributeError, IndexError):

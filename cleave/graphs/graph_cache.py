@@ -1,4 +1,4 @@
-"""Disk cache of exported graphs. Exporting a graph takes seconds."""
+"""Disk cache of exported graphs, because the export of a graph takes seconds."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class GraphCache:
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return the cached object of class `kind`, or create it with `make` and cache it.
+        """Return the object cached under `key`, or create it with `make` and cache it.
 
-        `key` is a digest of everything that the object depends on. If several processes request the
-        same object, one process creates it and the others wait.
+        `key` is a digest of everything that the object depends on, and `kind` is its class. If
+        several processes request the same object, one process creates it and the others wait.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:
@@ -51,7 +51,7 @@ class GraphCache:
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Lock a cache file exclusively within the context. A failure to lock is ignored."""
+        """Hold an exclusive lock on a cache file within the context, if it can be acquired."""
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)

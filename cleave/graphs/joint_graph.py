@@ -1,8 +1,8 @@
-"""Split of the joint trace of a function and its gradient into forward and backward graphs.
+"""Division of a joint trace of a function and its gradient into forward and backward graphs.
 
 The forward graph also returns *activations*: the results of matrix multiplications, which are the
 costliest operations. Cheap operations (norms, additions, softmax) are always recomputed. So are
-batched multiplications whose result is larger than their operands, such as attention scores.
+batched multiplications whose result is larger than all operands together (attention scores).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Part:
     """A graph in core ATen operations that is ready for export.
 
     Attributes:
-        inputs: an example of each input by name, in order of the inputs.
-        batch_dims: index of the batch dimension of each input that has one.
+        inputs: an example of each input by name, in the graph's input order.
+        batch_dims: index of the batch dimension by input name, for inputs with a batch dimension.
         outputs: names of the outputs, in order.
     """
 
@@ -46,9 +46,9 @@ class Splitter:
         joint: a function and its gradient as one graph in core ATen operations.
         inputs: an example of each graph input by name, in order.
         batched: names of the inputs whose first dimension is the batch.
-        batch_of: name of the input that is the gradient of the function's output; its first
-            dimension is the batch.
-        name: returns the name of an activation, given its index.
+        batch_of: name of the input that is the gradient of the function's output. The first
+            dimension of this gradient is the batch.
+        name: maps the index of an activation to its name.
     """
 
     def __init__(
@@ -74,14 +74,15 @@ class Splitter:
     def split(
         self, outputs: Sequence[str], of_forward: int
     ) -> tuple[tuple[Part, Part, Part], dict[str, int]]:
-        """Return a forward graph and two backward graphs, with and without recomputed activations.
+        """Split the joint graph into one forward graph and two backward graphs.
 
         Args:
             outputs: names of the joint graph's outputs, in order.
             of_forward: number of leading outputs that do not depend on the gradient.
 
         Returns:
-            The three graphs, and the number of elements per sample of each activation by name.
+            The forward graph, a backward graph that recomputes activations, and a backward graph
+            that takes activations; and the number of elements per sample of each activation.
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]
@@ -95,7 +96,7 @@ class Splitter:
         return (forward, backward, from_activations), sizes
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Return the activations that `outputs` depend on, in order, and the nodes to recompute."""
+        """Return the activations that `outputs` depend on, in order, and the nodes to compute."""
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -191,7 +192,7 @@ def _call(
 
 
 def _is_costly(node: fx.Node) -> bool:
-    """Return True if a node's result is an activation, and False if it must be recomputed."""
+    """Return True if a node's result is an activation, and False if the result is recomputed."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False  # the results are a tuple; its elements (getitem nodes) are activations
     if node.target is operator.getitem:
@@ -237,7 +238,7 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
     """Return an activation's shape with a dimension of size batch * n split into batch and n.
 
-    The dimension n is omitted if it is 1.
+    If n is 1, the dimension of size n is omitted.
     """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)

@@ -1,4 +1,4 @@
-"""Export of layers, and of parts of layers for devices with too little memory for a layer."""
+"""Export of layers, and of parts of layers for devices with too little memory for a whole layer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LayerPart:
         held: the part's parameters and buffers by their names in the layer.
         attends: whether the part contains attention.
         first, last: indices of the part's input and output among the layer's intermediate results
-            that have the shape of its input; None for the input or output of the layer itself.
-        pieces: number of chunks into which each sequence is cut. `x` and `y` then have the shape
+            that have the shape of the layer's input; None for the layer's own input or output.
+        pieces: number of chunks per sequence. With several chunks, `x` and `y` have the shape
             (batch * pieces, tokens / pieces, width).
     """
 
@@ -50,7 +50,6 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Create the part that consists of a whole layer."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -75,11 +74,11 @@ class LayerPart:
         }
 
     def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's parameters and buffers by name, given all graph inputs."""
+        """Select the layer's parameters and buffers from all graph inputs; return them by name."""
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
     def extras(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's other tensor arguments by name, given all graph inputs."""
+        """Select the layer's other tensor arguments from all graph inputs; return them by name."""
         return {n: given[names.extra(n)] for n in self.call.extras}
 
     @property
@@ -116,7 +115,7 @@ class LayerPart:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
-        """Run this part of the layer on the given tensors and return its output.
+        """Run this part of the layer with other tensors, and return the part's output.
 
         The layer's operations that precede the part also run, but do not affect the output.
         """
@@ -133,12 +132,12 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part for sequences cut into chunks, provided that tokens are independent."""
+        """Return this part for sequences in chunks. The part must process tokens independently."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Cut the layer into two parts of similar size; return one part if it cannot be cut.
+        """Cut the layer into two parts of similar size. Return it uncut if no cut is suitable.
 
         A trace shows where to cut. In most layers, only the sum of the layer's input and
         attention's output passes from attention to the MLP.
@@ -159,7 +158,7 @@ class LayerPart:
         )
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
-        """Cut this layer at the point where another layer of its kind was cut into `parts`."""
+        """Cut this layer at the point where another layer of the same kind was cut into `parts`."""
         found: list[LayerPart] = []
         for part in parts:
             x = found[-1].y if found else self.x
@@ -175,7 +174,7 @@ class LayerPart:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a map from names to a module's parameters and buffers. Tied tensors occur once."""
+    """Return a module's parameters and buffers by name. A tied tensor occurs only once."""
     found: dict[str, Tensor] = dict(module.named_parameters())
     return found | dict(module.named_buffers())
 
@@ -185,9 +184,9 @@ class _ReachedError(Exception):
 
 
 class _Replaced(TorchFunctionMode):
-    """Torch function mode that replaces the result `first` with `x`, and stops at result `last`.
+    """Torch function mode that replaces result number `first` with `x`, and stops at result `last`.
 
-    The indices count only results that have the shape of `given`, the layer's input.
+    Only results that have the shape of `given`, the layer's input, are numbered.
     """
 
     def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
@@ -222,7 +221,7 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """Parameters and buffers of the two parts of a possible cut, and whether each has attention."""
+    """A possible cut: each part's parameters and buffers, and whether it contains attention."""
 
     first: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
@@ -231,7 +230,7 @@ class _Cut:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Return the number of parameter elements in the larger and in the smaller part."""
+        """Return the number of elements in the tensors of the larger and of the smaller part."""
         one, other = (sum(t.numel() for t in p.values()) for p in (self.first, self.second))
         return max(one, other), min(one, other)
 
@@ -266,8 +265,8 @@ class _Trace:
     def cuts(self) -> Iterable[tuple[int, _Cut]]:
         """Yield the index of each result at which the layer can be cut, and the cut.
 
-        The layer's output must depend on its input only through this result, and the two parts must
-        share no trainable parameter.
+        A cut is possible if the layer's output depends on its input only through the result, and if
+        the two parts share no trainable parameter.
         """
         x = next(node for node, name in self.inputs.items() if name == names.X)
         for number, node in enumerate(self.results):
@@ -285,7 +284,7 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and the nodes that it depends on without going through the node `without`."""
+    """Return a node and the nodes that it depends on by paths that avoid `without` and sizes."""
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -338,7 +337,7 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     """Export the graphs of a layer, or of a part of a layer.
 
     Raises:
-        LayerGraphError: when the layer cannot be exported as a graph; the message says why.
+        LayerGraphError: if the layer cannot be exported as a graph; the message says why.
     """
     batch = part.x.shape[0]
     if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:

@@ -1,8 +1,8 @@
 """Export of everything after a model's last layer: as one graph, or in slices of the vocabulary.
 
-Norm, LM head and cross-entropy process each token independently. So the graphs' batch dimension is
-the tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The caller
-bounds the memory of the logits by limiting the number of tokens per run.
+Norm, LM head and cross-entropy process each token independently. So the graphs' batch dimension
+consists of tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The
+caller bounds the memory of the logits by limiting the number of tokens per run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     """Export everything after a causal language model's last layer as one graph.
 
     Raises:
-        LayerGraphError: when this part of the model cannot be exported; the message says why.
+        LayerGraphError: if this part of the model cannot be exported; the message says why.
     """
     outside = OutsideLayers(model, calls)
     held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -90,19 +90,20 @@ def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class SliceGraphs:
-    """The graphs that all slices with the same number of LM head rows share.
+    """Graphs that are shared by all slices with the same number of LM head rows.
 
-    A *slice* is a range of rows of the LM head, together with the modules before the LM head:
+    A *slice* is a range of rows of the LM head, together with the modules between the last
+    layer and the LM head:
 
         forward    x, targets, first, parameters -> y
         backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
 
     `first` is the slice's first row. `y` has the shape (tokens, 2): for each token, the log-sum-exp
-    of the logits in the slice, and the logit of the target, which is 0 if the target is in another
-    slice. `dy` is the log-sum-exp over the whole vocabulary, from `combined`. With `dy`, each slice
-    computes its own part of the loss gradient, so devices never send logits:
+    of the logits in the slice, and the logit of the target token, or 0 if the target token is in
+    another slice. `dy` is the log-sum-exp over the whole vocabulary, from `combined`. With `dy`,
+    each slice computes its own part of the loss gradient, so devices never send logits:
 
-        dlogits = scale (exp(logits - log-sum-exp) - [the target's column])
+        dlogits = scale (exp(logits - log-sum-exp) - [the column is the target])
 
     The gradients of `x` and of the parameters before the LM head are summed over all slices.
 
@@ -126,7 +127,7 @@ def export_slice(
     """Export the graphs of a slice with `rows` LM head rows. `loss` is the graph of the whole loss.
 
     Raises:
-        LayerGraphError: when the loss cannot be cut into slices; the message says why.
+        LayerGraphError: if the loss cannot be cut into slices; the message says why.
     """
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
@@ -173,7 +174,7 @@ def export_slice(
 
 
 def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
-    """Return the names of the LM head's parameters; empty if it is not a plain `nn.Linear`."""
+    """Return the LM head's parameter names; empty unless the head is a plain `nn.Linear`."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
         return ()

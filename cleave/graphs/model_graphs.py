@@ -57,7 +57,7 @@ class ModelGraphs:
         layers: the graphs of each element of `parts`. Parts of the same kind share their graphs.
         loss: the graph of everything after the last layer; None if it was not requested.
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
-            head rows; None if the loss cannot be cut into slices.
+            head rows; None if the loss cannot be cut into slices or was not requested.
         refused: reason why a layer cannot be exported, by index of the layer.
     """
 
@@ -81,7 +81,7 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return a model's graphs from the cache. Each missing graph is exported, which takes seconds.
+    """Return a model's graphs from the cache. Export each missing graph, which takes seconds.
 
     Args:
         model: a causal language model of transformers.
@@ -95,7 +95,7 @@ def model_graphs(
         progress: called with a description of the graph before each export.
 
     Raises:
-        LayerGraphError: when no layer can be exported, or the loss cannot be exported. The message
+        LayerGraphError: if no layer can be exported, or the loss cannot be exported. The message
             says why.
     """
     if getattr(model.config, "output_router_logits", False):
@@ -160,7 +160,7 @@ def model_graphs(
 class _Kinds:
     """Graphs of layers, exported once for each kind of layer. Arguments are as in `model_graphs`.
 
-    Layers are of one kind if they differ only in their index and their parameters' values.
+    Layers are of one kind if they differ at most in their index and their parameters' values.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class _Kinds:
         self._cut: dict[str, list[LayerPart]] = {}
 
     def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
-        """Return the parts of a layer in order, or the whole layer, each with its graphs.
+        """Return the parts of a layer in order, each with its graphs. An uncut layer is one part.
 
         Args:
             path: the layer's module name in the model.
@@ -187,7 +187,7 @@ class _Kinds:
         return [self._checked(part, kind) for part in parts]
 
     def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
-        """Return a part and its graphs after testing the graphs' outputs.
+        """Return a part and its graphs after testing the forward graph's output.
 
         A part without attention is exported for sequence chunks if chunks do not change the output.
         """
@@ -226,9 +226,9 @@ class _Kinds:
 def _refuse_other_attention(
     model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
 ) -> None:
-    """Raise LayerGraphError if the model's own attention and `plain_attention` differ in output.
+    """Raise LayerGraphError if `plain_attention` changes the output of the model's last layer.
 
-    `called` are the keyword arguments of the recorded forward pass.
+    `called` holds the keyword arguments of the recorded forward pass.
     """
     found: list[Tensor] = []
 

@@ -59,7 +59,8 @@ def graph_key(
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
-        path: the module's name in the model. It is removed from attributes, as adapters store it.
+        path: the module's name in the model. It is removed from attribute values, in which adapters
+            store it.
         without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}
@@ -87,8 +88,8 @@ def graph_key(
 def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
     """Return a digest of everything that the graphs of a model's decoder layers depend on.
 
-    The digest covers identity, shape and dtype of all the model's tensors, but neither their values
-    (see `content`) nor the code outside the layers.
+    The digest covers the identity, shape, dtype, device and `requires_grad` of all tensors of the
+    model. It covers neither the tensors' values (see `content`) nor code outside the layers.
     """
     describer = _Describer("", _names_of(model))
     described = [
@@ -114,7 +115,7 @@ def content(tensor: Tensor) -> bytes:
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 digest of a text, as hexadecimal digits."""
+    """Return the SHA-256 digest of a string as hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -175,12 +176,12 @@ def _names_of(module: nn.Module) -> dict[int, str]:
 
 
 class _Describer:
-    """Describes values as JSON. Two values with equal descriptions behave the same.
+    """Describes values as JSON. Two values with equal descriptions behave alike.
 
-    A value that cannot be described otherwise is described by its memory address.
+    A value of an unknown kind is described by its `repr`, which may contain its memory address.
 
     Args:
-        path: name of a module, which is removed from described texts.
+        path: name of a module, which is removed from all descriptions.
         known: names of the modules that are described elsewhere, by `id`.
     """
 
@@ -190,7 +191,7 @@ class _Describer:
         self._under_way: list[int] = []  # ids of the enclosing values, to detect reference cycles
 
     def of(self, held: Any, depth: int) -> Any:
-        """Describe a value and nested values down to `depth` levels; deeper values by address."""
+        """Describe a value and its nested values; below `depth` levels, only by memory address."""
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -209,7 +210,7 @@ class _Describer:
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of the source file of a class or function, or else its qualified name."""
+        """Return a digest of a class's or function's source file, or else the qualified name."""
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:

@@ -1,9 +1,9 @@
 """Random noise in graphs, to measure the effect of rounding errors.
 
-If terms cancel, a result may consist of rounding errors only: the gradient of a key projection's
-bias is 0 in exact arithmetic. So noise that is larger than a device's rounding errors is added to
-the result of each operation that sums or approximates (Vignes, "A stochastic arithmetic for
-reliable scientific computation", 1993).
+If terms cancel, a result may consist of rounding errors only. For example, the gradient of a key
+projection's bias is 0 in exact arithmetic. So noise that is larger than a device's rounding errors
+is added to the result of each operation that sums or approximates (Vignes, "A stochastic arithmetic
+for reliable scientific computation", 1993).
 """
 
 from __future__ import annotations

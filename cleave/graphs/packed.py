@@ -44,8 +44,8 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
     """Return the attention mask that a model needs to separate documents; None if it needs none.
 
-    The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` are those
-    of `called_with`.
+    The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` is as
+    in `called_with`.
     """
     if packed is not PackedBy.MASK or positions is None:
         return None
@@ -54,12 +54,12 @@ def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Return how a model can separate documents, according to test passes.
+    """Test how a model can separate documents, and return the first method that works.
 
-    Only a test can show this, because some models accept position IDs and ignore them.
+    The model is called, because some models accept position IDs but ignore them.
 
     Raises:
-        UsageError: when the model cannot separate documents.
+        UsageError: if the model cannot separate documents.
     """
     training = model.training
     model.eval()

@@ -19,7 +19,7 @@ _MOST_SAMPLES: Final = 65536
 class CoreAtenProgram(torch.export.ExportedProgram):
     """An exported program in core ATen operations, whose decomposition step does nothing.
 
-    The ONNX exporter would otherwise trace the program twice more to decompose its operations.
+    The ONNX exporter would otherwise trace the program two more times to decompose its operations.
     """
 
     @classmethod
@@ -87,7 +87,7 @@ def traced_again(part: Part) -> torch.export.ExportedProgram:
     """Trace a graph again with `torch.export` and return the program.
 
     Raises:
-        LayerGraphError: when the graph changes its inputs in place.
+        LayerGraphError: if the graph changes its inputs in place.
     """
     batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
     dims = part.batch_dims
@@ -116,9 +116,9 @@ def changes_its_input(node: fx.Node) -> bool:
 def _with_constants(
     module: fx.GraphModule, names: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Turn the constant tensors `names` of a graph into its first inputs.
+    """Return a graph in which the constant tensors `names` have become the first inputs.
 
-    The second result maps the names of the new input nodes to the tensors.
+    Also return the constant tensors by the names of the new input nodes.
     """
     if not names:
         return module, {}

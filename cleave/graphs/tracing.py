@@ -92,7 +92,7 @@ def to_onnx(traced: TracedGraph) -> bytes:
     """Export a function as a serialized ONNX model without the function's unused inputs.
 
     Raises:
-        LayerGraphError: when the function cannot be traced, or draws random numbers.
+        LayerGraphError: if the function cannot be traced, or draws random numbers.
     """
     graph, inputs = core_aten(traced)
     refuse_chance(graph)
@@ -109,10 +109,11 @@ def to_onnx_split(
         traced: one function that computes both the outputs and the gradients.
         gradient: name of the input that is the gradient of the forward pass's output.
         of_forward: number of leading outputs that the forward pass computes.
-        name: returns the name of an activation, given its index.
+        name: maps the index of an activation to its name.
 
     Returns:
-        The results of `Splitter.split`, with serialized graphs.
+        The three graphs of `Splitter.split`, serialized, and the number of elements per sample of
+        each activation, by name.
     """
     graph, inputs = core_aten(traced)
     refuse_chance(graph)
@@ -149,7 +150,7 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a function cannot be exported, given the exception that torch raised."""
+    """Convert an exception from torch to a message that says why a function cannot be exported."""
     name = _innermost(error)
     for part, kind in _KINDS.items():
         if re.search(part, name):
@@ -163,7 +164,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class name of the innermost non-torch module in a traceback, or "code"."""
+    """Return the class name of the innermost non-torch module in a traceback; "code" if none."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -189,7 +190,7 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         The graph without unused inputs, and examples of the remaining inputs by name, in order.
 
     Raises:
-        LayerGraphError: when the function cannot be traced.
+        LayerGraphError: if the function cannot be traced.
     """
     inputs = _examples(traced.inputs, traced.varying)
 
@@ -235,7 +236,7 @@ def _made(
 def _make_functional(graph: fx.Graph) -> None:
     """Replace in-place operations in a graph, unless another operation may read the changed memory.
 
-    Some of PyTorch's own gradients contain in-place operations that no decomposition removes.
+    Some of PyTorch's gradient formulas contain in-place operations that no decomposition removes.
     """
     for node in graph.nodes:
         if not changes_its_input(node):
@@ -305,7 +306,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 def _without_values(
     inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
-    """Yield fake tensors for the inputs, and the `ShapeEnv` that records assumptions on sizes."""
+    """Yield fake tensors for the inputs, and the `ShapeEnv` that records assumed sizes."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode

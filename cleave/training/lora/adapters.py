@@ -1,4 +1,4 @@
-"""Creation and loading of models with LoRA adapters, which `peft` implements."""
+"""Creation and loading of models with LoRA adapters, using `peft`."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _WHOLE: Final = "sha256:"
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
     """Load a model and add LoRA adapters.
 
-    If `lora.bits` is set, weights are loaded in the dtype of their files instead of fp32. `seed` is
-    for the initial values of the adapters, and of the weights if `source` has no weights.
+    If `lora.bits` is set, weights keep the dtype of their files instead of fp32. `seed` determines
+    the initial values of the adapters, and of the weights if `source` has no weights.
 
     Raises:
-        UsageError: the model cannot be loaded, or the settings are not compatible with it.
+        UsageError: if the model cannot be loaded, or the settings are not compatible with it.
     """
     model, spec = load_model(source, seed=seed, narrow=bool(lora.bits))
     return add_adapters(model, lora, seed=seed), spec
@@ -66,7 +66,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
         `peft`'s wrapper of the model, with methods to save and merge the adapters.
 
     Raises:
-        UsageError: the settings are not compatible with the model, or `peft` is not installed.
+        UsageError: if the settings are not compatible with the model, or `peft` is not installed.
     """
     config = spec.config()
     from peft import get_peft_model
@@ -105,8 +105,8 @@ def quantize(model: Any, bits: int = 4) -> None:
         bits: 4 (NF4, arXiv 2305.14314) or 8 (integers). Each block of 64 weights has one scale.
 
     Raises:
-        UsageError: an argument is invalid, the model is offloaded, or no layer can be quantized. In
-            the last case, all parameters have already been converted to float32.
+        UsageError: if an argument is invalid, the model is offloaded, or no layer can be quantized.
+            In the last case, all parameters have already been converted to float32.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
@@ -166,7 +166,7 @@ def _quantize(model: Any, bits: Bits) -> str:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is an `nn.Linear` or transformers' `Conv1D`."""
+    """Return True if a module is an `nn.Linear` or transformers' `Conv1D`."""
     return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
 
 
@@ -200,7 +200,7 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
-    """Raise CleaveError if a model's frozen weights differ from those of a checkpoint (`meta`)."""
+    """Raise CleaveError if a model's frozen weights do not match the digest in `meta`."""
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
     if frozen_digest(model, sampled=sampled) != saved:
@@ -214,7 +214,7 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
     """Load the base model that a run's settings name, with the adapters of a checkpoint.
 
     Raises:
-        CleaveError: the base model's weights are missing or have changed.
+        CleaveError: if the base model is missing or has changed, or does not fit the checkpoint.
     """
     seed = job.get("seed", 0)
     adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
@@ -240,7 +240,7 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
     """Overwrite a model's trained parameters with the values in a checkpoint's tensors.
 
     Raises:
-        CleaveError: a parameter is missing from the checkpoint, or its shape differs.
+        CleaveError: if a parameter is missing from the checkpoint, or its shape differs.
     """
     for parameter, values in trained_parameters(model).items():
         saved = tensors.get(WEIGHTS + parameter)
@@ -257,7 +257,7 @@ def open_adapters(folder: Path) -> PeftModel:
     """Load adapters from a folder, and the base model that their configuration names.
 
     Raises:
-        UsageError: adapters or base model are missing or damaged, or `peft` is not installed.
+        UsageError: if the adapters or base model are missing or damaged, or `peft` is missing.
     """
     try:
         from peft import PeftConfig, PeftModel

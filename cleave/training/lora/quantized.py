@@ -69,7 +69,7 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """Convert the codes and scales from `quantize` to an fp32 matrix of shape (rows, columns).
 
-    Graphs contain this function, so it must use only operations of every ONNX Runtime build.
+    Graphs contain this function, so it may use only operations that every ONNX Runtime supports.
     """
     rows, blocks = scales.shape
     each = scales.float()
@@ -84,7 +84,7 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function x W^T that saves W for the backward pass in quantized form."""
+    """Autograd function x W^T that saves W in quantized form for the backward pass."""
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a dequantized fp32 copy of the weight. Changes to it do not affect the layer."""
+        """Return a dequantized fp32 copy of the weight. Changes to the copy have no effect."""
         return dequantize(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = 
     """Quantize the frozen linear layers inside the module lists of a model, in place.
 
     Layers of a size that `can_quantize` rejects are left unchanged. Adapters cannot be merged into
-    quantized layers: the `merge` method of such an adapter raises UsageError.
+    quantized layers: the `merge` method of the adapters' layer raises UsageError.
 
     Args:
         keep: modules to leave unquantized.

@@ -43,12 +43,12 @@ class LoraSpec:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parse a value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
+        """Parse the value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
 
         By default, alpha is twice the rank.
 
         Raises:
-            UsageError: the text is malformed.
+            UsageError: if the value is malformed.
         """
         given: dict[str, str] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):

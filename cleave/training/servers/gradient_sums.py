@@ -1,4 +1,4 @@
-"""Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
+"""Summation of gradients over several servers during the backward pass (ZeRO, stage 2).
 
 Once a parameter's gradient is complete, it is reduced to the server that owns the parameter, and
 the other servers free it (arXiv 1910.02054, section 5). All servers send gradients in the order in
@@ -21,7 +21,7 @@ from cleave.training.servers.ranks import Exchange, Ranks
 
 BUCKET_BYTES: Final = 8 * 2**20  # maximum size of several gradients that are reduced together
 
-MOST_UNDER_WAY: Final = 1  # reductions; after starting another, a server waits for the oldest
+MOST_UNDER_WAY: Final = 1  # reductions; after starting one more, a server waits for the oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class _Sent:
 
 
 class GradientSums:
-    """Sum of the gradients of one backward pass over all servers.
+    """Sums the gradients of one backward pass over all servers.
 
     Every server creates a `GradientSums` with the same parameters, and calls `finish` at the end.
 
     Args:
-        parameters: all trained parameters by name.
+        parameters: all trained parameters by name, in the order of the forward pass.
         owners: rank that owns each parameter, by name.
 
     Attributes:
-        waited_s: seconds that this server has waited for reductions.
+        waited_s: time in seconds that this server has waited for reductions.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GradientSums:
         return found
 
     def _collect(self, name: str) -> None:
-        """Add a gradient to the bucket of its owner and dtype, and send a full bucket."""
+        """Add a gradient to the bucket for its owner and dtype, and send the bucket if full."""
         parameter = self._parameters[name]
         if parameter.grad is not None:
             self._here.add(name)

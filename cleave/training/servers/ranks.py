@@ -35,11 +35,11 @@ class LostServerError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Tensors of all ranks, which rank 0 can read within a `Ranks.collect` block.
+    """Tensors of all ranks, which rank 0 can read within the context of `Ranks.collect`.
 
     Attributes:
-        tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
-        fetch: returns a CPU copy of a tensor of another rank by name; None with a single rank.
+        tensors: all ranks' tensors by name. Other ranks' tensors are on `meta`, without values.
+        fetch: returns a CPU copy of the named tensor of another rank; None with a single rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -71,7 +71,7 @@ class Ranks(Protocol):
         """Gather a JSON-serializable value from every rank, and return all values in rank order."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start an asynchronous sum of a tensor over all ranks into the tensor on rank `owner`.
+        """Start to sum a tensor over all ranks, asynchronously, into the tensor on rank `owner`.
 
         All ranks pass tensors of the same shape and dtype, and must not use them before the sum is
         complete. Afterwards, the tensors on all ranks except the owner have undefined values.
@@ -83,7 +83,7 @@ class Ranks(Protocol):
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
         """Return a context manager that yields all ranks' tensors on rank 0, and None elsewhere.
 
-        The other ranks send requested tensors until rank 0 leaves its block. Each tensor name must
+        Other ranks send requested tensors until rank 0 leaves its context. Each tensor name must
         be unique across the ranks.
         """
 
@@ -132,14 +132,14 @@ class Alone:
 
 
 class TorchRanks:
-    """Implementation of `Ranks` with `torch.distributed`. Its process group must be initialized."""
+    """Implementation of `Ranks` with `torch.distributed`, which must be initialized first."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
 
     def agree(self, value: Any) -> list[Any]:
-        """Implement `Ranks.agree` by gathering the JSON texts as tensors of equal length."""
+        """Implement `Ranks.agree` by gathering JSON strings as tensors of equal length."""
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with _noticing_loss():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -193,7 +193,7 @@ class TorchRanks:
                 self._ask(_END)
 
     def _ask(self, number: int) -> int:
-        """Broadcast and return rank 0's `number`, the index of a requested tensor or `_END`."""
+        """Broadcast rank 0's `number` and return it: a requested tensor's index, or `_END`."""
         asked = torch.tensor([number])
         dist.broadcast(asked, 0)
         return int(asked)
@@ -221,7 +221,7 @@ def _noticing_loss() -> Iterator[None]:
 def _buckets(
     tensors: Sequence[Tensor], owners: Sequence[int]
 ) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield the owner and the tensors of each bucket. A bucket's tensors share owner and dtype."""
+    """Yield the owner and the tensors of each bucket. Tensors in a bucket share owner and dtype."""
     pairs = sorted(zip(owners, tensors, strict=True), key=lambda pair: pair[0])
     for (owner, _), group in groupby(pairs, key=lambda pair: (pair[0], pair[1].dtype)):
         bucket: list[Tensor] = []
@@ -237,7 +237,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield tensors of one dtype joined into one; if `unpack`, copy it back into them on exit."""
+    """Yield one tensor with the values of all `tensors`; if `unpack`, copy it back on exit."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return

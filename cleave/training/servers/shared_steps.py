@@ -1,7 +1,7 @@
-"""Division of each step's sequences among several servers, and exchange of their results.
+"""Division of each step's sequences among several servers, and exchange of the results.
 
 A server's speed is predicted for its first step, and measured from then on, including the fixed
-cost of a step. Over several steps, the divisions converge until all servers need the same time.
+cost of a step. Over several steps, the division converges to equal times on all servers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Dealer:
-    """Division of rows among servers, which changes only if the new division saves enough time.
+    """Division of rows among servers, which changes only if a new division saves enough time.
 
     Attributes:
         dealt: number of rows of each server in the last step.
@@ -83,7 +83,7 @@ class Dealer:
     dealt: list[int] = field(default_factory=list)
 
     def next(self, rows: int, speeds: Sequence[float]) -> list[int]:
-        """Return the number of rows of each server in the next step, given relative speeds."""
+        """Return the number of rows of each server in the next step. `speeds` are relative."""
         new = deal(rows, speeds)
         kept = self.dealt
         if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
@@ -158,7 +158,7 @@ class SharedSteps:
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return this server's part of a step's micro-batches, which are the same on all servers.
 
-        A server without devices gets nothing. If no server has devices, the last division is used.
+        A server without devices gets no rows. If no server has devices, the last division is kept.
         """
         rows = sum(len(batch.ids) for batch in batches)
         self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
@@ -198,8 +198,8 @@ class SharedSteps:
             The loss of the whole step.
 
         Raises:
-            AbandonedError: a server abandoned its part of the step. No weight was updated.
-            CleaveError: a server failed.
+            AbandonedError: if a server abandons its part of the step. No weight is updated.
+            CleaveError: if a server fails.
         """
         began_s, capacity = self._now(), self._capacity()
         took_s = 0.0
@@ -230,10 +230,10 @@ class SharedSteps:
             work: returns a JSON-serializable result.
 
         Raises:
-            AbandonedError: on all servers, when a server abandoned its work, or when some servers
-                but not all lost all their devices.
-            CleaveError: on all servers, when a server failed for another reason, or when every
-                server lost all its devices.
+            AbandonedError: on all servers, if a server abandons its work, or if some servers, but
+                not all, lose all their devices.
+            CleaveError: on all servers, if a server fails for another reason, or if every
+                server loses all its devices.
         """
         if not self.several:
             return [work()]
@@ -261,7 +261,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if this server, one of several, had no device for `GIVES_BACK_S` seconds."""
+        """Return True if this server, one of several, lacks devices for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -296,7 +296,6 @@ class SharedSteps:
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:
-    """Convert a server's counters from JSON values to `FleetCounters`."""
     traffic = {
         name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
         for name in ("traffic", "saved")

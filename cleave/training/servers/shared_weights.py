@@ -5,8 +5,8 @@ its forward pass, and again before its backward pass. Weights outside the layers
 per step. After a layer's backward pass, each gradient is summed on the weight's owner.
 
 All servers perform the same exchanges in the same order. A server with fewer micro-batches takes
-part in the exchanges of the first passes without computing. A server that abandoned its part still
-performs the remaining exchanges.
+part in the exchanges of the first passes without computing. A server that abandons its part of a
+step still performs the remaining exchanges.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; the f
 class Kind(Enum):
     """Kind of an exchange of weights between servers.
 
-    FORWARD and BACKWARD gather the weights for that pass. DONE frees the weights and, in a training
-    step, sums their gradients.
+    FORWARD and BACKWARD gather weights for a forward or backward pass. DONE frees the weights and,
+    in a training step, sums their gradients.
     """
 
     FORWARD = auto()
@@ -47,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of the weights of a layer, or of those outside the layers, in a step.
+    """One exchange in a step, of the weights of a layer or of all weights outside the layers.
 
     Attributes:
         number: index of the pass in the step, from 0.
@@ -113,7 +113,7 @@ class SharedWeights:
         owners: the rank that owns each weight, by name.
 
     Raises:
-        LayerGraphError: the model has no list of layers.
+        LayerGraphError: if the model has no list of layers.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class SharedWeights:
 
     @property
     def order(self) -> list[str]:
-        """Return the names of all trained weights. Gradients are completed in reverse order."""
+        """Return the names of all trained weights. Gradients become complete in reverse order."""
         return [name for unit in self._units for name in unit.trained]
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that this server has waited for weights and sums since `begin`."""
+        """Return how long this server has waited for weights and sums since `begin`, in seconds."""
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class SharedWeights:
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free all weights that other servers own. From then on, gather these weights on use.
+        """Free all weights that other servers own. From then on, layers gather weights on use.
 
         Call this method once, after loading the initial weights or a checkpoint.
         """
@@ -239,7 +239,7 @@ class SharedWeights:
             operands.updated()
 
     def _come_to(self, here: Exchange) -> None:
-        """Perform exchanges up to and including `here`; raise UsageError if it does not occur."""
+        """Perform all exchanges through `here`. Raise UsageError if `here` is not scheduled."""
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
                 return
@@ -249,7 +249,7 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Perform and return the next exchange. Unless it is `kept`, free its layer at once."""
+        """Perform and return the next exchange. Unless it is `kept`, free the layer's weights."""
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -287,7 +287,7 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Replace weights of other servers with NaN scalars that are expanded to the same shape."""
+        """Replace weights of other servers with NaN scalars, expanded to the weights' shapes."""
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
@@ -334,7 +334,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return each weight's owner rank by name, balancing trained and frozen weights separately."""
+    """Return each weight's owner by name. Trained and frozen weights are balanced separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -343,7 +343,7 @@ def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return the modules whose weights are gathered on use: decoder layers and untied LM head."""
+    """Return the modules whose weights are gathered on use: decoder layers and any untied head."""
     layers = list(decoder_layers(model))
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
@@ -360,7 +360,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return lists of weight names: weights in no part or several parts, then one list per part."""
+    """Return one list of weight names per part, after a list of weights in no or several parts."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

@@ -1,9 +1,9 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
-An *output audit* recomputes one micro-batch of a device, and compares output and input gradient. A
-*sums audit* recomputes all micro-batches whose gradients a device accumulated. Both run after all
-results of a step have arrived, and before any result is used. `honest_error` defines which
-differences are allowed.
+An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
+and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. Audits
+run after all results of a step have arrived, and before any result is used. `honest_error` defines
+which differences are allowed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Returned:
 class AuditCounters:
     """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
 
-    `again` counts audits with a significant error, which also recomputed with coarser rounding.
+    `again` counts audits that found a significant error and recomputed with coarser rounding.
     """
 
     outputs: int = 0
@@ -95,7 +95,7 @@ class Auditor:
     def faults(
         self, work: StepWork, result: StepResult, surely: Collection[int] = ()
     ) -> list[Fault]:
-        """Audit a finished step and return the faults found.
+        """Audit a finished step, and return all faults that the audits find.
 
         Args:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
@@ -220,7 +220,7 @@ class Auditor:
                 return
 
     def output(self, work: StepWork, record: StageRecord, batch: int, noise: Noise = None) -> Array:
-        """Recompute a stage's output by a forward pass only. Arguments are those of `repeat`."""
+        """Recompute a stage's output with a forward pass only. Arguments are those of `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, noise)
@@ -241,14 +241,14 @@ class Auditor:
     def repeat(
         self, work: StepWork, record: StageRecord, batch: int, totals: Sums, noise: Noise
     ) -> tuple[Array, Array, Array | None]:
-        """Recompute a stage's forward and backward pass for one micro-batch.
+        """Recompute a stage's forward and backward passes for one micro-batch.
 
         Args:
             totals: sums of parameter gradients. The micro-batch's gradients are added in place.
 
         Returns:
-            The stage's output, its input gradient, and its loss. The loss is None unless the stage
-            computes the whole loss.
+            The stage's output, input gradient and loss. The loss is None unless the stage computes
+            the whole loss.
         """
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, noise)
@@ -321,7 +321,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that returns a wrong result in every step.
+    """Return the probability that audits miss a device that is wrong in each of `steps` steps.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.

@@ -6,7 +6,7 @@ small. So an audit measures errors separately for each parameter and each magnit
 
 To find the effect of rounding, an audit recomputes results with operations that round more coarsely
 than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
-errors only: the gradient of a key projection's bias is 0 in exact arithmetic. At *kinks*, such as
+errors only: for example, a key projection's bias has the exact gradient 0. At *kinks*, such as
 that of ReLU, rounding decides between two derivatives. The gradients of two honest devices may then
 differ by 1 % of the largest gradient element.
 """
@@ -86,7 +86,7 @@ class Magnitudes:
     def _sums(self, error: Array) -> Doubles:
         """Return sums over groups of elements: counts, squared errors, errors times correct values.
 
-        The shape is (3, groups). A group has the elements with two adjacent binary exponents.
+        The shape is (3, groups). A group contains all elements with two adjacent exponents.
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -99,7 +99,7 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Merge the groups of the smallest elements into one with a share of `_LEAST_SHARE`."""
+        """Merge groups of the smallest elements into one with at least `_LEAST_SHARE` of all."""
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
@@ -122,7 +122,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare a device's fp32 result with the local result. `dtype` is its wire dtype."""
+        """Compare a device's result, upcast from the wire dtype `dtype`, with the local result."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
@@ -139,9 +139,9 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error with the largest excess, the explained error, and the entry of `sizes`.
+        """Return the error measure with the largest excess, its explained value, and its size.
 
-        All three belong to the same error measure.
+        The explained value is the largest that rounding explains; the size is from `sizes`.
         """
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
@@ -158,7 +158,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """Evidence against one device, accumulated over its audits. Honest devices stay near 0.
+    """Evidence against one device, accumulated over its audits. It stays near 0 for honest devices.
 
     An error of n times the error that rounding explains adds log2(n) bits, up to `_PROOF_BITS`. An
     error that rounding explains subtracts `_FORGIVEN_BITS`.
@@ -167,7 +167,7 @@ class Evidence:
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit's `Comparison.excess`. Once the sum is proof, return True and reset it."""
+        """Add an audit's `Comparison.excess`. If the total is proof, reset it and return True."""
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
         if self.bits < _PROOF_BITS:
@@ -180,8 +180,8 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
     """Return the signed errors of values that a device rounded to a dtype before sending.
 
     The largest error of rounding to nearest, half the distance between adjacent values of the
-    dtype, is subtracted. The error of two equal infinities or of two NaNs is 0. Any other pair with
-    a non-finite value has an infinite error.
+    dtype, is subtracted from each magnitude. The error of two equal infinities or of two NaNs
+    is 0. Any other pair with a non-finite value has an infinite error.
 
     Args:
         found: the device's values, upcast to fp32.
@@ -201,7 +201,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Perturb each value by a random relative error of +/- `ROUNDING`; by none without `random`."""
+    """Multiply each value by 1 + `ROUNDING` or 1 - `ROUNDING` at random; by 1 without `random`."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

@@ -33,7 +33,7 @@ class PsPasses:
     def forward(
         self, run: int, batch: int, x: Tensor, extras: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
-        """Run a forward pass, and retain its autograd graph for `backward`.
+        """Return the output of a run in fp32, and retain its autograd graph for `backward`.
 
         Args:
             run: key of the run. If no run has this key, `x` is returned.
@@ -67,7 +67,7 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the accumulated gradients to `found`, keyed by parameter `id`, and return it."""
+        """Add the accumulated gradients to `found`, by parameter `id`, and return `found`."""
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
         return found
@@ -82,7 +82,7 @@ class PsPasses:
         found[key] = found[key] + gradient if key in found else gradient
 
     def trained(self, run: int) -> list[nn.Parameter]:
-        """Return a run's trained parameters without duplicates; empty if no run has this key."""
+        """Return a run's trained parameters without duplicates; empty for an unknown run."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
         return list(dict.fromkeys(trained))

@@ -46,10 +46,10 @@ def staged_model(
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
-        The staged model; None if the method is `auto` and no layer can be exported.
+        The staged model; None if the method is `auto` and the graphs cannot be exported.
 
     Raises:
-        LayerGraphError: the method is `stages`, and no layer can be exported.
+        LayerGraphError: if the method is `stages` and the graphs cannot be exported.
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None

@@ -52,10 +52,10 @@ _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8
 
 
 class Sent:
-    """Cache of the graphs and frozen parameters in their wire format.
+    """Cache of graphs and frozen parameters in the wire format.
 
     Devices retain an array as long as steps contain the same `StageArray` object. So the cache
-    returns one object for each unchanged parameter.
+    returns the same object for a parameter until the parameter changes.
 
     Args:
         changing: whether the caller may change frozen parameters between steps without notice. If
@@ -68,7 +68,7 @@ class Sent:
         self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
-        """Return the `StageGraph` of a serialized ONNX model. The model is parsed only once."""
+        """Return the `StageGraph` of a serialized ONNX model. Each model is parsed only once."""
         if model not in self._graphs:
             graph = onnx.load_model_from_string(model).graph
             inputs = tuple(one.name for one in graph.input)
@@ -122,8 +122,8 @@ class ModelWork:
         model: causal language model of transformers.
         graphs: graphs of the model's layers and loss.
         dtype: dtype of parameters and activations on the wire.
-        message_bytes: maximum bytes of a parameter in one message; a larger one is sent in parts.
-        sent: cache that several `ModelWork` objects of one model may share; by default a new one.
+        message_bytes: size in bytes above which a parameter is sent in several messages.
+        sent: cache that several `ModelWork` objects of one model may share; by default, a new one.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ModelWork:
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
+        """Return the `SliceWork` of `count` slices of the loss. For other arguments, see `loss`."""
         if not count:
             return []
         given = [_indices(t) for t in targets]
@@ -265,7 +265,7 @@ class ModelWork:
 
     @property
     def loss_flops(self) -> int:
-        """Return the LM head's FLOPs per token, forward and backward; 0 without a loss graph."""
+        """Return the LM head's FLOPs per token in both passes; 0 without a loss graph."""
         held, loss = self._held_by_loss, self.graphs.loss
         if loss is None:
             return 0
@@ -274,7 +274,7 @@ class ModelWork:
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the LM head's forward FLOPs per token; 0 without a loss graph."""
+        """Return the LM head's FLOPs per token in the forward pass; 0 without a loss graph."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
         held = (self._held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
@@ -298,7 +298,7 @@ class ModelWork:
         return loss, _floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType | None = None) -> Tensor:
-        """Convert a device's payload, by default in the wire dtype, to an fp32 tensor."""
+        """Convert a device's payload in `dtype`, by default the wire dtype, to an fp32 tensor."""
         rows = int(np.prod(shape[:-1]))
         values = arrays.unpack(payload, rows, shape[-1], dtype or self.dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
@@ -309,7 +309,7 @@ class ModelWork:
         dtype: DType,
         slices: int = 0,
     ) -> dict[int, Tensor]:
-        """Return the fp32 parameter gradients of a step by the `id` of the parameter.
+        """Return the fp32 parameter gradients of a step, by parameter `id`.
 
         Args:
             gradients: the `gradients` of a `StepResult`.
@@ -396,7 +396,7 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the bytes per token of layer arguments that differ between sequences."""
+        """Return the size in bytes per token of layer arguments that differ between sequences."""
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -409,7 +409,7 @@ class ModelWork:
         return sum(self._extra_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return the FLOPs per token of a run of layers on the PS, with active experts only."""
+        """Return a run of layers on the PS, with FLOPs per token that count active experts only."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -444,8 +444,8 @@ class ModelWork:
     ) -> StageArray:
         """Convert a parameter, or the rows that slice `part` uses, to a wire array.
 
-        A frozen parameter's array is cached. If `tensor` has only some rows of a
-        parameter, `of` is the whole parameter.
+        A frozen parameter's array is cached. If `tensor` contains only some rows of a parameter,
+        `of` is the whole parameter.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
@@ -475,7 +475,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _extra_array(self, tensor: Tensor) -> StageArray:
-        """Return the wire array of a layer argument, or an equal array of this or the last step."""
+        """Return a layer argument's wire array; reuse an equal array of this or the last step."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -559,7 +559,7 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the forward FLOPs per token that retained activations save: all but the scores."""
+    """Return the FLOPs per token that retained activations save: forward, without scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 

@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """Result that requires the caller to compute the step without stages, and the reason."""
+    """Result that tells the caller to compute the step without stages, and why."""
 
     reason: str
 
@@ -91,9 +91,9 @@ class StagedModel:
         gradients: wire dtype of parameter gradients; the wire dtype of `work` by default.
         tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster than
             stages, the caller must compute the step. None to always train by stages.
-        auditor: audits a random selection of device results. Without one, only suspicious results
+        auditor: audits a random selection of device results. If None, only suspicious results
             are checked.
-        in_parts: returns a replacement of `work` in which attention and MLP of a layer are
+        in_parts: returns a replacement of `work` in which each layer's attention and MLP are
             separate, for devices with too little memory for a layer. None to never split layers.
         local_after_s: seconds without devices before the caller must compute a step; None to wait
             for devices without limit.
@@ -101,15 +101,15 @@ class StagedModel:
             finish.
         note: called with messages for the user.
         presence: called when no device can run a step, and when devices can run a step again.
-        own_products: returns the context manager for the PS's part of a step, given the IDs of the
-            devices in the plan.
+        own_products: returns the context manager in which the PS does its part of a step; called
+            with the IDs of the devices in the plan.
 
     Attributes:
         plan: current plan for the connected devices; None if no plan exists.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
-        predicted_s, planning_s, audit_s: totals of all steps; see `FleetCounters`.
+        predicted_s, planning_s, audit_s: total times of all steps; see `FleetCounters`.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class StagedModel:
         self.runtime.end_steps()
 
     def forecast_s(self, batch: Rows) -> float | NotByStages:
-        """Return the predicted seconds of a step by stages for a batch of this shape."""
+        """Return the predicted time of a step by stages in seconds, for a batch of this shape."""
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
             return NotByStages("no plan fits the devices, or another method is faster")
@@ -182,8 +182,8 @@ class StagedModel:
             this step or an earlier step, or another method is faster.
 
         Raises:
-            AbandonedError: training must stop, and the step was abandoned.
-            FleetError: the fleet cannot complete the step.
+            AbandonedError: if training must stop and the step is abandoned.
+            FleetError: if the fleet cannot complete the step.
         """
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
@@ -223,7 +223,7 @@ class StagedModel:
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Wait before retrying a step; return False if the caller must compute the step."""
+        """Wait, then return True to retry a step; return False if the caller must compute it."""
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
@@ -295,7 +295,7 @@ class StagedModel:
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
     ) -> tuple[StepResult, dict[int, float]]:
-        """Run a step on the fleet; return its result, and the losses that the PS computed."""
+        """Run a step on the fleet; return the step's result and the losses from the PS."""
         self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
@@ -359,11 +359,10 @@ class StagedModel:
 
     @property
     def calls(self) -> Sequence[LayerCall]:
-        """Return the recorded call of each layer."""
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return all layers' trained parameters without duplicates; those of PS layers are last."""
+        """Return all layers' trained parameters without duplicates; the PS's layers come last."""
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -384,7 +383,7 @@ class StagedModel:
             )
 
     def embed(self, part: Rows) -> Embedded:
-        """Run the model up to its first layer, and return the first layer's input."""
+        """Run the model's embedding locally, and return the arguments of all layers."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
@@ -393,7 +392,7 @@ class StagedModel:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
-        """Compute a micro-batch's loss and the gradient of the last layer's output on the PS."""
+        """Compute, on the PS, a micro-batch's loss and the gradient of the last layer's output."""
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():
@@ -434,7 +433,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the plan, renewed if devices or batch shape have changed; None if no plan fits."""
+        """Return the plan, or a new one if devices or batch shape changed; None if none fits."""
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -484,7 +483,7 @@ class StagedModel:
         return plan
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if devices can run a step again, or can no longer run a step."""
+        """Call `presence` if `there`, whether devices can run a step, has changed."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
@@ -500,11 +499,11 @@ class StagedModel:
         return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
-        """Wait for the current step's next request or result. Check suspicious results meanwhile.
+        """Return the step's next request or result; check suspicious results while waiting.
 
         Raises:
-            AbandonedError: training must stop, and the step was abandoned.
-            StageFailedError: all devices have left, and the caller can compute the step.
+            AbandonedError: if training must stop and the step is abandoned.
+            StageFailedError: if all devices have left and the caller can compute the step.
         """
         stopping_s = left_s = 0.0
         local = self._local_after_s is not None

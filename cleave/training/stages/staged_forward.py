@@ -1,4 +1,4 @@
-"""Stages in the caller's own training loop: `cleave.offload(model, fleet, method="stages")`.
+"""Training by stages in the caller's own loop: `cleave.offload(model, fleet, method="stages")`.
 
 A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
 computes the rest locally. The backward pass returns the gradients of all layers at once. If the
@@ -59,7 +59,7 @@ _MOST_KEPT: Final = 8  # cached sets of graphs, such as with and without adapter
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Cache key of the graphs that a forward pass needs. `state` is the digest of `model_state`."""
+    """Cache key of the graphs that a forward pass needs. `state` is from `model_state`."""
 
     tokens: int
     padded: bool
@@ -173,7 +173,7 @@ class StagedForward:
         self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log a switch to local computation, or to the fleet if the reason is an empty string."""
+        """Log a switch to local computation, or to the fleet if `why_here` is empty."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -228,14 +228,14 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Register a new forward pass. Abandon an earlier one whose backward pass has not run."""
+        """Register a new forward pass. Abandon an earlier pass whose backward pass has not run."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
         self._under_way = one
 
     def end(self, one: _Pass) -> None:
-        """Unregister a pass that needs no further backward pass on the fleet."""
+        """Unregister a pass that no longer needs the fleet."""
         if self._under_way is one:
             self._under_way = None
 
@@ -304,7 +304,7 @@ class _Pass:
             backward: whether a backward pass will follow.
 
         Raises:
-            StageFailedError: the fleet cannot complete the pass.
+            StageFailedError: if the fleet cannot complete the pass.
         """
         staged, work, passes = self.staged, self.staged.work, self.staged.passes
         self.owner.begin(self)
@@ -345,9 +345,9 @@ class _Pass:
             dy: gradient of the last layer's output.
 
         Raises:
-            UsageError: the backward pass was already run, the forward pass was abandoned, or a
+            UsageError: if the backward pass has already run, the forward pass was abandoned, or a
                 weight has changed since the forward pass.
-            FleetError: the fleet cannot complete the pass, or a device returned a wrong result.
+            FleetError: if the fleet cannot complete the pass, or a device returns a wrong result.
         """
         if self.done:
             raise UsageError("by stages, a forward pass has one backward pass, and this was done")

@@ -1,7 +1,7 @@
 """Replacement of a model's forward pass with a forward pass by stages.
 
 The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
-library wraps this `forward` and the model is restored, the wrapper calls the original `forward`.
+library has wrapped `forward`, the wrapper calls the original `forward` once the model is restored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def go_plainly(model: nn.Module) -> None:
 def plain(model: nn.Module) -> Iterator[None]:
     """Return a context manager in which a model offloaded by stages has its original forward pass.
 
-    Wrappers of `forward` and hooks of the model object are disabled, too.
+    Wrappers of `forward` and hooks of the model object are also disabled.
     """
     held, staged = vars(model), type(model)
     aside = (ATTRIBUTE, "forward", *HOOKS)

@@ -1,12 +1,12 @@
-"""Checks of suspicious results: the PS recomputes a suspicious device result before using it.
+"""Checks of suspicious device results: the PS recomputes a result before training uses it.
 
 `cleave.scheduler.stages.step` withholds a result that is not finite, is much larger than usual, or
 has no known usual magnitude. A device is blamed only if all of these conditions hold:
 
-- Its inputs and weights are finite, and so small that the order of summation cannot decide whether
-  a matrix multiplication overflows.
-- The local result is finite. Otherwise, the training run diverges.
-- The device's result is not finite, or its error is more than half of the largest element.
+- The device's inputs and weights are finite, and so small that the order of summation cannot
+  decide whether a matrix multiplication overflows.
+- The local result is finite. Otherwise, the training run is diverging.
+- The device's result is not finite, or its error exceeds half of the largest local element.
 - Coarser rounding changes the local result by much less than a finite error of the device.
 """
 
@@ -29,7 +29,7 @@ from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
 from cleave.training.stages.audits import Auditor, Noise
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
-# Largest input or weight for which a device may be blamed; products of larger ones may overflow.
+# Largest input or weight for which a device may be blamed; products of larger values may overflow.
 LARGEST_INPUT: Final = 2.0**20
 
 # Both are fractions of the largest element.
@@ -103,7 +103,7 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
 ) -> tuple[Callable[[Noise], dict[Place, Array]], int]:
-    """Return a function that recomputes a suspicious result, and its number of passes per call."""
+    """Return a function that recomputes a suspicious result, and the number of passes per call."""
     record, places = suspect.record, list(suspect.sizes)
 
     def sums_again(noise: Noise) -> dict[Place, Array]:
@@ -126,9 +126,9 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether the size of gradient sums is plausible, given one random micro-batch.
+    """Return True if gradient sums are plausible, judged by one random micro-batch's gradients.
 
-    A sum may be up to `_OTHERS` times the micro-batch's gradient times the number of micro-batches.
+    For n micro-batches, a sum may be up to `_OTHERS` * n times the micro-batch's gradient.
     """
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
@@ -206,7 +206,6 @@ def _size(values: Array) -> float:
 
 
 def _words(place: Place, suspect: Suspect) -> str:
-    """Return the name of a suspicious result for an error message."""
     what, parameter, layer = place
     if what is Returned.SUM:
         of = f"layer {layer}'s " if layer > LOSS_LAYER else ""

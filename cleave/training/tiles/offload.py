@@ -1,4 +1,4 @@
-"""Offloading of a model's matrix multiplications or whole layers to a fleet, and its reversal.
+"""Functions that offload a model's GEMMs or whole layers to a fleet, and restore the model.
 
 With the method `tiles`, the class of each linear layer is replaced with a subclass that sends three
 GEMMs (forward, input gradient, weight gradient) to the fleet.
@@ -51,8 +51,8 @@ def offload(
 
     With the method `stages`, the `forward` of a causal language model of transformers is replaced.
     Devices run the forward and backward passes of the decoder layers, and this process computes the
-    rest. The backward pass of each forward pass must run before the next forward pass. All
-    gradients of the layers arrive in the backward pass.
+    rest. The backward pass of each forward pass must run before the next forward pass. The
+    gradients of all layers become available at the same time.
 
     Example:
         cleave.offload(model, cleave.emulated(8))
@@ -81,8 +81,8 @@ def offload(
         activations are offloaded.
 
     Raises:
-        UsageError: an argument is invalid, or the model has no suitable layer, is already
-            offloaded, is not on the CPU or has weights of an unsupported dtype.
+        UsageError: if an argument is invalid, or if the model has no suitable layer, is already
+            offloaded, is not on the CPU, or has weights of an unsupported dtype.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
@@ -158,7 +158,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Wrap a fleet to log the absence of devices and, with fallback `local`, to multiply locally.
+    """Wrap a fleet to log when devices are absent and, with fallback `local`, multiply locally.
 
     A fleet that handles the absence of devices itself is returned unchanged.
     """

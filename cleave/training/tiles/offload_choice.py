@@ -35,7 +35,7 @@ class OffloadChoice:
         """Return the modules to offload by name, each with the subclass that replaces its class.
 
         Raises:
-            UsageError: a module's weights have an unsupported dtype or are not on the CPU.
+            UsageError: if a module's weights have an unsupported dtype or are not on the CPU.
         """
         found = {}
         classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -57,7 +57,7 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return a report of offloaded and local modules, given the result of `self.found`."""
+        """Return a report of offloaded and local modules, from the result of `self.found`."""
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -124,8 +124,7 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
     }
 
 
-# Fraction of offloaded parameters, among those that multiply activations, below which users are
-# warned.
+# A user is warned if less than this fraction of the parameters that multiply activations is sent.
 LEAST_SHARE: Final = 0.9
 
 _LISTED: Final = 8  # maximum number of local modules that a report lists
@@ -165,7 +164,7 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the offloaded fraction of parameters that multiply activations; 1 without any."""
+        """Return the offloaded fraction of parameters that multiply activations; 1 if none do."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0

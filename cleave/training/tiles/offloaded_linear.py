@@ -25,10 +25,10 @@ _UNSUPPORTED: Final = (
 
 
 class Operands:
-    """Cache of a fleet's operands by tensor. A tensor that is used twice has only one operand.
+    """Cache of a fleet's operands by tensor. Several uses of a tensor share one operand.
 
     An operand must be freed as soon as its tensor's values are no longer needed. Otherwise,
-    activation checkpointing would save no memory. An activation (a tensor with a `grad_fn`) has a
+    activation checkpointing would save no memory. An activation (a tensor with a `grad_fn`) holds a
     reference to its operand, so both are freed together. A leaf tensor (a weight or model input)
     may change through `.data` or numpy without autograd's knowledge. So the operand of a leaf
     exists only from a layer's forward pass to the layer's backward pass.
@@ -55,7 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory, and rebind its operand."""
+        """Record that a weight has been gathered into new memory, and rebind the operand to it."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -143,7 +143,7 @@ class _LinearFunction(torch.autograd.Function):
         operands: Operands,
         weight_transposed: bool,
     ) -> Tensor:
-        """Compute y. The fleet writes the blocks directly into the memory of y."""
+        """Return the output y. The fleet writes blocks directly into the memory of y."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
         # y must not be a view, as autograd forbids in-place changes of returned views.
@@ -166,7 +166,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of each argument of `forward`, or None if it is not needed."""
+        """Return the gradient of each argument of `forward`; None if a gradient is not needed."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -203,12 +203,12 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raise UsageError: forward-mode automatic differentiation is not supported."""
+        """Raise UsageError, because forward-mode differentiation is not supported."""
         raise UsageError(f"forward-mode AD {_UNSUPPORTED}")
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start to compute out = a @ b on the fleet, which writes into the memory of `out`."""
+    """Start computing out = a @ b on the fleet, which writes into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
@@ -217,7 +217,7 @@ def product(
 ) -> Tensor:
     """Compute a linear layer with the GEMMs on the fleet.
 
-    GEMMs below `min_flops` run locally. Under autocast, x, weight and bias are cast first.
+    GEMMs smaller than `min_flops` run locally. Under autocast, x, weight and bias are cast first.
 
     Args:
         module: an offloaded module.
@@ -299,7 +299,7 @@ def auxiliary_weight(model: nn.Module) -> float:
     """Return the coefficient of a mixture-of-experts model's load-balancing loss; 0 if unused.
 
     Raises:
-        UsageError: the configuration sets `output_router_logits`, but the model defines none.
+        UsageError: if the configuration sets `output_router_logits` without a coefficient.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -314,7 +314,7 @@ def auxiliary_weight(model: nn.Module) -> float:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module is a mixture-of-experts module that can be offloaded."""
+    """Return True if a module is a mixture-of-experts module that can be offloaded."""
     own = module.parameters(recurse=False)
     forward = type(module).forward
     return any(p.dim() == _DIMENSIONS for p in own) and hasattr(forward, "__wrapped__")
