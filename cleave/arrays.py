@@ -1,6 +1,7 @@
 """Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are uint16.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are stored as
+uint16.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types. Values are names in messages; `storage` is the numpy dtype (bf16: uint16)."""
+    """An element type. The value is its name in messages; `storage` is its numpy dtype."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -61,11 +62,11 @@ class Buffer:
         return Buffer(self.array.T, self.dtype)
 
     def region(self, rows: Span, columns: Span) -> Buffer:
-        """Return a view of the given range of rows and columns."""
+        """Return a view of the elements in `rows` and `columns`."""
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements as bytes in row-major order: a view if C-contiguous, else a copy."""
+        """Return the elements' bytes in row-major order, as a view if the array is C-contiguous."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
@@ -85,7 +86,11 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return received bytes as a buffer, without a copy; raise ValueError for a wrong length."""
+    """Return a buffer that shares memory with received bytes; check the number of bytes.
+
+    Raises:
+        ValueError: if the number of bytes does not match the shape and dtype.
+    """
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(

@@ -23,7 +23,7 @@ def parameter(name: str) -> str:
 
 
 def extra(name: str) -> str:
-    """Return the name of the graph input for a layer argument other than the first argument."""
+    """Return the name of the graph input for any layer argument except the first."""
     return f"extra:{name}"
 
 
@@ -33,7 +33,7 @@ def total(name: str) -> str:
 
 
 def new_total(name: str) -> str:
-    """Return the name of the graph output for the gradient sum that includes this micro-batch."""
+    """Return the name of the graph output for a gradient sum with the current micro-batch added."""
     return f"new:{name}"
 
 

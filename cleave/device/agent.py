@@ -131,7 +131,7 @@ class Agent:
         """Run until `stop` is called, or the server refuses or no longer needs the device.
 
         Raises:
-            CleaveError: when the server refuses the device permanently or, without `stays`, is
+            CleaveError: if the server refuses the device permanently or, without `stays`, is
                 unreachable and `known` returns False.
         """
         self._work = asyncio.ensure_future(self._come_and_go())

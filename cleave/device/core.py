@@ -74,7 +74,7 @@ class DeviceCore:
         """Process a message from the PS; return orders to execute and messages to send, in order.
 
         Raises:
-            ProtocolError: when the message violates the protocol. The caller must end the session.
+            ProtocolError: if the message violates the protocol. The caller must end the session.
         """
         features.require(message, self._features)
         match message:
@@ -113,7 +113,7 @@ class DeviceCore:
         """Decompress a `put_coded` to a `put`. May be called from another thread.
 
         Raises:
-            ProtocolError: when the message violates the protocol. The caller must end the session.
+            ProtocolError: if the message violates the protocol. The caller must end the session.
         """
         features.require(message, self._features)
         self._need_room(message.id, codes.array_bytes(message))

@@ -247,7 +247,7 @@ class Installer:
             account: account that owns the file with the join URL; None for this user.
 
         Raises:
-            CleaveError: when the service manager is not running or rejects the service.
+            CleaveError: if the service manager is not running or rejects the service.
         """
         self.require_manager()
         changes = _Changes()

@@ -170,7 +170,7 @@ class DeviceSession:
         """Process the PS's messages until the session ends; return why it ended.
 
         Raises:
-            CleaveError: when the PS refuses the device.
+            CleaveError: if the PS refuses the device.
         """
         self._send(self._hello)
         try:

@@ -87,7 +87,7 @@ class TorchBackend:
         by_copies: whether to copy even on the CPU, for tests without an accelerator.
 
     Raises:
-        ImportError: when torch is not installed.
+        ImportError: if torch is not installed.
     """
 
     def __init__(self, device: str = "cpu", *, by_copies: bool = False) -> None:
@@ -300,8 +300,8 @@ def choose(
         notify: called with a message for each candidate that fails or computes wrong results.
 
     Raises:
-        UsageError: for an unknown name, or a backend that is not available.
-        CleaveError: when no available backend works.
+        UsageError: if `name` is unknown or the backend is not available.
+        CleaveError: if no available backend works.
     """
     name = known_name(name)
     if available is None:

@@ -83,7 +83,7 @@ class GraphChoice:
                 CPU, 16-bit inputs are upcast during the run, not before.
 
         Raises:
-            GraphError: when the CPU cannot run the graph either, or when no provider has full fp32
+            GraphError: if the CPU cannot run the graph either, or when no provider has full fp32
                 precision.
         """
         setup = self._setup()

@@ -63,8 +63,8 @@ class GraphMemory:
     """Computes the working memory of the runs of one serialized ONNX model.
 
     Raises:
-        UnboundedError: when the model has an unsupported operator set or element type.
-        GraphError: when the bytes are not a model.
+        UnboundedError: if the model has an unsupported operator set or element type.
+        GraphError: if the bytes are not a model.
     """
 
     def __init__(self, model: bytes | memoryview) -> None:
@@ -83,7 +83,7 @@ class GraphMemory:
             kept: whether each output is stored on the device, in order.
 
         Raises:
-            UnboundedError: when the working memory cannot be computed before the run, or when the
+            UnboundedError: if the working memory cannot be computed before the run, or when the
                 inputs are incompatible with the graph.
         """
         key = (*given, *kept)

@@ -28,7 +28,7 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
         given: dtype of the array for each input, in order; None if it is not floating-point.
 
     Raises:
-        ProtobufError: when `model` is not a serialized ONNX model.
+        ProtobufError: if `model` is not a serialized ONNX model.
     """
     if not any(dtype in ONNX_ELEMENTS for dtype in given):
         return model

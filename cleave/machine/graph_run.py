@@ -151,7 +151,7 @@ def run_graph(
         make_memory: parses the graph at its first run, to compute its working memory.
 
     Raises:
-        GraphError: when the run fails, when it needs more memory than is available, or when an
+        GraphError: if the run fails, when it needs more memory than is available, or when an
             output does not have the declared size.
     """
     try:

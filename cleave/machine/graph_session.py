@@ -115,7 +115,7 @@ def additions(model: bytes) -> Mapping[str, str]:
     input. An addition reads each element before writing the result.
 
     Raises:
-        ProtobufError: when `model` is not a serialized ONNX model.
+        ProtobufError: if `model` is not a serialized ONNX model.
     """
     graph = read_graph(model)
     found = {}
@@ -167,7 +167,7 @@ class GraphSession:
             ONNX Runtime is too old to report it.
 
     Raises:
-        GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
+        GraphError: if ONNX Runtime is missing, lacks the provider or refuses the model.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class GraphSession:
             wanted: names of the outputs to return; None for all outputs.
 
         Raises:
-            GraphError: when the run fails. The arrays in `into` then have undefined elements.
+            GraphError: if the run fails. The arrays in `into` then have undefined elements.
         """
         import onnxruntime
 

@@ -41,8 +41,8 @@ class Connection(Protocol):
         """Wait for the next message and return it.
 
         Raises:
-            ConnectionLostError: when no more messages can arrive.
-            ProtocolError: when the message is text or too large.
+            ConnectionLostError: if no more messages can arrive.
+            ProtocolError: if the message is text or too large.
         """
 
     async def answers(self, within_s: float) -> bool:
@@ -165,7 +165,7 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
             received messages; None for an operator.
 
     Raises:
-        CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.
+        CleaveError: if no WebSocket server responds, or the server's certificate is not accepted.
     """
     address = target.address
     most_bytes = limits.MAX_MESSAGE_BYTES

@@ -63,7 +63,7 @@ class FrameGate:
         remaining bytes, after the event loop has served other connections.
 
         Raises:
-            TooMuchError: when the peer exceeds a limit.
+            TooMuchError: if the peer exceeds a limit.
         """
         end, frames = len(data), 0
         while at < end:

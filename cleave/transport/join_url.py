@@ -64,7 +64,7 @@ def parse_join_url(url: str) -> JoinUrl:
     (`&fp=FINGERPRINT`).
 
     Raises:
-        UsageError: when `url` is not a join URL.
+        UsageError: if `url` is not a join URL.
     """
     try:
         parts = urlsplit(url)
@@ -121,7 +121,7 @@ def read_url(text: str) -> str:
     The file may also contain the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: when the file is unreadable or contains no URL. The error message omits the
+        UsageError: if the file is unreadable or contains no URL. The error message omits the
             file's content, which may be a different secret.
     """
     if not text.startswith("@"):

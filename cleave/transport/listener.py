@@ -447,8 +447,8 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
         port: port to use on all addresses; 0 for any free port.
 
     Raises:
-        OSError: when a listener cannot be bound to an address.
-        OverflowError: when the port is out of range.
+        OSError: if a listener cannot be bound to an address.
+        OverflowError: if the port is out of range.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[Listener] = []

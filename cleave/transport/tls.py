@@ -81,7 +81,7 @@ def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datet
         needed: host name or IP address for which the certificate must be valid.
 
     Raises:
-        UsageError: when the folder is not writable.
+        UsageError: if the folder is not writable.
     """
     path = folder / CERTIFICATE_FILE
     try:
@@ -250,7 +250,7 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
         now: current time with a time zone, for the dates of a new certificate.
 
     Raises:
-        UsageError: when other machines could reach the server without TLS and `insecure_lan` is not
+        UsageError: if other machines could reach the server without TLS and `insecure_lan` is not
             set, a certificate or key is unusable, or a package for creating one is not installed.
     """
     given = security.certificate is not None or security.key is not None

@@ -87,7 +87,7 @@ def cores_to_lend(count: int) -> list[int]:
     The operating system handles hardware interrupts on the first cores.
 
     Raises:
-        UsageError: when the machine has fewer than `count` usable cores.
+        UsageError: if the machine has fewer than `count` usable cores.
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
@@ -102,7 +102,7 @@ def keep_to_cores(count: int) -> bool:
     Without the restriction, only the number of threads limits the CPU usage.
 
     Raises:
-        UsageError: when the machine has fewer than `count` usable cores.
+        UsageError: if the machine has fewer than `count` usable cores.
     """
     kept = cores_to_lend(count)
     if sys.platform != "linux":

@@ -58,7 +58,7 @@ def parse_data_cap(text: str) -> DataCap:
     """Parse a limit such as `500MB/hour` or `50GB/month`, or `5GB` for the whole command.
 
     Raises:
-        UsageError: when the text is not a valid limit, or the limit is below 1 MB.
+        UsageError: if the text is not a valid limit, or the limit is below 1 MB.
     """
     match = re.fullmatch(
         r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
