@@ -86,11 +86,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a buffer that shares memory with received bytes; check the number of bytes.
-
-    Raises:
-        ValueError: if the number of bytes does not match the shape and dtype.
-    """
+    """Return a buffer that shares the memory of `data`; raise ValueError if the length is wrong."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(

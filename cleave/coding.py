@@ -153,7 +153,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Compress a floating-point payload; return None for other dtypes, or if it saves too little."""
+    """Compress a floating-point payload; return None for other dtypes or too little savings."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None

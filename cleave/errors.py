@@ -1,4 +1,4 @@
-"""Exceptions whose messages users see. A message states the problem and, if possible, a remedy."""
+"""Exceptions that users see. Each message is one sentence that states the problem and a remedy."""
 
 from __future__ import annotations
 

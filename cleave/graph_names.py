@@ -1,4 +1,4 @@
-"""The names of inputs and outputs of computation graphs. The PS and devices use the same names."""
+"""The names of the inputs and outputs of the computation graphs that the PS builds."""
 
 from __future__ import annotations
 

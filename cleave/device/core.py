@@ -1,6 +1,6 @@
 """The device's protocol state machine, without sockets, clocks or computations.
 
-`DeviceCore.received` converts a message from the PS to orders (work to execute) and messages to
+`DeviceCore.received` converts a message from the PS into orders (work to execute) and messages to
 send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed
 in sequence, because an order may need the outputs of an earlier order.
 """
@@ -38,12 +38,12 @@ _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
 class DeviceCore:
-    """Tracks a device's stored arrays and unfinished runs, and converts PS messages to actions.
+    """Tracks a device's stored arrays and unfinished runs, and converts PS messages into actions.
 
     Args:
-        memory_bytes: memory budget that `hello` declared. If the PS exceeds the budget, `received`
-            raises ProtocolError and the session ends.
-        graphs, coding: whether `hello` offered this feature. A feature is active once `welcome`
+        memory_bytes: memory budget in bytes that `hello` declared. If the arrays that the PS sends
+            exceed the budget, `received` raises ProtocolError.
+        graphs, coding: whether `hello` offered the feature. A feature is active once `welcome`
             names it too.
 
     Attributes:
@@ -110,7 +110,7 @@ class DeviceCore:
         return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Decompress a `put_coded` to a `put`. May be called from another thread.
+        """Convert a `put_coded` into a `put`. Another thread may call this method.
 
         Raises:
             ProtocolError: if the message violates the protocol. The caller must end the session.
@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, which tells the PS to send no new runs; at most once."""
+        """Return a `drain` message, which tells the PS to send no new runs; [] on later calls."""
         if self.draining:
             return []
         self.draining = True
@@ -262,7 +262,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the arrays that a run both reads and replaces, as a map from array IDs."""
+        """Return the arrays that a run both reads and replaces, by array ID."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)

@@ -119,7 +119,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a value for `ExecStart=`; raise UsageError for quotes or backslashes in the path."""
+    """Return the value of `ExecStart=`; raise UsageError if systemd rejects the program's path."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
             f"systemd starts no program with quotes or backslashes in its path, as in "

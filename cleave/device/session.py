@@ -29,7 +29,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
+    """Return the minimum wait before a reconnect in seconds; None if a reconnect is forbidden."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s
@@ -47,7 +47,7 @@ class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        comes_back_s: minimum seconds before a reconnect; None if the device must not reconnect.
+        comes_back_s: minimum wait before a reconnect in seconds; None if a reconnect is forbidden.
         for_good: whether the refusal is permanent, for example for an invalid credential or
             version, a quarantine, or a second session of the same device.
     """
@@ -82,7 +82,7 @@ class DeviceSession:
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called, at most once a second, when no run and less than `IDLE_BYTES` remain.
+        on_idle: called, at most once a second, when no runs and less than `IDLE_BYTES` are stored.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
         telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the
@@ -91,7 +91,8 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
-        measured: the PS's `measured` message, which ends a session that asked for it; else None.
+        measured: the PS's `measured` message, which ends a session that requested a measurement;
+            None otherwise.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
+        """Return the minimum wait before a reconnect in seconds; None if it is forbidden."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     @property
@@ -160,7 +161,7 @@ class DeviceSession:
         return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
-        """Tell the PS to send no new requests. The PS ends the session after the pending ones.
+        """Tell the PS to send no new requests, and to end the session after the pending requests.
 
         Call this method from the session's event loop.
         """
@@ -170,7 +171,7 @@ class DeviceSession:
         """Process the PS's messages until the session ends; return why it ended.
 
         Raises:
-            CleaveError: if the PS refuses the device.
+            CleaveError: if the PS refuses or does not welcome the device, or violates the protocol.
         """
         self._send(self._hello)
         try:
@@ -247,7 +248,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Call `on_idle`, at most once a second, if no run and less than `IDLE_BYTES` remain."""
+        """Call `on_idle`, at most once a second, if the device has no runs and stores little."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:

@@ -1,4 +1,4 @@
-"""Data classes that describe a graph's arrays and operations, for computing the arrays' sizes."""
+"""Data classes that describe a graph's arrays and operations, to compute the arrays' sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose valu
 
 
 class Refusal(StrEnum):
-    """The kinds of reasons why a run's working memory cannot be computed in advance."""
+    """A reason why the working memory of a graph run cannot be computed in advance."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -45,7 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An array's shape, ONNX element type and, if tracked, elements (at most one dimension)."""
+    """An array's shape and ONNX element type, and the elements of small scalars and vectors."""
 
     shape: Shape
     type: int
@@ -77,7 +77,7 @@ class Sized:
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation. The field for its type contains the value."""
+    """An attribute of an operation. The field for the attribute's type contains the value."""
 
     integer: int = 0
     integers: list[int] = field(default_factory=list)

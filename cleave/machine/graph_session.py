@@ -20,7 +20,7 @@ from cleave.machine.onnx_graph import ProtobufError, read_graph
 
 
 class Provider(Enum):
-    """An execution provider. The value is the provider's name on the command line."""
+    """An execution provider of ONNX Runtime. The value is its name on the command line."""
 
     CUDA = "cuda"
     COREML = "coreml"
@@ -76,8 +76,8 @@ SETUPS: Final = (
     ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
     CPU_SETUP,
 )
-"""Provider setups that should compute in full fp32 precision, in the order of trial. For each
-provider, the fastest setup comes first."""
+"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
+For each provider, the fastest setup comes first."""
 
 
 def parse_provider(name: str) -> Provider | None:
@@ -94,7 +94,7 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the provider setups to try, best first. The last is always the CPU's.
+    """Return the provider setups to try, best first. The last setup is always the CPU's.
 
     Args:
         asked: the only provider other than the CPU that may be used; None to allow all providers.
@@ -109,10 +109,10 @@ def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[Pro
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Map each graph output that can overwrite a graph input to the name of this input.
+    """Map the name of each graph output that can overwrite an input to the name of that input.
 
-    The output, such as a gradient sum, is the result of an addition that is the only use of the
-    input. An addition reads each element before writing the result.
+    Each of these outputs, such as a gradient sum, is the result of an addition that is the only use
+    of the input. An addition reads each element before it writes the result.
 
     Raises:
         ProtobufError: if `model` is not a serialized ONNX model.
@@ -159,7 +159,7 @@ class GraphSession:
             is never freed. Otherwise the session keeps the memory of its largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape, with a name for a dynamic batch size.
+        inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
@@ -327,7 +327,7 @@ def _make_shared_memory() -> None:
 
 
 def _threads() -> int:
-    """Return the value of `OMP_NUM_THREADS`; 0, for the number of cores, if it is not set."""
+    """Return the value of `OMP_NUM_THREADS`, or 0 (one thread per core) if it is not set."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdigit() else 0
 

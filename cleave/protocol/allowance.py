@@ -40,7 +40,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message; return a clause about the exceeded limit, or ''."""
+        """Count an unrequested message; describe the exceeded limit, or return an empty string."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "

@@ -1,4 +1,4 @@
-"""Counters of a device's work. The PS and the device each count the messages they exchange."""
+"""Counters of a device's work, which the PS and the device derive from exchanged messages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request, as opposed to a WebSocket request. Missing headers are empty strings.
+    """An HTTP request that does not open a WebSocket. Missing headers are empty strings.
 
     Attributes:
         path: path of the URL without the query, percent-encoded as the client sent it.

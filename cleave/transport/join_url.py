@@ -110,7 +110,7 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE` for a private file with the URL, so that the command line does not show it."""
+    """Yield `@FILE` for a private file with the URL, so that no command line shows the URL."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
