@@ -1,7 +1,6 @@
 """Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are stored as
-uint16.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16: bf16 elements are stored as uint16.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Buffer:
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
-        """Return the elements as fp32. The upcast is exact. An fp32 array is not copied."""
+        """Return the elements as fp32. The upcast is exact, and an fp32 array is not copied."""
         if self.dtype is DType.FP32:
             return self.array
         if self.dtype is DType.FP16:

@@ -15,7 +15,7 @@ class Blocks:
     Attributes:
         whole_bytes: maximum size in bytes of the scores of all queries at once. Larger scores are
             computed for one block of queries at a time.
-        block_bytes: maximum size in bytes of one block's scores, unless it is a single query.
+        block_bytes: maximum size in bytes of one block's scores; a block has at least one query.
     """
 
     whole_bytes: int = 64 * 2**20  # blocks are no faster at 48 MB of scores, but faster at 768 MB

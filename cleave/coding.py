@@ -117,7 +117,6 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Decompress one chunk into `words`."""
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
     unpacker = zlib.decompressobj()
@@ -153,7 +152,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Compress a floating-point payload; return None for other dtypes or too little savings."""
+    """Compress a floating-point payload; return None for other dtypes, or if savings are small."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None

@@ -18,7 +18,7 @@ class CleaveError(Exception):
 
 
 class UsageError(CleaveError):
-    """A user's request is invalid, such as a wrong value or an unknown name.
+    """A user's request is invalid, for example because of a wrong value or an unknown name.
 
     The CLI prints the message and exits with code 2.
     """

@@ -42,7 +42,7 @@ _LOCKED_BYTE: Final = 2**30  # beyond the end of the text: Windows makes a locke
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder at a user-supplied path, and its missing parents, unless it exists."""
+    """Create a folder and its missing parents at a user-supplied path, unless the folder exists."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
@@ -253,7 +253,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """Another process holds the lock; `holder` names that process, for example "process 4711"."""
+    """The lock is already held; `holder` names the process that holds it, like "process 4711"."""
 
     def __init__(self, text: str, holder: str) -> None:
         super().__init__(text)
@@ -261,7 +261,7 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """An exclusive lock on a file. The constructor acquires the lock; the context exit releases it.
+    """An exclusive lock on a file, held from construction until `release` or the end of `with`.
 
     The operating system releases the lock when the process ends. While locked, a writable file
     contains the process ID and host name of the holder. The file is never deleted.

@@ -83,7 +83,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """A tile with the cuts that divide it into strips.
+    """A tile, and the cuts that divide the tile into strips.
 
     Attributes:
         m_cuts: rows of each A-strip; consecutive spans that cover `tile.m`.

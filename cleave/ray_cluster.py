@@ -15,7 +15,7 @@ from typing import Any, Final
 from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
-_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module; no other package has it
+_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module, which no other package contains
 
 
 def need_ray(option: str) -> None:

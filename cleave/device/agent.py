@@ -26,7 +26,7 @@ ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come 
 
 
 class State(Enum):
-    """State of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
+    """The state of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -144,7 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Stop the agent: the first call drains its session, and a second call ends it at once.
+        """Stop the agent: the first call drains the session, and a second call ends it at once.
 
         Call this method from the event loop.
         """

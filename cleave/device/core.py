@@ -32,7 +32,7 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15  # maximum counted per graph run; the fastest GPU needs seconds for it
+_MOST_FLOPS: Final = 10**15  # most FLOPs counted per graph run; the fastest GPU takes seconds
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
@@ -41,8 +41,8 @@ class DeviceCore:
     """Tracks a device's stored arrays and unfinished runs, and converts PS messages into actions.
 
     Args:
-        memory_bytes: memory budget in bytes that `hello` declared. If the arrays that the PS sends
-            exceed the budget, `received` raises ProtocolError.
+        memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
+            budget, `received` raises ProtocolError.
         graphs, coding: whether `hello` offered the feature. A feature is active once `welcome`
             names it too.
 
@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, which tells the PS to send no new runs; [] on later calls."""
+        """Return a `drain` message, so that the PS sends no new runs; nothing on later calls."""
         if self.draining:
             return []
         self.draining = True

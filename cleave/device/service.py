@@ -62,7 +62,7 @@ ProtectControlGroups=yes
 
 
 class ServiceManager(Enum):
-    """The supported service managers."""
+    """A supported service manager."""
 
     SYSTEMD = "systemd"
     LAUNCHD = "launchd"

@@ -82,7 +82,7 @@ class DeviceSession:
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called, at most once a second, when no runs and less than `IDLE_BYTES` are stored.
+        on_idle: called at most once a second, while no run and less than `IDLE_BYTES` are held.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
         telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the
@@ -91,8 +91,7 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
-        measured: the PS's `measured` message, which ends a session that requested a measurement;
-            None otherwise.
+        measured: the PS's `measured` message, if the session requested a measurement; else None.
     """
 
     def __init__(
@@ -136,7 +135,6 @@ class DeviceSession:
 
     @property
     def status(self) -> DeviceStatus:
-        """Return the device's number and work counters."""
         welcome = self.core.welcome
         done = DeviceCounters(
             self.core.blocks, self.core.flops, self.downlink_bytes, self.uplink_bytes
@@ -150,7 +148,6 @@ class DeviceSession:
 
     @property
     def welcomed(self) -> bool:
-        """Return True once the PS has welcomed the device."""
         return self.core.welcome is not None
 
     @property
@@ -320,7 +317,6 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
-        """Send telemetry every `TELEMETRY_S` seconds."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -355,7 +351,7 @@ def device_hello(
     """Return the `hello` message of a device. A rate of 0 means unknown.
 
     Args:
-        memory_bytes: memory budget for arrays and results.
+        memory_bytes: memory budget for arrays and results, in bytes.
         join_code: join code to exchange for a new credential; empty without a join code.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.

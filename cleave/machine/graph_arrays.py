@@ -18,7 +18,7 @@ LARGEST_RANK: Final = 32
 MOST_VALUES: Final = 64  # maximum elements of an array whose values are tracked
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
-# bytes of an element, by ONNX's code of the supported type
+# Size of an element in bytes, by ONNX's code of the element type.
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 
 FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose values are tracked
@@ -45,7 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An array's shape and ONNX element type, and the elements of small scalars and vectors."""
+    """An array's shape, ONNX element type and, if they are tracked, elements (rank 0 or 1 only)."""
 
     shape: Shape
     type: int

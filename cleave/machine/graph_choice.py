@@ -158,7 +158,7 @@ _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph, its inputs and its fp64 outputs. With `each`, errors are per element."""
+    """A test graph with inputs and fp64 outputs; `each`: errors are relative to each element."""
 
     name: str
     model: bytes

@@ -279,7 +279,7 @@ class _Pass:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
         The name is empty for views of inputs and constants. It is also empty for a matrix product
-        whose only use is an addition with a stored sum, whose memory the product uses.
+        that is only added to an input, because the stored sum's memory holds the product.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -309,7 +309,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices that only matrix products use, and that are not copied."""
+        """Return the names of the transposes that are not copied: only matrix products use them."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -328,8 +328,8 @@ class _Pass:
     def _late(self) -> Iterator[int]:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
-        The order is a postorder, depth-first traversal from the operations whose outputs no
-        operation uses. Of several operations, the traversal visits the last in the model first.
+        The order is the postorder of a depth-first traversal from the operations whose outputs no
+        operation uses. The traversal visits operations that are later in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})

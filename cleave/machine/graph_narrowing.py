@@ -20,7 +20,7 @@ _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return an equivalent model that takes inputs in 16 bits where `given` has a 16-bit dtype.
+    """Return an equivalent model that takes inputs in 16 bits where `given` states a 16-bit dtype.
 
     Inputs with a dynamic shape stay fp32: they are activations, whose dtype may vary between runs.
 
@@ -86,7 +86,7 @@ class _Narrowing:
         return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Add a cast of a 16-bit parameter; return the fp32 copy's name. Keep other names."""
+        """Add a cast of a 16-bit parameter; return the result's name, or else `name` unchanged."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -102,7 +102,7 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return a graph input's serialized description, with the input's new element type."""
+        """Return an input's serialized description; change the element type of a 16-bit input."""
         parts = list(onnx.fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:

@@ -40,7 +40,7 @@ _Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return an operation's outputs and temporary memory; raise UnboundedError if unsupported."""
+    """Return an operation's `Made`; raise UnboundedError if the shapes cannot be computed."""
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
@@ -97,7 +97,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the `Sized` of an array, including the elements if the array is small enough."""
+    """Return the `Sized` of an array, with the elements of a small integer or boolean array."""
     if (
         values is None
         or type not in FOLLOWED

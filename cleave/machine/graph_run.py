@@ -49,7 +49,7 @@ class Kept:
         value: the output array; None until it is computed.
         replaces: older output with the same ID, which is an input of the run that computes this
             output; None after the run, or if this output replaces no older output.
-        returned: whether a `result` shares the array's memory, which then must not be changed.
+        returned: whether a `result` shares the array's memory, so that it must not be overwritten.
     """
 
     nbytes: int
@@ -147,8 +147,8 @@ def run_graph(
     The run time does not include opening the session.
 
     Args:
-        make_session: opens a session at the graph's first run.
-        make_memory: parses the graph at its first run, to compute its working memory.
+        make_session: opens a session for the graph; called if no open session fits the inputs.
+        make_memory: parses the graph to compute the working memory; called at the first run.
 
     Raises:
         GraphError: if the run fails or needs more memory than is available, or the size of an
@@ -229,7 +229,7 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array, because the array has no later use."""
+    """Return True if an output may overwrite an input array, which must have no later use."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned

@@ -148,7 +148,7 @@ class GraphError(CleaveError):
 class GraphSession:
     """An ONNX Runtime session for one graph, optimized for this machine.
 
-    ONNX Runtime is imported when the first session is opened, which takes 0.25 s and 20 MB.
+    The first session imports ONNX Runtime, which takes 0.25 s and 20 MB of memory.
 
     Args:
         model: serialized ONNX model. References to external files are blocked.
@@ -288,7 +288,7 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Map each output that may overwrite an fp32 input of the same fixed shape to the input."""
+        """Map each output that may overwrite an fp32 input of equal fixed shape to that input."""
         try:
             found = additions(model)
         except ProtobufError:  # the model is valid, because ONNX Runtime accepted it

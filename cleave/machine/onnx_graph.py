@@ -29,7 +29,7 @@ class ProtobufError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield a message's fields in order, bytes as memoryviews; raise ProtobufError if invalid."""
+    """Yield a message's fields in order, with bytes as memoryviews, or raise ProtobufError."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

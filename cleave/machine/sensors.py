@@ -210,7 +210,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Add the energy used since the last call. Call often: a counter may overflow only once."""
+        """Add the energy used since the last call. Call again before a counter overflows twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -234,7 +234,7 @@ class PowerMeter:
 
 
 class SessionEnergy:
-    """Reports the energy that this machine has used since this object was created."""
+    """Reports the energy that this machine has used since the object was created."""
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter

@@ -55,7 +55,7 @@ class Allowance:
 
 
 class CancelledRuns:
-    """Cancelled runs of one device whose responses may still arrive.
+    """One device's cancelled runs, to which responses may still arrive.
 
     A device that has read a `cancel` does not respond to the cancelled runs. So once it responds to
     a run that was sent after the `cancel`, no response to a cancelled run can follow. Only the
@@ -94,7 +94,7 @@ class CancelledRuns:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size of the largest result that may still arrive in bytes; 0 without any."""
+        """Return the size in bytes of the largest result that may still arrive; 0 if none may."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 

@@ -175,7 +175,7 @@ class CodeResults:
 
 @dataclass(slots=True)
 class Run(_Always):
-    """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
+    """PS to device: apply the operation `op` to the arrays `inputs`; respond with a `result`.
 
     The inputs of `matmul` are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
     accumulated in fp32 and returned in the dtype `out`.
@@ -317,7 +317,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat(_Always):
-    """Device to PS: the device is still connected. `welcome` states the interval in seconds."""
+    """Device to PS: the device is still connected. `welcome` states the longest interval."""
 
     TYPE: ClassVar[str] = "heartbeat"
 

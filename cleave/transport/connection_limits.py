@@ -33,12 +33,12 @@ class ConnectionLimits:
     Attributes:
         handshake_s: maximum time in seconds from accepting a connection to accepting its hello,
             including the TLS and HTTP handshakes.
-        unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
+        unadmitted_bytes: number of bytes that a client may send before its hello is accepted.
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
         failed, failed_per_s: burst and sustained rate of failed connections allowed per address.
         devices, operators: maximum number of connected devices and operators.
-        unfinished_bytes: maximum total bytes of incomplete messages, except awaited task results.
+        unfinished_bytes: maximum total size in bytes of incomplete messages, except task results.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -62,7 +62,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """The ticket of a new pending connection; `instead_of`: ticket of a connection to close."""
+    """A new pending connection's ticket; `instead_of`: ticket of a connection to close, or None."""
 
     ticket: int
     instead_of: int | None = None
@@ -101,7 +101,10 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network with most tickets; None if `network` ties it."""
+        """Return the oldest ticket of the network that has the most tickets.
+
+        The result is None if `network` has as many.
+        """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
@@ -119,7 +122,7 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key for an address's limits: the IPv4 address or the IPv6 /64 network."""
+    """Return the key under which an address is limited: its IPv4 address or IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
@@ -143,7 +146,7 @@ def _within(address: str, prefix: int) -> str:
 
 BURST: Final = 10  # failed attempts that an address may make in quick succession
 REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
-MAX_ADDRESSES: Final = 10_000  # tracked at most; the one with the oldest failure is dropped first
+MAX_ADDRESSES: Final = 10_000  # tracked at most; the address that failed longest ago is dropped
 
 
 @dataclass(slots=True)
@@ -199,8 +202,7 @@ WINDOW_S: Final = 10.0  # length of a window, at whose end the other refusals ar
 class RejectionLog:
     """Logs refused connections. Reasons must not quote text from unknown clients.
 
-    In each window of `WINDOW_S` seconds, the first `lines` refusals are logged, and the others are
-    summarized.
+    In each window of `WINDOW_S` seconds, `lines` refusals are logged and the others are summarized.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes: `work` of the largest awaited task result, `any` of any awaited result."""
+    """The size in bytes of the largest awaited task result, and of the largest awaited result."""
 
     work: int = 0
     any: int = 0
@@ -157,7 +157,7 @@ class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
     Task results need no limit, because the PS decides how many it requests. Above the limit, the
-    connection with the largest product of incomplete bytes and waiting time must be closed.
+    connection whose incomplete message has the largest product of size and age must be closed.
     Messages of correct clients are small or quickly complete.
     """
 

@@ -189,7 +189,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next allowed connection; raise BlockingIOError if none is found for now."""
+        """Accept the next allowed connection; raise BlockingIOError if there is none yet."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])
@@ -245,7 +245,7 @@ class GuardedConnection(ServerConnection):
         self._full = False  # whether the buffer of received messages is full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Find the connection's `PendingSocket`. asyncio calls this after the TLS handshake."""
+        """Look up the `PendingSocket`. asyncio calls this method after the TLS handshake."""
         self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause

@@ -152,8 +152,8 @@ class Security:
     """A server's settings for TLS and web origins.
 
     Attributes:
-        tls: TLS mode without `certificate`. None: `OFF` on loopback or with `insecure_lan`,
-            otherwise `AUTO`.
+        tls: TLS mode of a server without `certificate`. None means `OFF` on loopback or with
+            `insecure_lan`, and `AUTO` otherwise.
         certificate, key: PEM files with a user's certificate and its private key. Set both or none.
         folder: folder that stores a self-signed certificate. If None, every start of the server
             creates a new certificate.

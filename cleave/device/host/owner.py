@@ -36,7 +36,7 @@ class OwnerSensors(Protocol):
         """Return True if the machine is plugged in or has no battery."""
 
     def temperature_c(self) -> float | None:
-        """Return the highest CPU temperature, or else that of all sensors, in degrees Celsius."""
+        """Return the highest temperature of the CPU, or else of all sensors, in degrees Celsius."""
         return None  # macOS and Windows provide no temperature to ordinary users
 
 
@@ -203,8 +203,7 @@ class LinuxSensors(OwnerSensors):
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
         if session.get("Type") in ("x11", "wayland", "mir"):
-            # A desktop sets IdleHint after a delay. IdleSinceHint is the time of IdleHint's last
-            # change.
+            # A desktop sets IdleHint after a delay. IdleSinceHint is when IdleHint last changed.
             return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
         # For a terminal session, IdleSinceHint is the time of the last input.
         return idle_s if session.get("Type") == "tty" and since_s else None
@@ -215,7 +214,7 @@ class LinuxSensors(OwnerSensors):
         return bool(sockets or shown)
 
     def _terminals_idle_s(self) -> float | None:
-        """Return the time in seconds since the latest access to a terminal; None without one."""
+        """Return the time in seconds since the last input on any terminal; None if unknown."""
         used = []
         for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
             for terminal in (self._root / folder).glob(pattern):

@@ -162,7 +162,7 @@ BACK_WITHIN_S: Final = 60.0
 If half of `idle_after_s` is shorter, that limit applies."""
 
 
-DAY_MIN: Final = 1440  # minutes of a day, the maximum of `--idle-after`
+DAY_MIN: Final = 1440  # minutes in a day, the maximum of `--idle-after`
 
 
 class Condition(Enum):
@@ -173,7 +173,7 @@ class Condition(Enum):
 
 
 class Cause(Enum):
-    """The reason why a machine may not compute now."""
+    """A reason why a machine must not compute now."""
 
     HOURS = "hours"
     OWNER = "owner"
@@ -218,7 +218,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A policy decision. If `cause` is None, the machine may compute. `until_s`: next check."""
+    """A policy decision. `cause` is None if it allows work; `until_s` is when to check again."""
 
     cause: Cause | None
     reason: str
@@ -226,7 +226,6 @@ class Permission:
 
     @property
     def may_work(self) -> bool:
-        """Return True if the machine may compute."""
         return self.cause is None
 
 
