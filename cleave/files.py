@@ -141,8 +141,8 @@ def check_output(path: Path) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write an output file, such as a plot or a report, to a user-supplied path.
 
-    An existing regular file is replaced (see `write_atomically`). Pipes and devices, such as
-    /dev/stdout, are written to. The folder must exist.
+    An existing regular file is replaced (see `write_atomically`). A pipe or a device, such as
+    /dev/stdout, receives the data. The folder must exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:

@@ -144,7 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Stop the agent: the first call drains the session, and a second call ends it at once.
+        """Stop the agent: drain the session on the first call, and end at once on the second call.
 
         Call this method from the event loop.
         """

@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, so that the PS sends no new runs; nothing on later calls."""
+        """Return a `drain` message, so that the PS sends no new runs; no message on later calls."""
         if self.draining:
             return []
         self.draining = True

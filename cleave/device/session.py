@@ -82,7 +82,8 @@ class DeviceSession:
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called at most once a second, while no run and less than `IDLE_BYTES` are held.
+        on_idle: called after a `drop`, at most once a second, if the device has no unfinished runs
+            and stores less than `IDLE_BYTES`.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
         telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the

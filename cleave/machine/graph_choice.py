@@ -1,4 +1,4 @@
-"""Chooses the first of ONNX Runtime's execution providers that computes in full fp32 precision.
+"""Chooses the first execution provider of ONNX Runtime that computes in full fp32 precision.
 
 A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
 plausible but change the trained model. So each provider runs small graphs on inputs for which low

@@ -1,4 +1,4 @@
-"""Rules for the output shapes of graph operations (docs/protocol.md, *Operations*).
+"""Computes the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
 
 Because a shape may depend on integer inputs, the elements of small integer arrays are tracked.
 """

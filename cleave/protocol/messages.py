@@ -31,7 +31,7 @@ REQUIRED: Final = {"required": True}
 SECRET: Final = {"secret": True}  # marks a field whose value is never shown in an error
 
 VERBATIM: Final = {"verbatim": True}
-"""Marks a field whose strings stay unchanged on receipt, because they are compared or name files.
+"""Marks a field whose strings are not sanitized, because they are compared or are file names.
 The strings of all other fields are sanitized on receipt (see `cleave.protocol.texts`)."""
 
 
@@ -202,7 +202,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: concatenate the rows of the arrays `ids` as array `id`, and delete `ids`."""
+    """PS to device: concatenate the rows of arrays `ids` into a new array `id`; delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS

@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """The size in bytes of the largest awaited task result, and of the largest awaited result."""
+    """Sizes in bytes: `work` of the largest awaited task result, `any` of the largest result."""
 
     work: int = 0
     any: int = 0
@@ -86,7 +86,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the received bytes of the incomplete message; 0 if it may be an awaited result."""
+        """Return the incomplete message's size so far, in bytes; 0 if it may be a task result."""
         if not self._here:
             return 0
         if self._work is None:

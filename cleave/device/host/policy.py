@@ -159,7 +159,7 @@ COOL_BY_C: Final = 5.0  # degrees below the limit to which an overheated machine
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine computes, user input within this many seconds means that the owner is back.
-If half of `idle_after_s` is shorter, that limit applies."""
+The limit is half of `idle_after_s` if that is shorter."""
 
 
 DAY_MIN: Final = 1440  # minutes in a day, the maximum of `--idle-after`
