@@ -1,6 +1,6 @@
 """Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are uint16.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16: bf16 elements are stored as uint16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types. Values are names in messages; `storage` is the numpy dtype (bf16: uint16)."""
+    """An element type. The value is its name in messages; `storage` is its numpy dtype."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -61,17 +61,17 @@ class Buffer:
         return Buffer(self.array.T, self.dtype)
 
     def region(self, rows: Span, columns: Span) -> Buffer:
-        """Return a view of the given range of rows and columns."""
+        """Return a view of the elements in `rows` and `columns`."""
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements as bytes in row-major order: a view if C-contiguous, else a copy."""
+        """Return the elements' bytes in row-major order, as a view if the array is C-contiguous."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
-        """Return the elements as fp32. The upcast is exact. An fp32 array is not copied."""
+        """Return the elements as fp32. The upcast is exact, and an fp32 array is not copied."""
         if self.dtype is DType.FP32:
             return self.array
         if self.dtype is DType.FP16:
@@ -85,7 +85,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return received bytes as a buffer, without a copy; raise ValueError for a wrong length."""
+    """Return a buffer that shares the memory of `data`; raise ValueError if the length is wrong."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(

@@ -13,9 +13,9 @@ class Blocks:
     """Memory limits for the attention scores of one layer and one sequence.
 
     Attributes:
-        whole_bytes: maximum size of the scores if all queries are computed at once. With larger
-            scores, attention is computed for one block of queries at a time.
-        block_bytes: maximum size of the scores of one block of queries.
+        whole_bytes: maximum size in bytes of the scores of all queries. If their size is larger,
+            attention is computed for one block of queries at a time.
+        block_bytes: maximum size in bytes of one block's scores, if the block has several queries.
     """
 
     whole_bytes: int = 64 * 2**20  # blocks are no faster at 48 MB of scores, but faster at 768 MB

@@ -1,6 +1,6 @@
 """Lossless compression of floating-point payloads, and conversion of their messages.
 
-The exponents of a model's numbers are similar, while signs and fractions are almost random. So only
+The exponents of a model's values are similar, but signs and fractions are almost random. So only
 the exponents are compressed:
 
 1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
@@ -48,7 +48,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload; return None if it is short or a sample predicts savings below 5 %."""
+    """Compress a payload; return None if the payload is short or compression saves too little."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -62,7 +62,7 @@ def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memor
     longer than half of `nbytes`, so short messages cannot cause large allocations.
 
     Raises:
-        ProtocolError: when `coded` is not a compressed payload of `nbytes` bytes.
+        ProtocolError: if `coded` is not a compressed payload of `nbytes` bytes.
     """
     chunks = _chunks(memoryview(coded), dtype, nbytes)
     words = np.empty(nbytes // 2, "<u2")
@@ -81,7 +81,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress one chunk of elements, given as 16-bit words; return byte strings to concatenate."""
+    """Compress one chunk, an array of 16-bit words; return the parts of the result in order."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -117,7 +117,6 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Decompress one chunk into `words`."""
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
     unpacker = zlib.decompressobj()
@@ -153,7 +152,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Compress a message's payload; return None if not floating-point or hardly compressible."""
+    """Compress a floating-point payload; return None for other dtypes, or if savings are small."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None
@@ -167,7 +166,7 @@ def with_coded(message: Put, coded: bytes) -> PutCoded: ...
 @overload
 def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
-    """Convert a `put` to `put_coded`, or `result` to `result_coded`, with the payload `coded`."""
+    """Convert a `put` to a `put_coded`, or a `result` to a `result_coded`, with payload `coded`."""
     shape = message.rows, message.columns, message.dtype
     if isinstance(message, Put):
         return PutCoded(message.id, *shape, coded)
@@ -175,17 +174,17 @@ def with_coded(message: Plain, coded: bytes) -> Coded:
 
 
 def array_bytes(message: Coded) -> int:
-    """Return the size in bytes of a message's decompressed payload."""
+    """Return the size of a message's decompressed payload in bytes."""
     return message.rows * message.columns * _dtype(message).itemsize
 
 
 def put_of(message: PutCoded, each: Each = map) -> Put:
-    """Decompress a `put_coded`; raise ProtocolError when the payload is not valid."""
+    """Decompress a `put_coded`; raise ProtocolError if the payload is not valid."""
     return Put(message.id, message.rows, message.columns, message.dtype, _plain(message, each))
 
 
 def result_of(message: ResultCoded, each: Each = map) -> Result:
-    """Decompress a `result_coded`; raise ProtocolError when the payload is not valid."""
+    """Decompress a `result_coded`; raise ProtocolError if the payload is not valid."""
     shape = message.rows, message.columns, message.dtype
     return Result(message.id, *shape, message.compute_s, _plain(message, each))
 

@@ -1,4 +1,4 @@
-"""Exceptions for users. Each message is one sentence that states the problem and a solution."""
+"""Exceptions that users see. Each message is one sentence that states the problem and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CleaveError(Exception):
 
 
 class UsageError(CleaveError):
-    """A user's request is invalid, such as a wrong value or an unknown name.
+    """A user's request is invalid, for example because of a wrong value or an unknown name.
 
     The CLI prints the message and exits with code 2.
     """
@@ -27,7 +27,7 @@ class UsageError(CleaveError):
 
 
 class ProtocolError(CleaveError):
-    """A peer violated the protocol. The session with this peer ends; other sessions continue."""
+    """A peer violated the protocol. The session with the peer ends, and other sessions continue."""
 
 
 class VersionError(ProtocolError):
@@ -55,7 +55,7 @@ def not_installed(what: str, library: str, extra: str) -> UsageError:
     """Return the error for a feature whose library is not installed.
 
     Args:
-        what: the feature or option.
+        what: the feature or option that needs the library.
         library: name of the missing library.
         extra: the extra of Cleave's package that installs the library.
     """
@@ -73,7 +73,7 @@ def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
         value: the value that the user gave, or a member of the enum.
 
     Raises:
-        UsageError: when the value is not allowed. The message lists the allowed values.
+        UsageError: if the value is not allowed. The message lists the allowed values.
     """
     try:
         return kind(value)

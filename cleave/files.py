@@ -1,8 +1,8 @@
 """The only module that writes files or locks folders; `tests/test_files.py` checks this.
 
-No function writes to a regular file through a symbolic link. A function that replaces a file
-replaces the link, not its target. A function that changes a file in place raises OSError for a
-link. Every OSError has an explanation in `strerror`.
+No function writes to a regular file through a symbolic link. Functions that replace a file replace
+a link at its path, but not the link's target. Functions that change a file in place raise OSError
+for a link. The `strerror` of every OSError explains the problem.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _LOCKED_BYTE: Final = 2**30  # beyond the end of the text: Windows makes a locke
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder at a user-supplied path, with missing parents, unless it exists."""
+    """Create a folder and its missing parents at a user-supplied path, unless the folder exists."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def writable_folder(path: Path) -> None:
-    """Create a folder at a user-supplied path, unless it exists; raise OSError if not writable."""
+    """Create a user-supplied folder unless it exists; raise OSError if it is not writable."""
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
         pass
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder in one that Cleave owns, unless it exists; raise OSError for a link."""
+    """Create a folder in a folder that Cleave owns, unless it exists; raise OSError for a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
@@ -141,8 +141,8 @@ def check_output(path: Path) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write an output file, such as a plot or a report, to a user-supplied path.
 
-    An existing regular file is replaced (see `write_atomically`). Pipes and devices, such as
-    /dev/stdout, are written to. The folder must exist.
+    An existing regular file is replaced (see `write_atomically`). A pipe or a device, such as
+    /dev/stdout, receives the data. The folder must exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
@@ -158,8 +158,8 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
     The path's suffix sets the format; without a suffix, ".png" is appended.
 
     Raises:
-        OSError: when the file cannot be written.
-        ValueError: when matplotlib does not support the file format.
+        OSError: if the file cannot be written.
+        ValueError: if matplotlib does not support the file format.
     """
     path = path if path.suffix else path.with_suffix(".png")
     drawn = io.BytesIO()
@@ -168,7 +168,7 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Empty an output file, such as a log, and open it for appending while others read it."""
+    """Create or empty an output file, such as a log, and open the file for appending."""
     write_output(path, b"")
     if not path.is_file():
         return FileIO(path, "w")
@@ -225,7 +225,7 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return True if a file starts with `header` or is a prefix of it; rewind the file."""
+    """Return True if a file starts with `header` or is a prefix of `header`; rewind the file."""
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
@@ -253,7 +253,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """The lock is already held; `holder` names the process, for example "process 4711"."""
+    """The lock is already held; `holder` names the process that holds it, like "process 4711"."""
 
     def __init__(self, text: str, holder: str) -> None:
         super().__init__(text)
@@ -261,17 +261,17 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """An exclusive lock on a file, acquired on construction; a context manager releases it on exit.
+    """An exclusive lock on a file, held from construction until `release` or the end of `with`.
 
     The operating system releases the lock when the process ends. While locked, a writable file
     contains the process ID and host name of the holder. The file is never deleted.
 
     Args:
-        wait_s: maximum seconds to wait until another process releases the lock.
+        wait_s: maximum time in seconds to wait until another process releases the lock.
 
     Raises:
-        LockedError: when the lock is still held after `wait_s` seconds.
-        OSError: when the file cannot be opened or locked, or was not written by Cleave.
+        LockedError: if the lock is still held after `wait_s` seconds.
+        OSError: if the file cannot be opened or locked, or was not written by Cleave.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
@@ -302,7 +302,7 @@ class Lock:
         self._write(f"{os.getpid()} {socket.gethostname() or '-'}\n".encode())
 
     def release(self) -> None:
-        """Release the lock. If the lock has been released before, do nothing."""
+        """Release the lock; do nothing if the lock is already released."""
         if self._file.closed:
             return
         self._write(b"")

@@ -54,7 +54,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
     """Return the GEMM that multiplies two matrices of shapes (m, k) and (k, n).
 
     Raises:
-        ValueError: when the columns of the left matrix differ from the rows of the right matrix.
+        ValueError: if the columns of the left matrix differ from the rows of the right matrix.
     """
     if a[1] != b[0]:
         raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
@@ -83,7 +83,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """A tile with the cuts that divide it into strips.
+    """A tile, and the cuts that divide the tile into strips.
 
     Attributes:
         m_cuts: rows of each A-strip; consecutive spans that cover `tile.m`.
@@ -99,7 +99,7 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The product of two strips of a tile; `pieces` are its depth ranges in summation order."""
+    """The product of two strips of a tile; `pieces` are the depth ranges in summation order."""
 
     m: Span
     n: Span
@@ -122,7 +122,7 @@ def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
 
     The distance from the start of `span` to each inner boundary is a multiple of `align`. A short
-    `span` yields fewer than `pieces` spans. An empty span is returned unchanged.
+    `span` yields fewer than `pieces` spans. An empty `span` yields one empty span.
     """
     if span.size == 0 or pieces <= 1:
         return (span,)

@@ -1,4 +1,4 @@
-"""The names of inputs and outputs of computation graphs. The PS and devices use the same names."""
+"""The names of the inputs and outputs of the computation graphs that the PS builds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DY: Final = "dy"  # the gradient of the loss with respect to the output
 TARGETS: Final = "targets"  # target token of each position; -100 for positions without loss
 SCALE: Final = "scale"  # factor of each token's loss: 1 / number of tokens in the global batch
 FIRST: Final = "first"  # first row of a slice of the LM head
-SLICE_COLUMNS: Final = 2  # outputs of a slice per token: log-sum-exp and target logit
+SLICE_COLUMNS: Final = 2  # values per token that a slice returns: log-sum-exp and target logit
 LOSS: Final = "loss"  # the sum of the losses of all tokens, each multiplied by the scale
 
 
@@ -23,7 +23,7 @@ def parameter(name: str) -> str:
 
 
 def extra(name: str) -> str:
-    """Return the name of the graph input for a layer argument other than the first argument."""
+    """Return the name of the graph input for any layer argument except the first."""
     return f"extra:{name}"
 
 
@@ -33,7 +33,7 @@ def total(name: str) -> str:
 
 
 def new_total(name: str) -> str:
-    """Return the name of the graph output for the gradient sum that includes this micro-batch."""
+    """Return the name of the graph output for a gradient sum with the current micro-batch added."""
     return f"new:{name}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
-_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module; no other package has it
+_RAYS_CORE: Final = "ray._raylet"  # Ray's compiled module, which no other package contains
 
 
 def need_ray(option: str) -> None:
@@ -25,7 +25,7 @@ def need_ray(option: str) -> None:
         option: the command-line option that needs Ray, for the error message.
 
     Raises:
-        UsageError: when Ray is not installed, or another module is named `ray`.
+        UsageError: if Ray is not installed, or another module is named `ray`.
     """
     found = importlib.util.find_spec("ray")
     if found is None:
@@ -48,7 +48,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
         address: host:port of the cluster's head node, or "auto" on a machine of the cluster.
 
     Raises:
-        UsageError: when no cluster responds, or the cluster rejects this machine's Ray version or
+        UsageError: if no cluster responds, or the cluster rejects this machine's Ray version or
             authentication token.
     """
     _knock(address)
@@ -72,7 +72,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
     """Start a Ray cluster on this machine and yield the module `ray`; stop the cluster on exit.
 
     Args:
-        address: network address of this machine; not a loopback address, with which Ray hangs.
+        address: network address of this machine. Ray hangs with a loopback address.
         cpus: number of CPUs that Ray may assign to tasks.
     """
     with _session(address) as ray:
@@ -101,7 +101,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Import and yield `ray`; shut Ray down on exit. A rejected token raises UsageError."""
+    """Import and yield `ray`; shut Ray down on exit; raise UsageError if the token is rejected."""
     # Without a token, a cluster runs code from anyone who can connect.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray

@@ -26,7 +26,7 @@ ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come 
 
 
 class State(Enum):
-    """State of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
+    """The state of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -87,8 +87,8 @@ class Agent:
         once: whether to end after one session.
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
-        drain_s: seconds to finish current runs when the policy forbids computation; 0 to leave at
-            once.
+        drain_s: time in seconds to finish current runs once the policy forbids computation; 0 to
+            leave at once.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
@@ -131,7 +131,7 @@ class Agent:
         """Run until `stop` is called, or the server refuses or no longer needs the device.
 
         Raises:
-            CleaveError: when the server refuses the device permanently or, without `stays`, is
+            CleaveError: if the server refuses the device permanently or, without `stays`, is
                 unreachable and `known` returns False.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
@@ -144,7 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Stop the agent: the first call drains its session, and a second call ends it at once.
+        """Stop the agent: drain the session on the first call, and end at once on the second call.
 
         Call this method from the event loop.
         """
@@ -247,7 +247,7 @@ class Agent:
             pause.cancel()
 
     def _until_look_s(self, permission: Permission) -> float:
-        """Return the seconds until the next check of the machine."""
+        """Return the time until the next check of the machine, in seconds."""
         if permission.until_s is None:
             return LOOK_S
         return max(0.0, permission.until_s - self._clock())
@@ -281,7 +281,7 @@ class Agent:
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return the wait before the next connection attempt in seconds; it grows with failures."""
+        """Return the wait in seconds before the next attempt to connect. It grows with failures."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0

@@ -26,7 +26,7 @@ class Computer(Protocol):
         """Start an order; call `done` in the event loop's thread, immediately or later."""
 
     def close(self) -> None:
-        """Cancel the orders that have not begun; return without waiting for the running order."""
+        """Cancel the orders that have not started; return without waiting for the running order."""
 
 
 class ComputeThread:
@@ -73,7 +73,7 @@ class ComputeThread:
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute one order; return its result and compute seconds, or an error message for the PS."""
+    """Execute one order; return its result and compute time in seconds, or an error message."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

@@ -1,6 +1,6 @@
 """The device's protocol state machine, without sockets, clocks or computations.
 
-`DeviceCore.received` converts a message from the PS to orders (work to execute) and messages to
+`DeviceCore.received` converts a message from the PS into orders (work to execute) and messages to
 send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed
 in sequence, because an order may need the outputs of an earlier order.
 """
@@ -32,18 +32,18 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15  # maximum counted per graph run; the fastest GPU needs seconds for it
+_MOST_FLOPS: Final = 10**15  # most FLOPs counted per graph run; the fastest GPU takes seconds
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
 class DeviceCore:
-    """Tracks a device's stored arrays and unfinished runs, and converts PS messages to actions.
+    """Tracks a device's stored arrays and unfinished runs, and converts PS messages into actions.
 
     Args:
-        memory_bytes: memory budget that `hello` declared. If the PS exceeds the budget, `received`
-            raises ProtocolError and the session ends.
-        graphs, coding: whether `hello` offered this feature. A feature is active once `welcome`
+        memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
+            budget, `received` raises ProtocolError.
+        graphs, coding: whether `hello` offered the feature. A feature is active once `welcome`
             names it too.
 
     Attributes:
@@ -74,7 +74,7 @@ class DeviceCore:
         """Process a message from the PS; return orders to execute and messages to send, in order.
 
         Raises:
-            ProtocolError: when the message violates the protocol. The caller must end the session.
+            ProtocolError: if the message violates the protocol. The caller must end the session.
         """
         features.require(message, self._features)
         match message:
@@ -110,10 +110,10 @@ class DeviceCore:
         return []
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Decompress a `put_coded` to a `put`. May be called from another thread.
+        """Convert a `put_coded` into a `put`. Another thread may call this method.
 
         Raises:
-            ProtocolError: when the message violates the protocol. The caller must end the session.
+            ProtocolError: if the message violates the protocol. The caller must end the session.
         """
         features.require(message, self._features)
         self._need_room(message.id, codes.array_bytes(message))
@@ -145,7 +145,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, which tells the PS to send no new runs; at most once."""
+        """Return a `drain` message, so that the PS sends no new runs; no message on later calls."""
         if self.draining:
             return []
         self.draining = True
@@ -262,7 +262,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the arrays that a run both reads and replaces, as a map from array IDs."""
+        """Return the arrays that a run both reads and replaces, by array ID."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)

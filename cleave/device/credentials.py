@@ -47,13 +47,14 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return the values of `credential` and `join_code` for `hello`.
 
-        A saved credential is sent as `credential`, and the join URL's credential as `join_code`.
+        With a saved credential, the join URL's credential is sent as `join_code`. Without a saved
+        credential, the join URL's credential is sent as `credential`.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; replace any older one for the same server and device name."""
+        """Save a credential; replace any older credential for the same server and device name."""
         # A server chooses its ID freely, so the file name is a hash of the ID and the device name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"

@@ -34,7 +34,7 @@ def check_graph(model: bytes | memoryview) -> None:
     The check takes time proportional to the model's length, and no extra memory.
 
     Raises:
-        GraphError: when the data is not an ONNX model, or the model contains a forbidden element.
+        GraphError: if the data is not an ONNX model, or the model contains a forbidden element.
     """
     try:
         _Check().model(memoryview(model))

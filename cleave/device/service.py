@@ -62,7 +62,7 @@ ProtectControlGroups=yes
 
 
 class ServiceManager(Enum):
-    """The supported service managers."""
+    """A supported service manager."""
 
     SYSTEMD = "systemd"
     LAUNCHD = "launchd"
@@ -119,7 +119,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a value for `ExecStart=`; raise UsageError for quotes or backslashes in the path."""
+    """Return the value of `ExecStart=`; raise UsageError if systemd rejects the program's path."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
             f"systemd starts no program with quotes or backslashes in its path, as in "
@@ -247,7 +247,7 @@ class Installer:
             account: account that owns the file with the join URL; None for this user.
 
         Raises:
-            CleaveError: when the service manager is not running or rejects the service.
+            CleaveError: if the service manager is not running or rejects the service.
         """
         self.require_manager()
         changes = _Changes()

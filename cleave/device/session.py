@@ -29,7 +29,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
+    """Return the minimum wait before a reconnect in seconds; None if a reconnect is forbidden."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s
@@ -47,7 +47,7 @@ class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        comes_back_s: minimum seconds before a reconnect; None if the device must not reconnect.
+        comes_back_s: minimum wait before a reconnect in seconds; None if a reconnect is forbidden.
         for_good: whether the refusal is permanent, for example for an invalid credential or
             version, a quarantine, or a second session of the same device.
     """
@@ -82,7 +82,8 @@ class DeviceSession:
 
     Args:
         on_welcomed: called with the device's number once the PS has welcomed the device.
-        on_idle: called, at most once a second, when no run and less than `IDLE_BYTES` remain.
+        on_idle: called after a `drop`, at most once a second, if the device has no unfinished runs
+            and stores less than `IDLE_BYTES`.
         on_welcome: called with the PS's `welcome` message, which may contain a new credential.
         telemetry: returns measurements for the PS; called in a thread every `TELEMETRY_S` seconds.
         check: called with every received message before it is processed. An exception ends the
@@ -91,7 +92,7 @@ class DeviceSession:
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
-        measured: the PS's `measured` message, which ends a session that asked for it; else None.
+        measured: the PS's `measured` message, if the session requested a measurement; else None.
     """
 
     def __init__(
@@ -135,7 +136,6 @@ class DeviceSession:
 
     @property
     def status(self) -> DeviceStatus:
-        """Return the device's number and work counters."""
         welcome = self.core.welcome
         done = DeviceCounters(
             self.core.blocks, self.core.flops, self.downlink_bytes, self.uplink_bytes
@@ -144,12 +144,11 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
+        """Return the minimum wait before a reconnect in seconds; None if it is forbidden."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     @property
     def welcomed(self) -> bool:
-        """Return True once the PS has welcomed the device."""
         return self.core.welcome is not None
 
     @property
@@ -160,7 +159,7 @@ class DeviceSession:
         return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
-        """Tell the PS to send no new requests. The PS ends the session after the pending ones.
+        """Tell the PS to send no new requests, and to end the session after the pending requests.
 
         Call this method from the session's event loop.
         """
@@ -170,7 +169,7 @@ class DeviceSession:
         """Process the PS's messages until the session ends; return why it ended.
 
         Raises:
-            CleaveError: when the PS refuses the device.
+            CleaveError: if the PS refuses or does not welcome the device, or violates the protocol.
         """
         self._send(self._hello)
         try:
@@ -247,7 +246,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Call `on_idle`, at most once a second, if no run and less than `IDLE_BYTES` remain."""
+        """Call `on_idle`, at most once a second, if the device has no runs and stores little."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
@@ -319,7 +318,6 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
-        """Send telemetry every `TELEMETRY_S` seconds."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -354,7 +352,7 @@ def device_hello(
     """Return the `hello` message of a device. A rate of 0 means unknown.
 
     Args:
-        memory_bytes: memory budget for arrays and results.
+        memory_bytes: memory budget for arrays and results, in bytes.
         join_code: join code to exchange for a new credential; empty without a join code.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.

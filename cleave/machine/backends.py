@@ -18,7 +18,7 @@ from cleave.errors import CleaveError, UsageError, to_install
 
 @dataclass(slots=True)
 class StoredArray:
-    """A floating-point array stored on a device; emulated backends set `used` at the first use."""
+    """A floating-point array stored on a device. Emulated backends set `used` on the first use."""
 
     rows: int
     columns: int
@@ -63,7 +63,7 @@ class MatmulBackend(Protocol):
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy. 16-bit operands are upcast, and a result is rounded once."""
+    """Multiplies matrices with numpy. 16-bit operands are upcast; each result is rounded once."""
 
     name = "numpy"
 
@@ -87,7 +87,7 @@ class TorchBackend:
         by_copies: whether to copy even on the CPU, for tests without an accelerator.
 
     Raises:
-        ImportError: when torch is not installed.
+        ImportError: if torch is not installed.
     """
 
     def __init__(self, device: str = "cpu", *, by_copies: bool = False) -> None:
@@ -187,11 +187,11 @@ def measure(
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Measure a backend's throughput. On a laptop this takes tens of milliseconds.
+    """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
 
     Args:
         side: number of rows and columns of the square operands.
-        repeats: number of timed multiplications; the fastest one counts.
+        repeats: number of timed multiplications, of which the fastest counts.
     """
     rng = np.random.default_rng(0)
     a, b = (
@@ -219,8 +219,8 @@ are so long that 16-bit accumulation gives wrong results."""
 def self_check(backend: MatmulBackend) -> str | None:
     """Compare a backend's matrix products with fp64 results; return the first fault, or None.
 
-    All dtypes, transpositions and accumulation modes are tested. The test detects backends that
-    silently compute with reduced precision, such as TF32 or 16-bit sums.
+    Tests cover all dtypes and accumulation modes, with at most one operand transposed. They detect
+    backends that silently compute with reduced precision, such as TF32 or 16-bit sums.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -290,8 +290,8 @@ def choose(
 ) -> Speed:
     """Return the fastest backend that passes `self_check`, with its measured fp32 throughput.
 
-    The measurement includes copies between host and device memory. The fastest backend has the
-    lowest total time for one fp32 and one bf16 multiplication. Both dtypes count, because numpy may
+    The measurement includes copies between host and device memory. The fastest backend takes the
+    least total time for one fp32 and one bf16 multiplication. Both dtypes count, because numpy may
     be faster in fp32 but ten times slower in bf16.
 
     Args:
@@ -300,8 +300,8 @@ def choose(
         notify: called with a message for each candidate that fails or computes wrong results.
 
     Raises:
-        UsageError: for an unknown name, or a backend that is not available.
-        CleaveError: when no available backend works.
+        UsageError: if `name` is unknown or the backend is not available.
+        CleaveError: if no available backend works.
     """
     name = known_name(name)
     if available is None:

@@ -1,4 +1,4 @@
-"""Data classes that describe a graph's arrays and operations, for computing the arrays' sizes."""
+"""Data classes that describe a graph's arrays and operations, to compute the arrays' sizes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LARGEST_RANK: Final = 32
 MOST_VALUES: Final = 64  # maximum elements of an array whose values are tracked
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
-# bytes of an element, by ONNX's code of the supported type
+# Size of an element in bytes, by ONNX's code of the element type.
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
 
 FOLLOWED: Final = (INT32, INT64, BOOL)  # element types of the arrays whose values are tracked
 
 
 class Refusal(StrEnum):
-    """The kinds of reasons why a run's working memory cannot be computed in advance."""
+    """A reason why the working memory of a graph run cannot be computed in advance."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -45,7 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An array's shape, ONNX element type and, if tracked, elements (at most one dimension)."""
+    """An array's shape, ONNX element type and, if they are tracked, elements (rank 0 or 1 only)."""
 
     shape: Shape
     type: int
@@ -77,7 +77,7 @@ class Sized:
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation. The field for its type contains the value."""
+    """An attribute of an operation. The field for the attribute's type contains the value."""
 
     integer: int = 0
     integers: list[int] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Chooses ONNX Runtime's execution provider: the fastest with full fp32 precision.
+"""Chooses the first execution provider of ONNX Runtime that computes in full fp32 precision.
 
-A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Such results look
-plausible but change the trained model. So the results of small graphs are compared with fp64
-results, for inputs with which lower precision causes large errors.
+A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
+plausible but change the trained model. So each provider runs small graphs on inputs for which low
+precision causes large errors, and the results are compared with fp64 results.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class GraphChoice:
                 CPU, 16-bit inputs are upcast during the run, not before.
 
         Raises:
-            GraphError: when the CPU cannot run the graph either, or when no provider has full fp32
+            GraphError: if the CPU cannot run the graph either, or no provider has full fp32
                 precision.
         """
         setup = self._setup()
@@ -149,8 +149,8 @@ class GraphChoice:
 Array: TypeAlias = npt.NDArray[Any]
 
 LARGEST_ERROR: Final = 2e-5
-"""Relative error at which a provider is rejected. In these tests, the error of fp32 is at most
-2e-6, and the error of TF32 is 3e-4."""
+"""Relative error at which a provider is rejected. In the trials, the error of fp32 is at most 2e-6,
+and the error of TF32 is 3e-4."""
 
 _SEED: Final = 20
 _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
@@ -158,7 +158,7 @@ _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph, its inputs and fp64 outputs; with `each`, errors are relative per element."""
+    """A test graph with inputs and fp64 outputs; `each`: errors are relative to each element."""
 
     name: str
     model: bytes
@@ -167,7 +167,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: GraphSession) -> float:
-        """Run the trial; return the largest relative error, infinity for NaN or a wrong shape."""
+        """Run the trial; return the largest relative error (infinity for NaN or a wrong shape)."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())

@@ -1,4 +1,4 @@
-"""Computes the working memory of a graph's run before the run (docs/protocol.md, *Working memory*).
+"""Computes the working memory of a graph run in advance (docs/protocol.md, *Working memory*).
 
 A small model may create large arrays. All models must have passed `check_graph`.
 """
@@ -51,7 +51,7 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A parsed graph or subgraph. Input shapes have names for dynamic dimensions."""
+    """A parsed graph or subgraph. In an input's shape, a string names a dynamic dimension."""
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
@@ -63,8 +63,8 @@ class GraphMemory:
     """Computes the working memory of the runs of one serialized ONNX model.
 
     Raises:
-        UnboundedError: when the model has an unsupported operator set or element type.
-        GraphError: when the bytes are not a model.
+        UnboundedError: if the model has an unsupported operator set or element type.
+        GraphError: if the bytes are not a model.
     """
 
     def __init__(self, model: bytes | memoryview) -> None:
@@ -83,8 +83,8 @@ class GraphMemory:
             kept: whether each output is stored on the device, in order.
 
         Raises:
-            UnboundedError: when the working memory cannot be computed before the run, or when the
-                inputs are incompatible with the graph.
+            UnboundedError: if the working memory cannot be computed before the run, or the inputs
+                are incompatible with the graph.
         """
         key = (*given, *kept)
         if key not in self._found:
@@ -224,11 +224,10 @@ class _Pass:
 
     @property
     def outputs(self) -> Sequence[str]:
-        """Return the names of the graph's outputs."""
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return True if an input's only use is an addition whose stored result replaces it."""
+        """Return True if an input's only use is an addition whose stored result has its shape."""
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
             return False
@@ -241,7 +240,7 @@ class _Pass:
         )
 
     def peak_bytes(self, kept: Set[str], widened: Mapping[str, int]) -> int:
-        """Return the peak size in bytes of the arrays that are in memory at the same time.
+        """Return the peak total size in bytes of the arrays that are in memory at the same time.
 
         The result is the larger of two values: the peak in the model's order of operations, and 2/3
         of the peak if each operation runs as late as possible. ONNX Runtime uses the second order,
@@ -260,7 +259,7 @@ class _Pass:
         kept: Set[str],
         widened: Mapping[str, int],
     ) -> int:
-        """Return the peak size in bytes if operations run in a given order."""
+        """Return the peak total size in bytes if the operations run in the order `order`."""
         owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
         uses = Counter(owner for each in owners for owner in each)
         uses.update(memory.get(name, "") for name in set(self.outputs))  # in memory until the end
@@ -279,8 +278,8 @@ class _Pass:
     def _memory(self, kept: Set[str]) -> dict[str, str]:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
-        The name is empty if the array has no memory of its own: a matrix product whose only use is
-        an addition to an input is computed in the memory of the stored sum.
+        The name is empty for views of inputs and constants. It is also empty for a matrix product
+        that is only added to an input, because the stored sum's memory holds the product.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -310,7 +309,7 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices that only matrix products use; these are not copied."""
+        """Return the names of the transposes that are not copied: only matrix products use them."""
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -329,8 +328,8 @@ class _Pass:
     def _late(self) -> Iterator[int]:
         """Yield the indices of the operations in an order that runs each as late as possible.
 
-        The order is a depth-first traversal from the last operation whose outputs no operation
-        uses. Among an operation's producers, it visits the last in the model first.
+        The order is the postorder of a depth-first traversal from the operations whose outputs no
+        operation uses. The traversal visits operations that are later in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -555,7 +554,7 @@ def _last(message: int | memoryview, number: int) -> int:
 
 
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return the message in the field `number`, merged from all its occurrences."""
+    """Return the message in the field `number`, merged from all occurrences of the field."""
     return b"".join(value for part, value in onnx.parts(message) if part == number)
 
 

@@ -20,15 +20,15 @@ _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return an equivalent model that takes 16-bit inputs wherever the given arrays are 16-bit.
+    """Return an equivalent model that takes inputs in 16 bits where `given` states a 16-bit dtype.
 
     Inputs with a dynamic shape stay fp32: they are activations, whose dtype may vary between runs.
 
     Args:
-        given: dtype of the array for each input, in order; None if it is not floating-point.
+        given: dtype of the array for each input, in order; None for other element types.
 
     Raises:
-        ProtobufError: when `model` is not a serialized ONNX model.
+        ProtobufError: if `model` is not a serialized ONNX model.
     """
     if not any(dtype in ONNX_ELEMENTS for dtype in given):
         return model
@@ -86,7 +86,7 @@ class _Narrowing:
         return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Add casts for a 16-bit parameter; return the fp32 copy's name, or `name` for others."""
+        """Add a cast of a 16-bit parameter; return the result's name, or else `name` unchanged."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -102,7 +102,7 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return a graph input's serialized description, with any new element type."""
+        """Return an input's serialized description; change the element type of a 16-bit input."""
         parts = list(onnx.fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
@@ -148,7 +148,7 @@ def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview
 
 
 def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Serialize a node with the given inputs and outputs, but without the node's name."""
+    """Serialize a node with new inputs and outputs, and without the node's name."""
     kept = (onnx.NodeField.OPERATION, onnx.NodeField.ATTRIBUTE, onnx.NodeField.DOMAIN)
     return b"".join(
         (
@@ -160,7 +160,7 @@ def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str])
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Serialize a parsed field. ONNX has no fixed-length fields in the messages used here."""
+    """Serialize a parsed field. The ONNX messages that are parsed have no fixed-length fields."""
     return (
         onnx.integer(number, value)
         if isinstance(value, int)

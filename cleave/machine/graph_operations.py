@@ -1,4 +1,4 @@
-"""The supported graph operations (docs/protocol.md, *Operations*) and their outputs' shapes.
+"""Computes the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
 
 Because a shape may depend on integer inputs, the elements of small integer arrays are tracked.
 """
@@ -30,7 +30,7 @@ Given: TypeAlias = Sequence[Sized | None]  # None for an omitted optional input
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An operation's outputs, in order, and its temporary memory, without inputs and outputs."""
+    """An operation's outputs in order, and the size of its temporary memory in bytes."""
 
     outputs: Sequence[Sized]
     working_bytes: int = 0
@@ -40,7 +40,7 @@ _Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return an operation's outputs and working memory; raise UnboundedError if unknown."""
+    """Return an operation's `Made`; raise UnboundedError if the shapes cannot be computed."""
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
@@ -97,7 +97,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the `Sized` of an array, including the elements if the array is small enough."""
+    """Return the `Sized` of an array, with the elements of a small integer or boolean array."""
     if (
         values is None
         or type not in FOLLOWED
@@ -112,7 +112,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the `Sized` of an elementwise result; `each` computes one element, or None."""
+    """Return the `Sized` of an elementwise result, whose tracked elements `each` computes."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -130,7 +130,7 @@ def _one_by_one(
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap a calculation on integers to return None if an operand is `LARGEST_NUMBER` or larger."""
+    """Make an integer calculation return None if an operand is too large to be tracked exactly."""
 
     def calculated(*numbers: int) -> int | None:
         if any(abs(number) >= LARGEST_NUMBER for number in numbers):

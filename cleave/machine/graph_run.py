@@ -48,8 +48,8 @@ class Kept:
         nbytes: size in bytes, as declared by the PS.
         value: the output array; None until it is computed.
         replaces: older output with the same ID, which is an input of the run that computes this
-            output; None without such an output, and after the run.
-        returned: whether a `result` shares the array's memory, which then must not be changed.
+            output; None after the run, or if this output replaces no older output.
+        returned: whether a `result` shares the array's memory, so that it must not be overwritten.
     """
 
     nbytes: int
@@ -88,14 +88,14 @@ GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 class GraphRun:
     """A request to run a graph.
 
-    A successful run sets the values of all stored outputs, a failed run of none. An output may
+    A successful run sets the value of every stored output; a failed run sets none. An output may
     reuse the memory of the older output that it replaces. The older output's value is discarded
     even if the run fails.
 
     Attributes:
-        inputs: in the order of the graph's inputs; None for zeros.
-        outputs: in the order of the graph's outputs; None for an output to discard.
-        room: returns the number of bytes available as working memory when the run starts.
+        inputs: array for each graph input, in order; None for zeros.
+        outputs: where to store each graph output, in order; None for an output to discard.
+        room: returns the number of bytes that are free for working memory when the run starts.
     """
 
     run: int
@@ -125,8 +125,8 @@ class FetchRun:
 
 
 MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
-"""Opens a session for a graph, given the dtype of each input; None for an input that is not
-floating-point."""
+"""Opens a session for a graph. The second argument is the dtype of each input, or None if the input
+is not floating-point."""
 
 
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
@@ -147,12 +147,12 @@ def run_graph(
     The run time does not include opening the session.
 
     Args:
-        make_session: opens a session at the graph's first run.
-        make_memory: parses the graph at its first run, to compute its working memory.
+        make_session: opens a session for the graph; called if no open session fits the inputs.
+        make_memory: parses the graph to compute the working memory; called at the first run.
 
     Raises:
-        GraphError: when the run fails, when it needs more memory than is available, or when an
-            output does not have the declared size.
+        GraphError: if the run fails or needs more memory than is available, or the size of an
+            output differs from the declared size.
     """
     try:
         if order.graph.memory is None:
@@ -212,7 +212,7 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the session of a request's graph; open a new one if an input's dtype changed."""
+    """Return the session of a request's graph; reopen the session if an input's dtype changed."""
     given = [
         array.dtype if isinstance(array, StoredArray | Concatenated) else None
         for array in order.inputs
@@ -229,14 +229,14 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array that has no later use."""
+    """Return True if an output may overwrite an input array, which must have no later use."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return the requested rows as bytes in the requested dtype; raise GraphError if missing."""
+    """Return the requested rows as bytes; raise GraphError if the array does not contain them."""
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
     if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):

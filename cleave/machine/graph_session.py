@@ -20,7 +20,7 @@ from cleave.machine.onnx_graph import ProtobufError, read_graph
 
 
 class Provider(Enum):
-    """An execution provider. The value is the provider's name on the command line."""
+    """An execution provider of ONNX Runtime. The value is its name on the command line."""
 
     CUDA = "cuda"
     COREML = "coreml"
@@ -76,8 +76,8 @@ SETUPS: Final = (
     ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
     CPU_SETUP,
 )
-"""Provider setups that should compute in full fp32 precision, in the order of trial. For each
-provider, the fastest setup comes first."""
+"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
+For each provider, the fastest setup comes first."""
 
 
 def parse_provider(name: str) -> Provider | None:
@@ -94,7 +94,7 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the provider setups to try, best first. The last is always the CPU's.
+    """Return the provider setups to try, best first. The last setup is always the CPU's.
 
     Args:
         asked: the only provider other than the CPU that may be used; None to allow all providers.
@@ -109,13 +109,13 @@ def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[Pro
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Map each graph output that can overwrite a graph input to the name of this input.
+    """Map the name of each graph output that can overwrite an input to the name of that input.
 
-    The output, such as a gradient sum, is the result of an addition that is the only use of the
-    input. An addition reads each element before writing the result.
+    Each of these outputs, such as a gradient sum, is the result of an addition that is the only use
+    of the input. An addition reads each element before it writes the result.
 
     Raises:
-        ProtobufError: when `model` is not a serialized ONNX model.
+        ProtobufError: if `model` is not a serialized ONNX model.
     """
     graph = read_graph(model)
     found = {}
@@ -148,7 +148,7 @@ class GraphError(CleaveError):
 class GraphSession:
     """An ONNX Runtime session for one graph, optimized for this machine.
 
-    ONNX Runtime is imported when the first session is opened, which takes 0.25 s and 20 MB.
+    The first session imports ONNX Runtime, which takes 0.25 s and 20 MB of memory.
 
     Args:
         model: serialized ONNX model. References to external files are blocked.
@@ -159,7 +159,7 @@ class GraphSession:
             is never freed. Otherwise the session keeps the memory of its largest run.
 
     Attributes:
-        inputs: maps the name of each input to its shape, with a name for a dynamic batch size.
+        inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
@@ -167,7 +167,7 @@ class GraphSession:
             ONNX Runtime is too old to report it.
 
     Raises:
-        GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
+        GraphError: if ONNX Runtime is missing, lacks the provider or refuses the model.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class GraphSession:
             wanted: names of the outputs to return; None for all outputs.
 
         Raises:
-            GraphError: when the run fails. The arrays in `into` then have undefined elements.
+            GraphError: if the run fails. The arrays in `into` then have undefined elements.
         """
         import onnxruntime
 
@@ -288,7 +288,7 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Map each output that may overwrite an fp32 input of the same fixed shape to the input."""
+        """Map each output that may overwrite an fp32 input of equal fixed shape to that input."""
         try:
             found = additions(model)
         except ProtobufError:  # the model is valid, because ONNX Runtime accepted it
@@ -327,7 +327,7 @@ def _make_shared_memory() -> None:
 
 
 def _threads() -> int:
-    """Return the value of `OMP_NUM_THREADS`; 0, for the number of cores, if it is not set."""
+    """Return the value of `OMP_NUM_THREADS`, or 0 (one thread per core) if it is not set."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdigit() else 0
 

@@ -21,7 +21,7 @@ def hold_strips_well() -> Callable[[], None]:
     its memory use.
 
     Returns:
-        A function that returns all free memory to the kernel, to call when the device is idle.
+        A function that returns all free memory to the kernel. Call it when the device is idle.
         Without glibc, the function does nothing.
     """
     if not sys.platform.startswith("linux"):

@@ -1,7 +1,7 @@
 """Reads and writes ONNX models without the `onnx` package, which devices do not have.
 
-A protobuf message is a sequence of fields. A field has a number and a value: an integer or bytes.
-The bytes may be text or an embedded message; only the message's schema distinguishes them.
+A protobuf message is a sequence of fields. A field consists of a number and a value, which is an
+integer or bytes. Only the schema tells whether bytes are raw bytes, a string or a nested message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProtobufError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield a message's fields in order, bytes as memoryviews; raise ProtobufError if invalid."""
+    """Yield a message's fields in order, with bytes as memoryviews, or raise ProtobufError."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -76,12 +76,12 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Encode an integer field, with a value from -2^63 to 2^64 - 1."""
+    """Encode an integer field, whose value is from -2^63 to 2^64 - 1."""
     return _written(number << 3 | _VARINT) + _written(value % _WORD)
 
 
 def content(number: int, *parts: bytes | str) -> bytes:
-    """Encode a text, bytes or message field with the concatenation of `parts` as its value."""
+    """Encode a string, bytes or message field, whose value is the concatenation of `parts`."""
     held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     return _written(number << 3 | _BYTES) + _written(len(held)) + held
 
@@ -257,18 +257,18 @@ def _enclosed(graph: memoryview) -> set[str]:
 
 
 def name_in(message: memoryview, number: int) -> str:
-    """Return the last value of a message's text field `number`; an empty string if missing."""
+    """Return the last value of a message's string field `number`; an empty string if missing."""
     found = [text(value) for part, value in parts(message) if part == number]
     return found[-1] if found else ""
 
 
 def text(value: memoryview) -> str:
-    """Decode the bytes of a text field as UTF-8; invalid bytes become surrogates."""
+    """Decode the bytes of a string field as UTF-8; invalid bytes become surrogates."""
     return str(value, "utf-8", "surrogateescape")
 
 
 def parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and bytes of each field that is a text, bytes or a message."""
+    """Yield the number and bytes of each field whose value is not an integer."""
     return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))
 
 
@@ -292,7 +292,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of a graph input or output. The shape has names for dynamic dimensions."""
+    """The type of a graph input or output. In `shape`, a string names a dynamic dimension."""
 
     shape: Sequence[int | str]
     dtype: str = "float32"

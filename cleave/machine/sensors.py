@@ -1,7 +1,7 @@
 """Reads the description, kind and sensors of this machine. Unavailable values are None.
 
-Sensors are read from `/sys`, on Linux only. Other systems only have a description, which comes from
-`psutil` and `platform`.
+Sensors are read from `/sys`, on Linux only. On other systems, only the description is available,
+from `psutil` and `platform`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the highest temperature of the CPU, or else of any sensor; None if unknown."""
+        """Return the highest temperature of the CPU, or else of all sensors; None if unknown."""
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
@@ -147,7 +147,7 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return the RAPL counter of the whole platform, or else those of CPUs and memory."""
+        """Return the RAPL counter of the platform, or else the counters of CPUs and memory."""
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)
@@ -164,7 +164,7 @@ class Sensors:
 
 
 class EnergyCounter:
-    """A RAPL energy counter, which restarts at 0 after it overflows."""
+    """A RAPL energy counter, which restarts at 0 when it overflows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -188,8 +188,8 @@ class EnergyCounter:
 class PowerMeter:
     """Measures this machine's energy and mean power between the first and last call of `sample`.
 
-    RAPL counters are used if available, otherwise batteries. `source` describes the sensors for
-    users; it is empty if the machine has none.
+    RAPL counters are used if available, otherwise batteries. `source` describes the sensors to
+    users; it is empty if the machine has no such sensors.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -210,7 +210,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Add the energy since the previous call. Call it before a counter can overflow twice."""
+        """Add the energy used since the last call. Call again before a counter overflows twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -234,7 +234,7 @@ class PowerMeter:
 
 
 class SessionEnergy:
-    """Reports the energy that this machine has used since this object was created."""
+    """Reports the energy that this machine has used since the object was created."""
 
     def __init__(self, meter: PowerMeter) -> None:
         self._meter = meter

@@ -40,7 +40,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message; return the exceeded limit, or an empty string."""
+        """Count an unrequested message; describe the exceeded limit, or return an empty string."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -55,11 +55,11 @@ class Allowance:
 
 
 class CancelledRuns:
-    """Cancelled runs of one device whose responses may still arrive.
+    """One device's cancelled runs, to which responses may still arrive.
 
     A device that has read a `cancel` does not respond to the cancelled runs. So once it responds to
-    a run that was sent after the `cancel`, no response to a cancelled run can follow. At most
-    `MAX_RUNS_IN_FLIGHT` runs are tracked, the latest ones. Run IDs increase in order of creation.
+    a run that was sent after the `cancel`, no response to a cancelled run can follow. Only the
+    latest `MAX_RUNS_IN_FLIGHT` runs are tracked. Run IDs increase in order of creation.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class CancelledRuns:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the largest result that may still arrive, in bytes; 0 if there is none."""
+        """Return the size in bytes of the largest result that may still arrive; 0 if none may."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 

@@ -1,7 +1,7 @@
 """Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
 
 The payload is the last item, a msgpack `bin`. So a sender can write header and payload separately,
-and a receiver reads the payload as a view of the message.
+and a receiver can read the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def encode(message: Message) -> list[Buffer]:
     """Encode a message; return the header and, if the message has a payload, the payload.
 
     Raises:
-        ProtocolError: when a field cannot be encoded, the peer would reject the fields, or the
+        ProtocolError: if a field cannot be encoded, the peer would reject the fields, or the
             message exceeds a size limit of the protocol.
     """
     cls: Any = type(message)
@@ -85,7 +85,7 @@ def wire_size(message: Message) -> int:
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Decode one message and sanitize its texts (see `cleave.protocol.texts`).
+    """Decode one message and sanitize its strings (see `cleave.protocol.texts`).
 
     The message's payload is a view into `data`. For a `hello` in another protocol version, only
     `role`, `version` and `versions` are read.
@@ -95,7 +95,7 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
             lower limit than other senders.
 
     Raises:
-        ProtocolError: when `data` is not a valid message of this protocol.
+        ProtocolError: if `data` is not a valid message of this protocol.
         VersionError: for a `welcome` in another protocol version.
     """
     if len(data) > limits.MAX_MESSAGE_BYTES:
@@ -172,7 +172,7 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a fast function that computes a message's encoded size, for emulators."""
+    """Return a fast function that computes the encoded size of a `cls` message in bytes."""
     names, has_payload = _fields(cls)
     # A map and an array with equally many items have headers of the same size. The keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
@@ -189,7 +189,7 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
 
 
 def _fields(cls: type[Any]) -> tuple[list[str], bool]:
-    """Return a message type's field names except `payload`, and whether it has a payload."""
+    """Return a message type's field names except `payload`, and whether the type has a payload."""
     names = [f.name for f in fields(cls) if f.name != "payload"]
     return names, len(names) < len(fields(cls))
 

@@ -1,4 +1,4 @@
-"""Counters of a device's work. The PS and the device each derive them from exchanged messages."""
+"""Counters of a device's work, which the PS and the device derive from exchanged messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class DeviceCounters:
 
     Attributes:
         blocks: number of requested results that the PS received.
-        flops: floating-point operations for these results.
-        downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
-        compute_s: seconds of computation that the device reported.
+        flops: number of floating-point operations for the counted results.
+        downlink_bytes, uplink_bytes: total size of the messages to and from the device, in bytes.
+        compute_s: computation time that the device reported, in seconds.
         energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
         failures: number of runs that failed or returned a malformed result.
     """

@@ -15,7 +15,7 @@ ALL: Final = tuple(feature.value for feature in Feature)  # the supported featur
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:
-    """Return the features that a device lists in `hello`; set `graphs` if it can run graphs."""
+    """Return the features that a device names in `hello`; `graphs`: whether it can run graphs."""
     return tuple(f.value for f in Feature if graphs or f is not Feature.GRAPHS)
 
 
@@ -28,16 +28,16 @@ def agreed(hello: Hello) -> frozenset[Feature]:
 
 
 def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Feature]:
-    """Return the features that a device may use: those in `offered` and `welcome`."""
+    """Return the features that a device may use: all that are in both `offered` and `welcome`."""
     return frozenset(feature for feature in offered if feature.value in welcome.features)
 
 
 def may_send(message: Message, features: frozenset[Feature]) -> bool:
-    """Return True if a message needs no feature, or one of the session's `features`."""
+    """Return True if a message needs no feature, or its feature is one of `features`."""
     return message.FEATURE is None or message.FEATURE in features
 
 
 def require(message: Message, features: frozenset[Feature]) -> None:
-    """Raise ProtocolError for a message whose feature is not in the session (rule V4)."""
+    """Raise ProtocolError for a message whose feature is not in `features` (rule V4)."""
     if not may_send(message, features):
         raise ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")

@@ -43,7 +43,7 @@ MAX_LATENCY_S: Final = 60.0
 # Rates of a device. A burst of unrequested messages may follow a stuck network or server.
 MAX_RUNS_IN_FLIGHT: Final = 4096  # runs in one session whose response has not arrived yet
 UNASKED_PER_S: Final = 20  # sustained rate of all messages except the responses to runs
-MAX_UNASKED: Final = 1000  # burst of such messages
+MAX_UNASKED: Final = 1000  # largest burst of these messages
 UNASKED_BYTES_PER_S: Final = 64 * 2**10
 MAX_UNASKED_BYTES: Final = 4 * 2**20
 REST_S: Final = 60.0  # duration for which the PS refuses a device that exceeded these rates
@@ -68,6 +68,6 @@ MAX_FAILED: Final = 64  # burst of failed connections from one IP address
 FAILED_PER_S: Final = 10.0  # sustained rate; above, the PS closes new connections at once
 MAX_DEVICES: Final = 20_000
 MAX_OPERATORS: Final = 64
-MAX_RETRY_AFTER_S: Final = 3600.0  # clients reduce a larger `retry_after_s` to this
-HEARTBEAT_S: Final = 2.0  # interval between a device's `heartbeat` messages
+MAX_RETRY_AFTER_S: Final = 3600.0  # clients reduce a larger `retry_after_s` to this value
+HEARTBEAT_S: Final = 2.0  # longest interval between a device's `heartbeat` messages
 SILENCE_S: Final = 12.0  # time without a message after which the PS considers a device lost

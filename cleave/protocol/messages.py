@@ -31,8 +31,8 @@ REQUIRED: Final = {"required": True}
 SECRET: Final = {"secret": True}  # marks a field whose value is never shown in an error
 
 VERBATIM: Final = {"verbatim": True}
-"""Marks a field whose texts are received unchanged, because they are compared or are file names.
-The texts of all other fields are sanitized on receipt (see `cleave.protocol.texts`)."""
+"""Marks a field whose strings are not sanitized, because they are compared or are file names.
+The strings of all other fields are sanitized on receipt (see `cleave.protocol.texts`)."""
 
 
 class Op(Enum):
@@ -175,7 +175,7 @@ class CodeResults:
 
 @dataclass(slots=True)
 class Run(_Always):
-    """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
+    """PS to device: apply the operation `op` to the arrays `inputs`; respond with a `result`.
 
     The inputs of `matmul` are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
     accumulated in fp32 and returned in the dtype `out`.
@@ -202,7 +202,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: concatenate the rows of the arrays `ids` to the array `id`; delete `ids`."""
+    """PS to device: concatenate the rows of arrays `ids` into a new array `id`; delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -215,7 +215,7 @@ class RunGraph:
     """PS to device: run a graph, store its outputs, and respond with `computed`.
 
     `inputs` and `outputs` are array IDs in the graph's order. An input with ID 0 is an array of
-    zeros. An output with ID 0 is discarded. `output_bytes` are the sizes of the other outputs.
+    zeros. An output with ID 0 is discarded. `output_bytes`: sizes of the other outputs in bytes.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -317,7 +317,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat(_Always):
-    """Device to PS: the device is still connected; sent at least every `HEARTBEAT_S` seconds."""
+    """Device to PS: the device is still connected. `welcome` states the longest interval."""
 
     TYPE: ClassVar[str] = "heartbeat"
 

@@ -1,4 +1,4 @@
-"""Sanitizes texts from a peer so that a terminal, log or web page can safely show them."""
+"""Sanitizes strings from a peer so that a terminal, log or web page can safely show them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text as one line of printable characters, without terminal control characters."""
-    if text.isprintable():  # true for almost all texts
+    """Return `text` as one line of printable characters, without terminal control characters."""
+    if text.isprintable():  # true for almost all strings
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
 def clean_plain(value: Any) -> Any:
-    """Return a value with all texts sanitized, including map keys and nested texts."""
+    """Return `value` with all its strings sanitized, including map keys and nested strings."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list | tuple):

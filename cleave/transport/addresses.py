@@ -63,7 +63,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return this machine's IP addresses, except link-local ones. Requires `ifaddr`."""
+    """Return this machine's IP addresses, except link-local addresses. Requires `ifaddr`."""
     import ifaddr
 
     found = []

@@ -24,25 +24,25 @@ _JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less tha
 
 
 class ConnectionLostError(Exception):
-    """The connection to the peer was lost. The text gives the reason, if known."""
+    """The connection to the peer was lost. The message states the reason, if known."""
 
 
 class CutError(ConnectionLostError):
-    """This side aborted the connection because the peer exceeded a limit, which the text names."""
+    """This side aborted the connection. The message names the limit that the peer exceeded."""
 
 
 class Connection(Protocol):
     """A connection that delivers messages in order."""
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send the concatenation of `parts` as one message. Return the message size in bytes."""
+        """Send the concatenation of `parts` as one message; return the message's size in bytes."""
 
     async def receive(self) -> bytes:
         """Wait for the next message and return it.
 
         Raises:
-            ConnectionLostError: when no more messages can arrive.
-            ProtocolError: when the message is text or too large.
+            ConnectionLostError: if no more messages can arrive.
+            ProtocolError: if the message is text or too large.
         """
 
     async def answers(self, within_s: float) -> bool:
@@ -59,12 +59,12 @@ class Accepted(Connection, Protocol):
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
 
     def dismiss(self) -> None:
-        """Ignore further messages from the device, after it was told why its session ends."""
+        """Ignore further messages from a device that was told why its session ends."""
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """The interface of a WebSocket that inspects all received data, such as `GuardedConnection`."""
+    """The interface of WebSockets that inspect all received data, such as `GuardedConnection`."""
 
     cut_because: str
 
@@ -158,14 +158,14 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server. If its certificate does not match the fingerprint, no data is sent.
+    """Connect to a server. Send no data if its certificate does not match the URL's fingerprint.
 
     Args:
-        memory_bytes: memory that a device offers in its `hello`, which also limits the size of
-            received messages; None for an operator.
+        memory_bytes: memory budget in bytes that a device declares in its `hello`. The budget also
+            limits the size of received messages. None for an operator.
 
     Raises:
-        CleaveError: when no WebSocket server responds, or the server's certificate is not accepted.
+        CleaveError: if no WebSocket server responds, or the server's certificate is not accepted.
     """
     address = target.address
     most_bytes = limits.MAX_MESSAGE_BYTES

@@ -1,8 +1,9 @@
 """Limits on pending connections and failed attempts per address, and the log of refusals.
 
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
-pending ones are limited per address and in total. At the total limit, a new connection replaces the
-oldest one of the network that has the most. So slow clients cannot block a fast client.
+pending connections are limited per address and in total. At the total limit, a new connection
+replaces the oldest connection of the network with the most pending connections, unless its own
+network has as many. So slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class ConnectionLimits:
     """Limits on a server's connections. `cleave.protocol.limits` defines the default values.
 
     Attributes:
-        handshake_s: maximum seconds from accepting a connection to accepting its hello, including
-            the TLS and HTTP handshakes.
-        unadmitted_bytes: maximum bytes that a client may send before its hello is accepted.
+        handshake_s: maximum time in seconds from accepting a connection to accepting its hello,
+            including the TLS and HTTP handshakes.
+        unadmitted_bytes: number of bytes that a client may send before its hello is accepted.
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
-        failed, failed_per_s: failed connections allowed per address: burst and sustained rate.
+        failed, failed_per_s: burst and sustained rate of failed connections allowed per address.
         devices, operators: maximum number of connected devices and operators.
-        unfinished_bytes: maximum total bytes of incomplete messages, without awaited task results.
+        unfinished_bytes: maximum total size in bytes of incomplete messages, except task results.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -61,7 +62,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """The ticket of a new pending connection, and of the one to close in its place, if any."""
+    """A new pending connection's ticket; `instead_of`: ticket of a connection to close, or None."""
 
     ticket: int
     instead_of: int | None = None
@@ -100,7 +101,10 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the largest network; None if `network` is equally large."""
+        """Return the oldest ticket of the network that has the most tickets.
+
+        The result is None if `network` has as many.
+        """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
@@ -118,12 +122,12 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key for an address's limits: the IPv4 address or the IPv6 /64 network."""
+    """Return the key under which an address is limited: its IPv4 address or IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the network that groups an address: the IPv4 address itself, or the IPv6 /48."""
+    """Return the network of an address: the IPv4 address itself, or the IPv6 /48 network."""
     return _within(address, _IPV6_NETWORK)
 
 
@@ -142,7 +146,7 @@ def _within(address: str, prefix: int) -> str:
 
 BURST: Final = 10  # failed attempts that an address may make in quick succession
 REFILL_S: Final = 6.0  # seconds after which an address may make one more failed attempt
-MAX_ADDRESSES: Final = 10_000  # tracked at most; the one with the oldest failure is dropped first
+MAX_ADDRESSES: Final = 10_000  # tracked at most; the address that failed longest ago is dropped
 
 
 @dataclass(slots=True)
@@ -152,7 +156,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket per address: a failure takes a token, `refill_s` seconds restore one."""
+    """A token bucket per address: a failure takes a token, and `refill_s` seconds restore one."""
 
     def __init__(
         self,
@@ -168,7 +172,7 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}  # oldest failure first
 
     def wait_s(self, address: str) -> float:
-        """Return the seconds until `address` may make another attempt; 0 if allowed now."""
+        """Return the time in seconds until `address` may try again; 0 if it may try now."""
         bucket = self._buckets.get(home_of(address))
         if bucket is None:
             return 0.0
@@ -198,7 +202,7 @@ WINDOW_S: Final = 10.0  # length of a window, at whose end the other refusals ar
 class RejectionLog:
     """Logs refused connections. Reasons must not quote text from unknown clients.
 
-    In each window of `WINDOW_S` seconds, `lines` refusals are logged and the others summarized.
+    In each window of `WINDOW_S` seconds, `lines` refusals are logged and the others are summarized.
     """
 
     def __init__(

@@ -22,12 +22,12 @@ _SHORT, _LONG = 126, 127  # length codes: the next 2 or 8 bytes contain the leng
 
 
 class TooMuchError(Exception):
-    """A peer sent more data than allowed. The text names the exceeded limit."""
+    """A peer sent more data than allowed. The message names the exceeded limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes of the largest awaited task result, and the largest result of any kind."""
+    """Sizes in bytes: `work` of the largest awaited task result, `any` of the largest result."""
 
     work: int = 0
     any: int = 0
@@ -38,8 +38,8 @@ class FrameGate:
 
     Attributes:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
-        awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by the
-            size of an awaited result.
+        awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by up to
+            the size of the largest awaited result.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -63,7 +63,7 @@ class FrameGate:
         remaining bytes, after the event loop has served other connections.
 
         Raises:
-            TooMuchError: when the peer exceeds a limit.
+            TooMuchError: if the peer exceeds a limit.
         """
         end, frames = len(data), 0
         while at < end:
@@ -86,7 +86,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the bytes of the incomplete message; 0 if it may be an awaited task result."""
+        """Return the incomplete message's size so far, in bytes; 0 if it may be a task result."""
         if not self._here:
             return 0
         if self._work is None:
@@ -145,7 +145,7 @@ class FrameGate:
 
 
 def _header_bytes(header: bytearray) -> int:
-    """Return the full size in bytes of a partly received frame header; 2 if not yet known."""
+    """Return the full size in bytes of a partly received frame header; 2 while it is unknown."""
     if len(header) < 2:
         return 2
     length = header[1] & 0x7F
@@ -157,8 +157,8 @@ class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
     Task results need no limit, because the PS decides how many it requests. Above the limit, the
-    connection with the largest product of incomplete bytes and time since their first byte must be
-    closed. Messages of correct clients are small or quickly complete.
+    connection whose incomplete message has the largest product of size and age must be closed.
+    Messages of correct clients are small or quickly complete.
     """
 
     def __init__(self, most_bytes: int) -> None:

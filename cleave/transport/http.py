@@ -15,11 +15,11 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request, as opposed to a WebSocket request. Missing headers are empty strings.
+    """An HTTP request that does not open a WebSocket. Missing headers are empty strings.
 
     Attributes:
         path: path of the URL without the query, percent-encoded as the client sent it.
-        host: value of the `Host` header; empty unless the client sent exactly one such header.
+        host: value of the `Host` header; empty unless the client sent exactly one `Host` header.
         forwarded: whether the request has a header that proxies add.
         trusted: whether the client sent `Sec-Fetch-Dest`. A browser sends this header only to an
             address that it regards as secure, such as loopback or a proxy that terminates TLS.

@@ -64,7 +64,7 @@ def parse_join_url(url: str) -> JoinUrl:
     (`&fp=FINGERPRINT`).
 
     Raises:
-        UsageError: when `url` is not a join URL.
+        UsageError: if `url` is not a join URL.
     """
     try:
         parts = urlsplit(url)
@@ -110,7 +110,7 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE` for a private file with the URL, so that the command line does not show it."""
+    """Yield `@FILE` for a private file with the URL, so that no command line shows the URL."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
@@ -121,7 +121,7 @@ def read_url(text: str) -> str:
     The file may also contain the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: when the file is unreadable or contains no URL. The error message omits the
+        UsageError: if the file is unreadable or contains no URL. The error message omits the
             file's content, which may be a different secret.
     """
     if not text.startswith("@"):

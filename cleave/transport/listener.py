@@ -189,7 +189,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next allowed connection; raise BlockingIOError if none is waiting."""
+        """Accept the next allowed connection; raise BlockingIOError if there is none yet."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])
@@ -223,7 +223,7 @@ class GuardedConnection(ServerConnection):
     arrive together are processed in batches, between which the event loop serves other connections.
 
     Attributes:
-        cut_because: reason why this side aborted the connection; otherwise empty.
+        cut_because: reason why this side aborted the connection; empty if this side did not.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -245,7 +245,7 @@ class GuardedConnection(ServerConnection):
         self._full = False  # whether the buffer of received messages is full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Find the connection's `PendingSocket`. asyncio calls this after the TLS handshake."""
+        """Look up the `PendingSocket`. asyncio calls this method after the TLS handshake."""
         self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
@@ -286,7 +286,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _take_in(self) -> None:
-        """Process a batch of frames; while bytes remain, pause reading and schedule the next."""
+        """Process a batch of frames. If bytes remain, pause reading and schedule another batch."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -340,7 +340,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Record the bytes of the incomplete message; over the total limit, abort a connection."""
+        """Record the size of the incomplete message; above the total limit, abort a connection."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
@@ -418,14 +418,14 @@ class GuardedConnection(ServerConnection):
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """Abort the connection after `_FAREWELL_S` seconds, to allow queued data to be sent."""
+        """Abort the connection after `_FAREWELL_S` seconds, so that queued data can be sent."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Abort the connection. A slow peer may need until `deadline_s` to receive a web page."""
+        """Abort the connection once all queued data is sent, or at the latest at `deadline_s`."""
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
         else:
@@ -433,7 +433,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left until the hello must be accepted; after that, the full time."""
+        """Return the time in seconds until the hello must be accepted; `handshake_s` afterwards."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
@@ -447,8 +447,8 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
         port: port to use on all addresses; 0 for any free port.
 
     Raises:
-        OSError: when a listener cannot be bound to an address.
-        OverflowError: when the port is out of range.
+        OSError: if a listener cannot be bound to an address.
+        OverflowError: if the port is out of range.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[Listener] = []

@@ -39,7 +39,7 @@ _NAME_LENGTH: Final = 64  # maximum length of a certificate's common name, in ch
 
 
 def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """Return an ECDSA P-256 key and a self-signed certificate for `names`, as one PEM text."""
+    """Return an ECDSA P-256 key and a self-signed certificate for `names` in PEM format."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -73,15 +73,15 @@ def make_certificate(names: Sequence[str], now: datetime, valid: timedelta = VAL
 def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
     """Return the path of the server's certificate in `folder`; create the file if necessary.
 
-    A certificate that expires soon, or is not valid for `needed`, is replaced by a new one with
-    another fingerprint. Only the owner can read the file.
+    A certificate that expires soon, or is not valid for `needed`, is replaced by a new certificate
+    with a different fingerprint. Only the owner can read the file.
 
     Args:
         names: host names and IP addresses for which a new certificate is valid.
         needed: host name or IP address for which the certificate must be valid.
 
     Raises:
-        UsageError: when the folder is not writable.
+        UsageError: if the certificate cannot be stored in `folder`.
     """
     path = folder / CERTIFICATE_FILE
     try:
@@ -110,7 +110,7 @@ def _serves(pem: bytes, needed: str, now: datetime) -> bool:
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """Return the host names and IP addresses in a certificate; raise ValueError if invalid."""
+    """Return the host names and IP addresses in a certificate; raise ValueError for invalid PEM."""
     from cryptography import x509
 
     try:
@@ -152,8 +152,9 @@ class Security:
     """A server's settings for TLS and web origins.
 
     Attributes:
-        tls: TLS mode. None means `OFF` on loopback or with `insecure_lan`, and `AUTO` otherwise.
-        certificate, key: PEM files with a user's certificate and its private key: both or neither.
+        tls: TLS mode of a server without `certificate`. None means `OFF` on loopback or with
+            `insecure_lan`, and `AUTO` otherwise.
+        certificate, key: PEM files with a user's certificate and its private key. Set both or none.
         folder: folder that stores a self-signed certificate. If None, every start of the server
             creates a new certificate.
         insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
@@ -170,7 +171,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The addresses under which clients reach a server, and the server's TLS context.
+    """The addresses at which clients reach a server, and the server's TLS context.
 
     Attributes:
         context: the server's TLS context; None for plain WebSockets.
@@ -192,7 +193,7 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Return a certificate fingerprint in lower case; raise UsageError if `text` is not one."""
+    """Return a fingerprint in lower case; raise UsageError if `text` is not a fingerprint."""
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
@@ -244,14 +245,14 @@ def pinning(fingerprint: str) -> ssl.SSLContext:
 
 
 def expose(host: str, security: Security, now: datetime) -> Exposure:
-    """Load or create a server's certificate; return its TLS context and addresses for clients.
+    """Return a server's TLS context and addresses; load or create the certificate if TLS is on.
 
     Args:
         now: current time with a time zone, for the dates of a new certificate.
 
     Raises:
-        UsageError: when other machines could reach the server without TLS and `insecure_lan` is not
-            set, a certificate or key is unusable, or a package for creating one is not installed.
+        UsageError: if other machines could reach the server without TLS and `insecure_lan` is not
+            set, a certificate or key is unusable, a package is missing, or settings conflict.
     """
     given = security.certificate is not None or security.key is not None
     if given:

@@ -30,13 +30,13 @@ class OwnerSensors(Protocol):
     """Sensors of a machine. A method returns None if the system does not provide the value."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last user input in any session."""
+        """Return the time since the last user input in any session, in seconds."""
 
     def charging(self) -> bool | None:
         """Return True if the machine is plugged in or has no battery."""
 
     def temperature_c(self) -> float | None:
-        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
+        """Return the highest temperature of the CPU, or else of all sensors, in degrees Celsius."""
         return None  # macOS and Windows provide no temperature to ordinary users
 
 
@@ -87,7 +87,7 @@ def cores_to_lend(count: int) -> list[int]:
     The operating system handles hardware interrupts on the first cores.
 
     Raises:
-        UsageError: when the machine has fewer than `count` usable cores.
+        UsageError: if the machine has fewer than `count` usable cores.
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
@@ -102,7 +102,7 @@ def keep_to_cores(count: int) -> bool:
     Without the restriction, only the number of threads limits the CPU usage.
 
     Raises:
-        UsageError: when the machine has fewer than `count` usable cores.
+        UsageError: if the machine has fewer than `count` usable cores.
     """
     kept = cores_to_lend(count)
     if sys.platform != "linux":
@@ -194,17 +194,16 @@ class LinuxSensors(OwnerSensors):
         return [s for s in sessions if s.get("Class") == "user"]  # skip login screens and services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Return the seconds since the last user input in a session with logind's properties.
+        """Return the time in seconds since the last user input in a session.
 
-        None means that the session has no user input, or that `xprintidle` reports it instead
-        (`by_display`).
+        `session` contains logind's properties. The result is None if the session has no known user
+        input, or if `xprintidle` reports the input (`by_display`).
         """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
         if session.get("Type") in ("x11", "wayland", "mir"):
-            # A desktop sets IdleHint after a delay. IdleSinceHint is the time of IdleHint's last
-            # change.
+            # A desktop sets IdleHint after a delay. IdleSinceHint is when IdleHint last changed.
             return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
         # For a terminal session, IdleSinceHint is the time of the last input.
         return idle_s if session.get("Type") == "tty" and since_s else None
@@ -215,7 +214,7 @@ class LinuxSensors(OwnerSensors):
         return bool(sockets or shown)
 
     def _terminals_idle_s(self) -> float | None:
-        """Return the seconds since the last input on any terminal, from the access times."""
+        """Return the time in seconds since the last input on any terminal; None if unknown."""
         used = []
         for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
             for terminal in (self._root / folder).glob(pattern):
@@ -258,7 +257,7 @@ class _PowerStatus(ctypes.Structure):
 
 
 class WindowsSensors(OwnerSensors):
-    """Sensors on Windows, from kernel32 and user32. Users cannot read temperatures."""
+    """Sensors on Windows, from kernel32 and user32. Ordinary users cannot read temperatures."""
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
         self._kernel32 = kernel32

@@ -58,7 +58,7 @@ def parse_data_cap(text: str) -> DataCap:
     """Parse a limit such as `500MB/hour` or `50GB/month`, or `5GB` for the whole command.
 
     Raises:
-        UsageError: when the text is not a valid limit, or the limit is below 1 MB.
+        UsageError: if `text` is not a valid limit, or the limit is below 1 MB.
     """
     match = re.fullmatch(
         r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
@@ -82,7 +82,7 @@ class CountingSession(Protocol):
 class DataMeter:
     """Counts the bytes that this machine's `cleave join` processes transfer per hour, day or month.
 
-    The counts are in the file at `path`. An unreadable file counts as empty. If the file is not
+    The file at `path` stores the counts. An unreadable file counts as empty. If the file is not
     writable, or the span is `Span.COMMAND`, only this process's bytes are counted.
     """
 
@@ -121,7 +121,7 @@ class DataMeter:
         return self._used
 
     def until_s(self) -> float:
-        """Return the time of the next check on `clock`, early enough not to exceed the data cap."""
+        """Return the `clock` time of the next check. Checks are more frequent close to the cap."""
         left = max(0, self._cap.nbytes - self._used)
         reached_s = left / self._rate if self._rate else _FIRST_S
         return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
@@ -159,10 +159,10 @@ COOL_BY_C: Final = 5.0  # degrees below the limit to which an overheated machine
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine computes, user input within this many seconds means that the owner is back.
-Half of `idle_after_s` applies if it is shorter."""
+The limit is half of `idle_after_s` if that is shorter."""
 
 
-DAY_MIN: Final = 1440  # minutes of a day, the maximum of `--idle-after`
+DAY_MIN: Final = 1440  # minutes in a day, the maximum of `--idle-after`
 
 
 class Condition(Enum):
@@ -173,7 +173,7 @@ class Condition(Enum):
 
 
 class Cause(Enum):
-    """The reason why a machine may not compute now."""
+    """A reason why a machine must not compute now."""
 
     HOURS = "hours"
     OWNER = "owner"
@@ -218,7 +218,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A policy decision. `cause` is None if the machine may compute; `until_s`: next check."""
+    """A policy decision. `cause` is None if it allows work; `until_s` is when to check again."""
 
     cause: Cause | None
     reason: str
@@ -226,7 +226,6 @@ class Permission:
 
     @property
     def may_work(self) -> bool:
-        """Return True if the machine may compute."""
         return self.cause is None
 
 
@@ -376,7 +375,7 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of `total_bytes`; return bytes."""
+    """Parse `1000` (MB), `800MB`, `4GB` or `50%` (of `total_bytes`); return the size in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")
