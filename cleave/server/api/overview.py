@@ -337,7 +337,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return a device's kind from its profile or, if the profile is unknown, from its `hello`."""
+        """Return a device's kind, from its profile or, without a profile, from its `hello`."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None

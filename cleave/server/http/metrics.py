@@ -131,7 +131,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics, or status 401 without a valid token, or 503 while the server starts."""
+        """Return the metrics; status 401 if a token is missing or bad, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):

@@ -16,8 +16,8 @@ from cleave.server.store.store import Store, StoreError
 
 _logger = logging.getLogger(__name__)
 
-WRITE_S: Final = 15.0  # seconds between two writes of the devices' contributions
-RETRY_S: Final = 2.0  # seconds between retries of failed writes
+WRITE_S: Final = 15.0  # time between two writes of the devices' contributions
+RETRY_S: Final = 2.0  # time between retries of failed writes
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class StoreWriter:
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
     def add(self, device: int, done: DeviceCounters) -> None:
-        """Add to a device's contribution, which is written with the next batch."""
+        """Add `done` to a device's contribution, to be written with the next batch."""
         with self._lock:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
