@@ -95,7 +95,7 @@ class Unpacker:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that packs a value, and turns arrays from the worker into references."""
+        """Return a function that packs a value. It replaces the worker's arrays with references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:

@@ -78,7 +78,7 @@ class App:
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a server or, for requests, to a cluster's `sessions`. Write the URL."""
+        """Connect the app to a server or to a cluster's `sessions`, and write the operator URL."""
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:

@@ -209,7 +209,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message. Raise ProtocolError if the device must not send it."""
+        """Decompress a `result_coded` message. Raise ProtocolError if it is not allowed."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -455,7 +455,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans on the clock of `now`. Call this in the event loop."""
+        """Return a device's latest time spans on the clock of `now`. Use it in the event loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 

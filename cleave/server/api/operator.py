@@ -64,7 +64,7 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Reply to a client's requests until it disconnects. Start tasks that stream job records."""
+        """Reply to a client's requests until it disconnects. Start tasks that stream records."""
         while True:
             message = decode(await connection.receive())
             if isinstance(message, messages.Bye):

@@ -49,10 +49,7 @@ _ENERGY: Final = {
 }
 
 Admit = Callable[[str, str], AccessLevel | Refusal]
-"""Type of a function that checks a token and its sender's IP address.
-
-An example is `Authenticator.admit_operator`.
-"""
+"""Function that checks a token from an IP address, such as `Authenticator.admit_operator`."""
 
 
 class _OverviewCollector(Collector):
@@ -131,7 +128,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics; status 401 if a token is missing or bad, 503 while the server starts."""
+        """Return the metrics; status 401 without a valid token, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):

@@ -120,7 +120,7 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the current Unix time, increased slightly if that is necessary to make it unique."""
+        """Return the current Unix time, slightly increased if it would not be unique."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 

@@ -61,11 +61,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token, creating it if missing. Raise CleaveError if others can read it."""
+        """Return the operator token; create it if missing. Raise CleaveError if others can read it."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token, creating it if missing. Raise CleaveError if others can read it."""
+        """Return the viewer token; create it if missing. Raise CleaveError if others can read it."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:

@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. Admission clears the device's wrong results before `now_s`."""
+        """Change a device's permission. If it is admitted, clear its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
@@ -330,7 +330,7 @@ class Store:
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Add and return a device that joins with a code. Return None if the code cannot be used."""
+        """Store and return a device that joins with a code; None if the code cannot be used."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "
