@@ -90,7 +90,7 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count a start of a server. Return its starts, from the one that last made progress on."""
+        """Count and return the starts of a server. Each new step resets the count to 1."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 

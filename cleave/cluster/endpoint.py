@@ -159,7 +159,7 @@ class Endpoint:
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Delete the `forgotten` graphs and arrays, then start the step by stages in `work`."""
+        """Delete the `forgotten` objects, then start the step by stages that `work` describes."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
@@ -282,7 +282,6 @@ class OwnEndpoint(Endpoint):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return `ServerFacts` with the bandwidths of the network card, if known."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

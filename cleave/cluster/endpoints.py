@@ -62,7 +62,7 @@ class Endpoints:
     on_one_machine: bool  # whether all nodes are on this machine
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet that uses the endpoint chosen for this worker's server, `ranks.rank`."""
+        """Return a fleet that uses the endpoint chosen for the worker of rank `ranks.rank`."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
@@ -76,12 +76,12 @@ class Endpoints:
         )
 
     def close(self) -> None:
-        """Close all endpoints, and so end the sessions of all devices."""
+        """Close all endpoints, and end the sessions of all devices."""
         ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has no sessions
 
 
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Return the index of an endpoint for each server, preferably on the server's node.
+    """For each server, return the index of an endpoint, preferably on the server's node.
 
     Both arguments are lists of node ids. No two servers get the same endpoint.
     """
@@ -165,7 +165,7 @@ class _Starting:
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call again after an error."""
+        """Wait until the endpoint listens, and return its actor. To retry, call this again."""
         actor = self._actor or self._start()
         self._actor = None
         try:

@@ -26,7 +26,7 @@ from cleave.scheduler.sessions.admission import (
 from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0
-"""Time after which a device that this server does not know should retry at the first server."""
+"""Time after which a device that this server refuses should connect to the first server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Membership:
 
 
 class Members:
-    """The first server's authenticator. It delegates to `keeper` and lists admitted devices."""
+    """The first server's authenticator. It delegates to `keeper`, and keeps the device lists."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server

@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """A reference to a graph or an array, which replaces the object in a message."""
+    """A reference that replaces a graph or an array in a message."""
 
     number: int  # identifies the object to the worker and the endpoint
     content: StageGraph | StageArray | None  # None if the object was sent before
@@ -90,12 +90,12 @@ class Unpacker:
         return _replaced(value, self._unpacked)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Forget numbered objects that the worker will not reference again."""
+        """Forget the objects in `numbers`, which the worker will not reference again."""
         for number in numbers:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that packs a value. It replaces the worker's arrays with references."""
+        """Return a function that packs a value and replaces the worker's arrays with references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:

@@ -144,7 +144,7 @@ class _Training:
         return used
 
     def _pass_on(self) -> None:
-        """Report new records from the servers, and changes in whether the servers have room."""
+        """Report new records from the servers, and the start and end of a wait for free cores."""
         for record in self._ray.get(self._board.take.remote()):
             self._began = True
             if self._waits:

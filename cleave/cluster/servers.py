@@ -52,7 +52,7 @@ Requests for neither, for example from another operator, do not end the reports 
 
 @dataclass(slots=True)
 class _Other:
-    """The first server's data about one other server."""
+    """The data that the first server keeps about one other server."""
 
     calls: EndpointCalls
     start: str = ""  # the `Seen.start` of the current process; empty before the first poll
@@ -174,7 +174,6 @@ class Servers:
             thread.join()
 
     def _wake(self) -> None:
-        """Make the polling threads poll the other servers immediately."""
         for other in self._others:
             other.wake.set()
 
@@ -262,7 +261,6 @@ class Servers:
 
 
 def _of(timeline: Answer | None, device: int) -> Answer | None:
-    """Return the timeline if it belongs to `device`, and None otherwise."""
     return timeline if timeline is not None and timeline["device"] == device else None
 
 

@@ -42,7 +42,7 @@ class Balance:
     shunned_until_s: dict[int, float] = field(default_factory=dict)  # of unreachable endpoints
 
     def sent_fewer(self, move: Move, missing: int) -> None:
-        """Record that `missing` devices of a move were not told to move, or that none were missing."""
+        """Record that `missing` devices of a move stay, because they are busy or cannot move."""
         if not missing:
             return
         sent_s, wanted = self.sent[move.target]
@@ -124,7 +124,7 @@ class Spreading:
 
 
 def everybody(endpoints: int) -> Knowing:
-    """Return a `Knowing` callback for endpoints that admit all devices by a shared credential."""
+    """Return a `Knowing` function for endpoints that admit all devices by a shared credential."""
     return lambda: [math.inf] * endpoints
 
 

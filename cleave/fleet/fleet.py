@@ -120,7 +120,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """Close the fleet, which cannot be used afterwards. Further calls have no effect."""
+        """Close the fleet. It cannot be used afterwards. Closing it again has no effect."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

@@ -72,7 +72,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Report whether the result in the last `Suspect` outcome is correct.
+        """Report whether the result in the first unresolved `Suspect` outcome is correct.
 
         If the result is wrong, `reason` describes the error, and another device recomputes it.
         """
@@ -87,11 +87,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End any current step by stages. Devices keep arrays for the next step."""
+        """End the current step by stages, if one runs. Devices keep arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End any current step by stages. Devices delete the model's arrays."""
+        """End the current step by stages, if one runs. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
@@ -129,7 +129,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM; empty if one can or none is connected."""
+        """Return why no connected device can finish a GEMM; empty if no reason is known."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:

@@ -205,7 +205,7 @@ class Runtime(FleetRuntime):
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Verify a result block of a running GEMM. Return the verdict and the CPU time in seconds."""
+        """Verify a result block of a running GEMM. Return the verdict and the CPU seconds used."""
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s

@@ -65,7 +65,7 @@ _WHY: Final = {
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""For each error code, the reason that the server logs. It never logs text from a client.
+"""For each error code, the reason that the server logs. The server never logs a client's text.
 
 `LIMIT` has no entry: the server logs the message of the refusal, which the server itself wrote.
 """
@@ -86,7 +86,7 @@ class ServerConfig:
         viewer_credential: secret in `Server.dashboard_url`. `auth` decides what viewers may do.
         planner: divides each GEMM into tiles.
         operator: handles the sessions of operators and viewers; if None, the server refuses both.
-        pages: handles HTTP requests for paths other than `/healthz`; if None, all get status 404.
+        pages: handles HTTP requests for paths other than `/healthz`; if None, the status is 404.
         events: called in the server's thread with every event of the fleet.
         verify: which results the PS checks before it uses them, as for `cleave serve --verify`:
             True or `auto`, `all`, `sample:P`, False or `off`. The PS reissues a task with a wrong
@@ -334,7 +334,7 @@ class Server:
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions and send the reason. Call this in the server's event loop."""
+        """End a device's sessions and send it the reason. Call this in the server's event loop."""
         live = self.live
         live.execute(live.manager.refuse_identity(identity, code, reason, live.now()))
 
@@ -385,13 +385,12 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the IP address of a connection's client; empty if unknown."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer to a response that closes the connection; without the body if `head`."""
+    """Convert an answer to a response that closes the connection. If `head`, omit the body."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -450,8 +449,8 @@ def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
     """Start a server in a thread of this process, and return it once it listens for devices.
 
     Args:
-        config: settings of the server; by default it listens on loopback and any free port.
-        changes: values for `ServerConfig` fields, which override those in `config`.
+        config: settings; by default, the server listens on loopback and any free port.
+        changes: values for `ServerConfig` fields, which override the values in `config`.
 
     Raises:
         UsageError: if the server cannot listen on the address, if a package or file for TLS is

@@ -185,7 +185,6 @@ class LiveRuntime(Runtime):
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     async def _heard(self, peer: _Peer, data: bytes) -> None:
-        """Decode a message from a device and pass it to the session manager."""
         peer.record.counters.uplink_bytes += len(data)
         kind, saved_bytes = TrafficKind.OTHER, 0
         try:
@@ -217,7 +216,7 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session. Return the reason that the PS gave for its end, or else `reason`."""
+        """Close a session. Return the PS's reason for ending the session, or else `reason`."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
@@ -282,7 +281,6 @@ class LiveRuntime(Runtime):
         return encode(message)
 
     def _announce(self, session: int) -> None:
-        """Report to the event listener and the log that a device joined."""
         record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
@@ -311,7 +309,7 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device. Drop it if the device has left or does not support it."""
+        """Queue a message for a device. Drop messages that the device does not support."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -368,7 +366,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result in a thread, or in the event loop if the task is small and none is queued.
+        """Check a result in a thread, or in the loop if the task is small and no check runs.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
         vectors. Return no instructions if the checker's thread checks the result.
@@ -455,7 +453,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans on the clock of `now`. Use it in the event loop."""
+        """Return a device's latest time spans on the clock of `now`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
@@ -531,7 +529,6 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the event loop, unless the fleet is closed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(call, *arguments)
 
@@ -606,12 +603,11 @@ class LiveRuntime(Runtime):
 
 
 def _name(record: Session) -> str:
-    """Return a device's name for messages; `device N` if the device has no name."""
     return record.name or f"device {record.id}"
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """Format a rate with the largest prefix that leaves a number of at least 1, or else with k."""
+    """Format a rate with the largest prefix (G, M, k) that leaves at least 1, or else with k."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"

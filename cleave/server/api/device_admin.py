@@ -122,7 +122,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions. Return an error if a server will retry; otherwise, raise it."""
+        """Write pending decisions. Raise any error, or return it if a running server will retry."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:

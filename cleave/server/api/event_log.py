@@ -41,7 +41,7 @@ class EventLog:
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return up to `most` latest events after event `id`, oldest first, and the last event id."""
+        """Return up to `most` of the latest events after `id`, oldest first, and the last id."""
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

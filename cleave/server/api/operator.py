@@ -18,7 +18,7 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
-"""Time between the reply to a viewer and the moment the server reads the viewer's next request."""
+"""Delay after a reply to a viewer before the server reads the viewer's next request."""
 
 _RECORDS: Final = 10_000  # maximum number of training records in one reply
 

@@ -56,7 +56,7 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the snapshot with which the rates at `now` start. Later calls may return `now`."""
+        """Return the snapshot that starts the window ending at `now`. `now` may start a later one."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -116,7 +116,7 @@ class Question:
     """A client's request for an overview. The fields select what the overview includes."""
 
     after_event: int = 0  # id of the last event that the client already has
-    job: str = ""  # whose records to include; empty for the running or else the latest job
+    job: str = ""  # id of the job to include; empty for the running or else the latest job
     after_record: int = 0  # number of the job's records that the client already has
     device: int = 0  # session number of the device whose timeline to include; 0 for none
     stream: bool = False  # whether to include what all devices did in the last `STREAM_S` seconds
@@ -137,7 +137,7 @@ class Overview:
     """A builder of overviews of a running server. Use it in the server's event loop.
 
     Args:
-        profiles: device profiles by name. Devices state the name.
+        profiles: device profiles, by the profile name that devices state.
         clocks: wall clock and steady clock; the fleet must use the same steady clock.
         power: returns the energy that the server's machine has used; None if unknown.
         trouble: returns the store's current error; empty if the store works.
@@ -303,7 +303,7 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with an id; for an empty id, the running or last started job."""
+        """Return job `id` or, if `id` is empty, the running job or else the last started job."""
         if self.jobs is None:
             return None
         if id:

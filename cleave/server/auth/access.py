@@ -48,7 +48,7 @@ CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
 _GROUP: Final = 4
 _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
-"""Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
+"""Time after which a wrong result no longer counts, because bit flips occur on every machine."""
 
 STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
@@ -74,7 +74,7 @@ def read_code(text: str) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return the SHA-256 hash of a credential or join code, under which the store finds it.
+    """Return the SHA-256 hash by which the store finds a credential or join code.
 
     Credentials and join codes are random, so they need neither salt nor key stretching. A join code
     expires before a search could find it. The timing of a lookup reveals information only about the
@@ -118,7 +118,7 @@ class Access:
     Attributes:
         server: id of the server.
         statuses: permissions of devices, and void join codes, including changes not yet stored.
-        on_redeemed: called in the server's event loop after a join code was exchanged.
+        on_redeemed: called in the server's event loop after a device exchanges a join code.
     """
 
     def __init__(
@@ -226,7 +226,6 @@ class Access:
         )
 
     def _limited(self, address: str) -> Refusal | None:
-        """Return a refusal if an address has made too many failed attempts, and None otherwise."""
         if (wait_s := self._attempts.wait_s(address)) <= 0:
             return None
         reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"

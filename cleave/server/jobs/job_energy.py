@@ -80,7 +80,7 @@ class SessionWork:
     goes_on: bool = False  # whether the device moved to another server, which counts it as new
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work since the reading `before` of the session; all work if it is None."""
+        """Return the work since an earlier reading `before`; all work if `before` is None."""
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement

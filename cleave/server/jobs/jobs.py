@@ -99,7 +99,7 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Run a job until its last step, or until `stop` returns True after a step."""
+        """Run a job until it is complete, or until `stop` returns True after a step."""
 
 
 class Jobs:
@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a new job. Raise CleaveError if it cannot run or a queued job has its name."""
+        """Queue a new job. Raise CleaveError if it cannot run or if a queued job has its name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -169,7 +169,7 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return it. A running job writes a checkpoint after the step."""
+        """Ask a job to stop, and return it. A running job stops after its step, with a checkpoint."""
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -247,7 +247,7 @@ class Jobs:
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return the job with an id such as `job-3` or `3`. Raise UsageError if none has it."""
+        """Return job `id` (`job-3` or `3`) of this process. Raise UsageError if it does not exist."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:
@@ -276,7 +276,6 @@ class Jobs:
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        """Run queued jobs one after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
             with self._turn:
                 if not job.is_due:
@@ -361,5 +360,5 @@ class Jobs:
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return arguments that resume the job in a run folder, or restart it if no step is saved."""
+    """Return arguments that resume a run folder's job, or restart it if no checkpoint exists."""
     return {"job": {}, "resume": run_folder, "begin": True}

@@ -108,7 +108,7 @@ class AccessStatuses:
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
         """Return the number of a device's recent wrong results, and their total penalty points.
 
-        Recent means since `since_s` and after the device's last release from quarantine.
+        Count only results since `since_s` and after the device's last release from quarantine.
         """
         with self._lock:  # read before the store, to miss no fault; a fault in both counts once
             decision = self._decisions.get(device)
@@ -135,11 +135,11 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the current record of the device whose credential has a hash; None if unknown."""
+        """Look up a device by its credential's hash. Return its current record, None if unknown."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """Return the current record of the join code with a hash; None if unknown."""
+        """Look up a join code by its hash. Return its current record, None if unknown."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod

@@ -61,11 +61,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the operator token; create it if missing. Raise CleaveError if others can read it."""
+        """Return the stored or a new operator token. Raise CleaveError if others can read it."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the viewer token; create it if missing. Raise CleaveError if others can read it."""
+        """Return the stored or a new viewer token. Raise CleaveError if others can read it."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:
@@ -102,7 +102,7 @@ class DataFolder:
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator URL that a server wrote to a data folder; empty if none did."""
+    """Return the operator URL that a running server wrote to a data folder; empty if missing."""
     path = folder / _URL
     try:
         return path.read_text(encoding="utf-8").strip()

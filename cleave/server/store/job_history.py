@@ -24,7 +24,7 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return why a job waits, as a record states; empty if it continues, None if not stated."""
+    """Return why a job waits, according to a record; empty if it continues, None if unstated."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job, with the state `interrupted` if the server ended before the job."""
+    """Return a stored job, with state `interrupted` if the server ended before the job."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:

@@ -229,7 +229,7 @@ class Store:
         return self._device_where("name = ?1 OR id = ?1 ORDER BY name != ?1", name)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has a hash; None if unknown."""
+        """Look up a device by its credential's hash. Return None if unknown."""
         with_credential = "id = (SELECT device FROM credentials WHERE hash = ?)"
         return self._device_where(with_credential, credential_hash)
 
@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. If it is admitted, clear its wrong results up to `now_s`."""
+        """Set a device's permission. On admission, cancel its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
@@ -315,7 +315,7 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Return the record of the join code with a hash; None if unknown."""
+        """Look up a join code's record by the code's hash. Return None if unknown."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 

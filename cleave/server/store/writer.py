@@ -32,7 +32,7 @@ class StoreWriter:
 
     A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
     retried every `retry_s` seconds until it succeeds. The contributions of devices are summed, and
-    the sums are written every `WRITE_S` seconds.
+    the sums are written at least every `WRITE_S` seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], retry_s: float = RETRY_S) -> None:
@@ -79,7 +79,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every requested write has been attempted once. Return False on timeout."""
+        """Wait until every requested write was attempted. Return False on timeout or if closed."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
