@@ -59,8 +59,8 @@ class Leaving:
 
     Args:
         asked: returns whether training must stop.
-        applied: returns whether the optimizer has already changed part of the model. If it has, the
-            step must be finished.
+        applied: returns whether the optimizer has already changed part of the model. In that case,
+            the step must be finished.
         backend: computes the remaining GEMMs of a step that must be finished.
         clock: returns the wall time in seconds.
     """
@@ -141,7 +141,7 @@ class FallbackFleet:
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait for a GEMM or compute it on the PS. Raise AbandonedError if the step is abandoned."""
+        """Wait for a GEMM or compute it on the PS. Raise AbandonedError to abandon its step."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S

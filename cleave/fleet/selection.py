@@ -25,7 +25,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
 _FEWEST, _MOST, _ENOUGH_S = 3, 200, 0.1
-_MOST_REASONS = 20  # expert routing changes the GEMM shapes in every step, so limit the sentences
+_MOST_REASONS = 20  # limits the list: expert routing changes the GEMM shapes in every step
 
 
 @dataclass(frozen=True, slots=True)

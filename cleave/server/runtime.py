@@ -309,7 +309,7 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device. Drop messages that the device does not support."""
+        """Queue a message for a device. Drop it if the device has left or does not support it."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):

@@ -169,7 +169,7 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return it. A running job stops after its step, with a checkpoint."""
+        """Ask a job to stop, and return it. A running job stops after its step and a checkpoint."""
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -247,7 +247,7 @@ class Jobs:
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return job `id` (`job-3` or `3`) of this process. Raise UsageError if it does not exist."""
+        """Return the job `id`, such as `job-3` or `3`. Raise UsageError if it is not available."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:
