@@ -56,7 +56,7 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the snapshot from which to compute the rates at `now`. Keep `now` for later calls."""
+        """Return the snapshot from which to compute the rates at `now`, and record `now`."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
