@@ -123,7 +123,7 @@ class Question:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Create a question from a request's arguments. Raise UsageError if any is invalid."""
+        """Create a question from request arguments. Raise UsageError if an argument is invalid."""
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
