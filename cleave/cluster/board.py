@@ -90,12 +90,12 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count a start of a server. Return its number of starts since training last progressed."""
+        """Count and return the starts of a server. Each new step resets the count to 1."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a training record. `step` is the completed step that it reports; 0 for no step."""
+        """Add a record. `step` is the completed step that the record reports; 0 for no step."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -138,7 +138,7 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed: it made no progress in `starts` starts of a server."""
+        """Mark the training as failed, because a server started `starts` times without progress."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 

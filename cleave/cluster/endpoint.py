@@ -51,7 +51,7 @@ class Product:
     """A worker's request for a GEMM. Later calls refer to the GEMM by `number`."""
 
     number: int
-    a: tuple[int, bool]  # operand's number, and whether to transpose it
+    a: tuple[int, bool]  # number of the operand, and whether to transpose the operand
     b: tuple[int, bool]
     rows: int  # of the output matrix
     columns: int
@@ -79,7 +79,7 @@ class Endpoint:
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell up to `devices` idle devices to move to another endpoint. Return how many were told.
+        """Tell up to `devices` idle devices to move to another endpoint. Return the number told.
 
         `address` is the other endpoint's join URL, without a credential. Only devices admitted
         before `admitted_before_s`, on this server's clock, are moved.
@@ -87,7 +87,7 @@ class Endpoint:
         return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
-        """Return the join URL without its credential, for devices that move to this endpoint."""
+        """Return the join URL without a credential, for devices that move to this endpoint."""
         return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
@@ -124,7 +124,7 @@ class Endpoint:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free an operand's matrix until the worker sends it again. Devices retain their copies."""
+        """Free an operand's matrix until the worker sends it again. Devices keep their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
@@ -138,7 +138,7 @@ class Endpoint:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Wait for a GEMM. Return (output, "") or (None, error text), or None on timeout."""
+        """Wait for a GEMM. Return (output, "") or (None, error message); None on timeout."""
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
@@ -159,12 +159,12 @@ class Endpoint:
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Delete the `forgotten` graphs and arrays. Start a step by stages, packed in `work`."""
+        """Delete the `forgotten` objects, then start the step by stages that `work` describes."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Pass a packed array that the worker computed for a micro-batch to the running step."""
+        """Give the running step a packed array that the worker computed for a micro-batch."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
@@ -194,7 +194,7 @@ class EndpointSetup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of one server, as reported when the first server polls it."""
+    """The state of one server, which the server returns when the first server polls it."""
 
     start: str  # random id of the process, new when Ray restarts the server
     answer: Answer
@@ -208,8 +208,8 @@ class Seen:
 class OwnEndpoint(Endpoint):
     """An endpoint in a separate process. A training worker and the first server call it.
 
-    `again` means that the process replaces a lost process. Then it uses any free port if the
-    configured port is in use.
+    `again` means that the process replaces a lost process. The new process uses any free port if it
+    cannot listen on the configured port.
     """
 
     def __init__(self, setup: EndpointSetup, *, again: bool = False) -> None:
@@ -269,7 +269,7 @@ class OwnEndpoint(Endpoint):
             if member.admission.identity is not None:
                 self._server.mark_own(member.admission.identity, member.admission.own)
 
-    # --- the energy of a job, see `ServerLog` ---
+    # --- energy of a job; see `ServerLog` ---
 
     def begin_log(self) -> None:
         self._log.begin()
@@ -282,7 +282,6 @@ class OwnEndpoint(Endpoint):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return `ServerFacts` with the bandwidths of the network card, if known."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

@@ -1,4 +1,4 @@
-"""Remote calls to endpoints: Ray actors, or the endpoint in the process of `cleave serve`."""
+"""Remote calls to endpoints: Ray actors, or the endpoint inside the `cleave serve` process."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class EndpointLostError(Exception):
 
 
 class EndpointCalls(Protocol):
-    """Interface of a client of one endpoint. Clients can be sent to any process of the cluster."""
+    """Interface of a client for one endpoint. Clients can be sent to any process of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the endpoint and return its result.
 
         Raises:
-            CleaveError: when the method raises this error.
-            EndpointLostError: when the process has ended, or does not respond within `timeout_s`
-                seconds.
+            CleaveError: if the method raises this error.
+            EndpointLostError: if the endpoint's process has ended, or if it does not respond within
+                `timeout_s` seconds.
         """
 
     def tell(self, name: str, *arguments: Any) -> None:
@@ -53,7 +53,7 @@ class EndpointCalls(Protocol):
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method of several endpoints in parallel. A lost endpoint's result is None."""
+    """Call a method on several endpoints in parallel. The result of a lost endpoint is None."""
 
     def answer(endpoint: EndpointCalls) -> Any:
         try:
@@ -69,7 +69,7 @@ def ask_all(
 
 @dataclass(frozen=True, slots=True)
 class ActorCalls:
-    """Client of an endpoint that is a Ray actor."""
+    """A client for an endpoint that is a Ray actor."""
 
     actor: Any
 
@@ -93,7 +93,7 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """Client of a `ServedEndpoint`, authenticated with `key`. Thread-safe."""
+    """A client for a `ServedEndpoint`. It authenticates with `key`. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -104,7 +104,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method over an idle connection, or over a new one if none is idle."""
+        """Call a method over an idle connection, or over a new connection if none is idle."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -146,7 +146,7 @@ class ServedEndpoint:
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
-        """Return an object with which other processes can call this endpoint."""
+        """Return a client with which other processes can call this endpoint."""
         address: Any = self._listener.address
         return ConnectionCalls(address, self._key)
 
@@ -174,8 +174,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that is not yet authenticated.
 
-        If there are too many such callers, disconnect the one that has waited longest, because
-        workers authenticate immediately.
+        If too many callers are unauthenticated, disconnect the caller that has waited longest. It
+        is unlikely to be a worker, because workers authenticate immediately.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:

@@ -18,10 +18,10 @@ from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 
 _FRESH_S: Final = 0.1  # lifetime of the cached `FleetView`, in seconds
-_CALL_S: Final = 60.0  # maximum seconds that one remote call waits
+_CALL_S: Final = 60.0  # maximum time that one remote call waits, in seconds
 
 Call = Callable[..., Any]
-"""Calls a method of the endpoint. Takes the method's name and arguments, returns its result."""
+"""Function that takes a method's name and arguments, calls the endpoint, and returns the result."""
 
 
 class EndpointRuntime(FleetRuntime):
@@ -43,7 +43,7 @@ class EndpointRuntime(FleetRuntime):
     # --- GEMMs ---
 
     def start(self, future: GemmFuture) -> None:
-        """Send a GEMM's operands to the endpoint, unless already sent, and start the GEMM."""
+        """Send a GEMM's operands to the endpoint if it lacks them, and start the GEMM."""
         for operand in (future.a.operand, future.b.operand):
             self._send(operand)
         rows, columns = future.out.shape

@@ -15,8 +15,8 @@ from cleave.fleet.fleet import Fleet
 from cleave.server.jobs.job_energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
-ANSWERS_S: Final = 30.0  # timeout for calls that do not wait for devices
-FREED_S: Final = 20.0  # maximum seconds to wait until a port is free
+ANSWERS_S: Final = 30.0  # timeout in seconds for calls that do not wait for devices
+FREED_S: Final = 20.0  # maximum time to wait until a port is free, in seconds
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 _THREADS: Final = 16  # threads per endpoint; several are needed because calls may wait for devices
@@ -36,7 +36,7 @@ def retried(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Result:
-    """Return the result of `action`. If it raises `error`, retry for up to `for_s` seconds.
+    """Return the result of `action`. If `action` raises `error`, retry for up to `for_s` seconds.
 
     `say` is called with the message of the first error.
     """
@@ -57,12 +57,12 @@ def retried(
 class Endpoints:
     """The endpoints of all servers."""
 
-    calls: list[EndpointCalls]  # one object per endpoint, which calls the endpoint's methods
+    calls: list[EndpointCalls]  # client for each endpoint
     nodes: list[str]  # id of the Ray node on which each endpoint runs
     on_one_machine: bool  # whether all nodes are on this machine
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return a fleet that uses the endpoint chosen for this worker's server, `ranks.rank`."""
+        """Return a fleet that uses the endpoint chosen for the worker of rank `ranks.rank`."""
         import ray
 
         from cleave.cluster.endpoint_runtime import EndpointRuntime
@@ -76,12 +76,12 @@ class Endpoints:
         )
 
     def close(self) -> None:
-        """Close all endpoints, which ends the sessions of all devices."""
+        """Close all endpoints, and end the sessions of all devices."""
         ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has no sessions
 
 
 def chosen_endpoints(endpoints: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Return the index of an endpoint for each server, preferably on the server's node.
+    """For each server, return the index of an endpoint, preferably on the server's node.
 
     Both arguments are lists of node ids. No two servers get the same endpoint.
     """
@@ -108,11 +108,11 @@ def open_endpoints(
         ray: the `ray` module, connected to a cluster.
         setups: the setup of each endpoint. Endpoints on the same machine use successive ports from
             the port in the setup. Port 0 means any free port.
-        say: called with a message for the user when this function waits for a port to be freed.
+        say: called with a message for the user when this function waits until a port is free.
         taken: node ids of the endpoints that already exist.
 
     Raises:
-        UsageError: when an endpoint cannot listen on its port.
+        UsageError: if an endpoint cannot listen on its port.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -158,14 +158,14 @@ def open_endpoints(
 
 
 class _Starting:
-    """An endpoint that is starting. If the start fails, the next call of `opened` retries it."""
+    """An endpoint that is starting. If the start fails, the next call to `opened` retries it."""
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self._ray, self._start = ray, start
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait until the endpoint listens, and return its actor. Call again after an error."""
+        """Wait until the endpoint listens, and return its actor. To retry, call this again."""
         actor = self._actor or self._start()
         self._actor = None
         try:

@@ -1,8 +1,8 @@
 """A list of admitted devices that the servers of a cluster share.
 
-Devices join the first server, which is the only server with a store. It sends the list of admitted
-devices to the other servers before it moves devices to them. A device shows the same credential to
-all servers. The other servers store nothing, and report events about devices to the first server.
+Devices join the first server, which is the only server with a store. The first server sends the
+list of admitted devices to the other servers before it moves devices to them. A device sends the
+same credential to all servers. The others store nothing, and report device events to the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cleave.scheduler.sessions.admission import (
 from cleave.server.auth.access import hash_secret
 
 RETRY_S: Final = 1.0
-"""Seconds after which a device unknown to this server should retry at the first server."""
+"""Time after which a device that this server refuses should connect to the first server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Lists of admitted and expelled devices. The first server sends the lists to the others."""
+    """Lists of admitted and expelled devices, which the first server sends to other servers."""
 
     version: int  # grows with every change
     members: tuple[Member, ...] = ()
@@ -47,13 +47,13 @@ class Roll:
 
 
 class Keeper(Authenticator, Protocol):
-    """The authenticator interface that `Members` requires. `Access` implements it."""
+    """Interface of the authenticator to which `Members` delegates. `Access` implements it."""
 
     def arrived(self, identity: int) -> None: ...
 
 
 Report = Callable[[Keeper], object]
-"""A report about a device: a function that calls a method of the first server's authenticator."""
+"""Type of a report about a device: a function that calls a method of a `Keeper`."""
 
 
 class Membership:
@@ -81,7 +81,7 @@ class Membership:
     def reports(self, taken: int) -> tuple[list[Report], int]:
         """Return the pending reports, and the number of all reports since this process started.
 
-        The first `taken` reports are discarded, because the current list reflects them.
+        Discard the first `taken` reports, because the list of devices already reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -96,7 +96,7 @@ class Membership:
     # --- calls by the session manager ---
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit a device if the first server admitted it, or if it shows the fleet credential."""
+        """Admit a device that the first server admitted, or that sends the fleet credential."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -131,13 +131,13 @@ class Membership:
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Report a quarantined device to the first server, and refuse the device on this server."""
+        """Report a quarantined device to the first server, and refuse the device at this server."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:
-    """The first server's authenticator. It delegates to `keeper` and lists admitted devices."""
+    """The first server's authenticator. It delegates to `keeper`, and keeps the device lists."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server
@@ -167,7 +167,7 @@ class Members:
             self._version += 1
 
     def mark_own(self, identity: int, *, own: bool) -> None:
-        """Set, in the list of admitted devices, whether the operator owns a device."""
+        """Record in the list of admitted devices whether the operator owns a device."""
         self._changed(identity, lambda known: replace(known, own=own))
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
@@ -192,7 +192,7 @@ class Members:
         )
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Record that a device is quarantined, and expel it from all servers."""
+        """Quarantine a device, and expel it from all servers."""
         if identity in self._members:  # otherwise, an operator already revoked the device
             self._keeper.quarantined(identity, reason)
             self.expel(identity, ErrorCode.QUARANTINED, reason)

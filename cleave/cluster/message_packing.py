@@ -1,7 +1,7 @@
-"""Packing of the messages about steps by stages between a worker and its endpoint.
+"""Packing of messages between a worker and its endpoint during a step by stages.
 
 Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
-Python object: devices retain a graph or a frozen weight only while the object stays the same.
+Python object, because devices keep a graph or a frozen weight only while the object is the same.
 Bytes are sent as numpy arrays, which Ray does not copy between processes on one node.
 """
 
@@ -23,11 +23,11 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """A reference to a graph or an array, which replaces the object in a message."""
+    """A reference that replaces a graph or an array in a message."""
 
-    number: int  # shared by worker and endpoint
+    number: int  # identifies the object to the worker and the endpoint
     content: StageGraph | StageArray | None  # None if the object was sent before
-    part_rows: tuple[int, ...] = ()  # rows of each part of a split array
+    part_rows: tuple[int, ...] = ()  # number of rows of each part, if an array is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Packer:
         return _replaced(value, self._packed)
 
     def forget_others(self, value: Any) -> list[int]:
-        """Forget all sent graphs and arrays that do not occur in `value`. Return their numbers."""
+        """Forget sent graphs and arrays that `value` does not contain. Return their numbers."""
         kept: set[int] = set()
 
         def note(each: Any) -> Any:
@@ -90,12 +90,12 @@ class Unpacker:
         return _replaced(value, self._unpacked)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Forget the objects with these numbers, which the worker will not reference again."""
+        """Forget the objects in `numbers`, which the worker will not reference again."""
         for number in numbers:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that packs one value. Arrays from the worker become references."""
+        """Return a function that packs a value and replaces the worker's arrays with references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -150,7 +150,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return consecutive parts of an array, with the given numbers of rows, as views."""
+    """Split an array into consecutive views. `rows` holds the number of rows of each view."""
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -166,7 +166,7 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a copy of `value` in which `swap` was applied to the value and all nested values.
+    """Return a copy of `value`, with `swap` applied to the value and all nested values.
 
     Values inside graphs, arrays and values that `swap` has replaced stay unchanged.
     """

@@ -1,8 +1,8 @@
 """Training of one model on several servers. Each server is a Ray Train worker.
 
 When a worker is lost, Ray restarts all workers, and training resumes from the newest checkpoint in
-the run folder. The workers exchange training records and stop requests with the starting process
-through a `Board` actor.
+the run folder. Through a `Board` actor, the workers send training records to the process that
+started the training, and receive its stop requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cleave.training.loop.context import TrainContext
 
 
-LOOK_S: Final = 0.2  # seconds between two polls of the board for new training records
+LOOK_S: Final = 0.2  # time between two polls of the board for new training records
 
 MOST_STARTS: Final = 3
 """Maximum number of starts of a server without a new step. The next start ends the training."""
@@ -48,18 +48,18 @@ MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 """Environment variables that make glibc return a server's unused memory to the operating system."""
 
 FleetOf = Callable[[Ranks], Fleet | None]
-"""Returns the fleet for the server `ranks.rank`; None to train in plain PyTorch.
+"""Function that returns the fleet for the server `ranks.rank`; None to train in plain PyTorch.
 
-It is called in the server's worker process.
+Each server calls the function in its worker process.
 """
 
 MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
-"""Starts an energy meter for a fleet. Returns a function that returns the energy used so far."""
+"""Function that starts to meter a fleet's energy, and returns a function that reads the meter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A training job and its options, which each server receives when it starts."""
+    """A training job and its options. Each server receives them when it starts."""
 
     job: JobSpec
     folder: Path  # run folder, the same path on all servers
@@ -79,7 +79,7 @@ def train_together(
     stop: Callable[[], bool],
     meanwhile: Callable[[], object] = lambda: None,
 ) -> list[RunEnergy]:
-    """Train a model on several servers. Return once the training has finished or was stopped.
+    """Train a model on several servers. Return once the training has finished or been stopped.
 
     Args:
         ray: the `ray` module, connected to a cluster.
@@ -91,13 +91,13 @@ def train_together(
         The energy that each server's devices used; empty if `shared.meter_of` is None.
 
     Raises:
-        CleaveError: when the training failed.
+        CleaveError: if training fails.
     """
     return _Training(ray, shared, servers, report, stop).train(meanwhile)
 
 
 class _Training:
-    """One call of `train_together`, including all attempts to start the servers."""
+    """The state of one call to `train_together`, including all attempts to start the servers."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Training:
         return used
 
     def _pass_on(self) -> None:
-        """Report new records from the servers, and whether the cluster has room for the servers."""
+        """Report new records from the servers, and the start and end of a wait for free cores."""
         for record in self._ray.get(self._board.take.remote()):
             self._began = True
             if self._waits:
@@ -302,7 +302,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Report an unexpected error in the `with` block to the board, and raise it again."""
+    """Report an unexpected error in the `with` block to the board, then re-raise the error."""
     import ray
 
     try:
@@ -316,7 +316,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait up to `_FAILED_S` seconds until all servers have finished. Return whether they have."""
+    """Wait up to `_FAILED_S` seconds for all servers to finish. Return whether they have."""
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)

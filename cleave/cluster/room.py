@@ -1,4 +1,4 @@
-"""The wait for enough free cores in the Ray cluster for the servers. The user can stop it.
+"""Waiting until a Ray cluster has enough free cores for the servers, or the user stops the wait.
 
 Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
@@ -17,7 +17,7 @@ MOST_FAILED: Final = 3
 _TRY_S: Final = "20"
 _NO_ROOM: Final = "WorkerGroupStartupTimeoutError"
 _NOT_STARTED: Final = "WorkerGroupStartupFailedError"
-"""Class names of internal Ray Train errors. A public `ControllerError` wraps such an error."""
+"""Class names of internal Ray Train errors. A public `ControllerError` wraps them."""
 
 
 def bound_tries() -> None:
@@ -31,15 +31,15 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Run the training with `fit`, and retry it while the cluster has too few free cores.
+    """Call `fit` to train, and retry while the cluster has too few free cores.
 
     Also retry a few times if a worker ends before it trains, for example because its node is lost.
     Call `waits` before a retry for lack of cores, and `failed` before any other retry. Return False
     if `stops` returned True before the workers started.
 
     Raises:
-        Exception: the error from `fit`, after `MOST_FAILED` consecutive failed starts, or if it is
-            another error.
+        Exception: the error from `fit`, if it does not come from the start of the workers, or after
+            `MOST_FAILED` consecutive failed starts.
     """
     failures = 0
     while True:
@@ -66,7 +66,7 @@ def cores_of_nodes(ray: Any) -> list[int]:
 
 
 def check_cores(nodes: Sequence[int], servers: int) -> None:
-    """Raise UsageError when the nodes together have fewer cores than servers."""
+    """Raise UsageError if the nodes together have fewer than `servers` cores."""
     if sum(nodes) < servers:
         raise UsageError(
             f"--servers is {servers} and the cluster has {sum(nodes)} cores; give fewer servers, "
@@ -75,7 +75,7 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return the message for users when too few cores are free for the servers."""
+    """Return a message that tells users that too few cores are free for the servers."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
@@ -85,7 +85,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the maximum cores per server with which all servers fit on the nodes; at least 1."""
+    """Return the most cores per server with which all servers fit on the nodes; at least 1."""
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:
             return cores

@@ -1,9 +1,9 @@
 """All servers of a cluster, which operators see as one server.
 
-The first server has the store and admits devices. It polls each other server every second, in a
-separate thread, so that a silent server does not delay the others. A poll sends the list of
-admitted devices, and receives the server's state, reports and events. Another thread balances the
-number of devices per server.
+The first server owns the store and admits devices. It polls every other server once per second. A
+separate thread polls each server, so that a silent server does not delay the others. A poll sends
+the list of admitted devices, and returns the polled server's state, reports and events. Another
+thread balances the number of devices per server.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from cleave.transport.addresses import is_loopback
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0  # seconds between polls of the other servers
+LOOK_S: Final = 1.0  # time between polls of another server
 
 FRESH_S: Final = 5.0
-"""Devices are moved to a server only if its last poll is at most this many seconds old."""
+"""Maximum age of a server's last successful poll at which devices may be moved to the server."""
 
 ASKED_S: Final = 5.0
-"""Seconds for which the servers report a timeline or stream after an operator's last request.
+"""Time for which the servers report a timeline or stream after an operator last requested it.
 
-Requests without either, for example from another operator, do not end the reports earlier.
+Requests for neither, for example from another operator, do not end the reports earlier.
 """
 
 
 @dataclass(slots=True)
 class _Other:
-    """The first server's data about one other server."""
+    """The data that the first server keeps about one other server."""
 
     calls: EndpointCalls
     start: str = ""  # the `Seen.start` of the current process; empty before the first poll
@@ -60,8 +60,8 @@ class _Other:
     before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # by lost `start`
     knows: int = -1  # version of the list last sent; -1 for none
     taken: int = 0  # number of reports taken from its current process
-    after_event: int = 0  # id of its last event that was received
-    told_s: float = -math.inf  # devices admitted before this time are in its list
+    after_event: int = 0  # id of the last event received from it
+    told_s: float = -math.inf  # the list sent last contains all devices admitted before this time
     is_new: bool = False  # whether its process was replaced since the last balancing
     wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
@@ -109,13 +109,13 @@ class Servers:
         return self._first.describe_devices() + elsewhere
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End a device's sessions on all servers, send it the reason, and stop admitting it."""
+        """End a device's sessions at all servers, send it the reason, and stop admitting it."""
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
         self._wake()
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Set, on all servers, whether the operator owns a device."""
+        """Set at all servers whether the operator owns a device."""
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
         self._wake()
@@ -130,7 +130,7 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Merge the other servers' overviews into `answer`, the first server's overview."""
+        """Return one overview of all servers. `answer` is the first server's own overview."""
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -163,7 +163,7 @@ class Servers:
     # --- a thread per other server ---
 
     def close(self) -> None:
-        """Close the other servers' endpoints, and process the last reports of these servers.
+        """Close the other servers' endpoints, then process the other servers' last reports.
 
         Do not call this in the first server's event loop, because the polls need the loop.
         """
@@ -174,7 +174,6 @@ class Servers:
             thread.join()
 
     def _wake(self) -> None:
-        """Make the polling threads poll the other servers immediately."""
         for other in self._others:
             other.wake.set()
 
@@ -262,7 +261,6 @@ class Servers:
 
 
 def _of(timeline: Answer | None, device: int) -> Answer | None:
-    """Return the timeline if it belongs to `device`, and None otherwise."""
     return timeline if timeline is not None and timeline["device"] == device else None
 
 
@@ -290,13 +288,13 @@ def serving_together(
         ray: the `ray` module, connected to a cluster.
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
-        members, overview: authenticator and overviews of the first server.
+        members, overview: authenticator and overview builder of the first server.
         count: total number of servers, including the first server.
         grid: electricity grid that powers the devices; None if unknown.
 
     Raises:
-        UsageError: when a server cannot listen on its port, when the cluster has fewer cores than
-            servers, or when `config.host` is loopback and the servers are on several machines.
+        UsageError: if a server cannot listen on its port, if the cluster has fewer than `count`
+            cores, or if `config.host` is loopback and the servers are on several machines.
     """
     check_cores(cores_of_nodes(ray), count)
     with ExitStack() as opened:

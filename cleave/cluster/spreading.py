@@ -13,17 +13,17 @@ from typing import Final
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ask_all
 
 ARRIVES_S: Final = 20.0
-"""Seconds within which all devices of a move must arrive.
+"""Time within which all devices of a move must arrive at the target endpoint.
 
-If devices are still missing after that, the target endpoint counts as unreachable for devices.
+If any device is missing after this time, the endpoint counts as unreachable for devices.
 """
 
-SHUNNED_S: Final = 600.0  # seconds for which no devices are moved to an unreachable endpoint
+SHUNNED_S: Final = 600.0  # time for which no devices are moved to an unreachable endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of devices between two endpoints, which are given by their indices."""
+    """A move of `devices` devices between two endpoints, which are identified by index."""
 
     source: int
     target: int
@@ -49,14 +49,14 @@ class Balance:
         self.sent[move.target] = sent_s, wanted - missing
 
     def forget(self, endpoint: int) -> None:
-        """Discard all data about an endpoint that was lost or restarted."""
+        """Discard all data about an endpoint that has been lost or restarted."""
         self.sent.pop(endpoint, None)
         self.shunned_until_s.pop(endpoint, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
         """Return the moves to start now; none while a previous move is pending.
 
-        `loads` has each endpoint's number of devices, or None if the endpoint does not respond.
+        `loads` holds each endpoint's number of devices, or None if the endpoint does not respond.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -92,11 +92,11 @@ _ANSWERS_S: Final = 5.0
 """Timeout in seconds for calls to endpoints. A silent endpoint is skipped until the next check."""
 
 Knowing = Callable[[], Sequence[float | None]]
-"""Returns, for each endpoint, how recent the endpoint's list of admitted devices is.
+"""Function that returns, for each endpoint, how recent the endpoint's list of admitted devices is.
 
-The value is a time on the first server's clock: the endpoint knows all devices that were admitted
-before it. None means that the endpoint is lost or was restarted. Then no devices are moved to the
-endpoint, and pending moves to it are forgotten.
+The value is a time on the first server's clock. The endpoint knows all devices that were admitted
+before that time. None means that the endpoint is lost, was restarted, or has an old list. Then no
+devices are moved to the endpoint, and pending moves to it are forgotten.
 """
 
 
@@ -124,7 +124,7 @@ class Spreading:
 
 
 def everybody(endpoints: int) -> Knowing:
-    """Return a `Knowing` callback for endpoints that admit all devices by a shared credential."""
+    """Return a `Knowing` function for endpoints that admit all devices by a shared credential."""
     return lambda: [math.inf] * endpoints
 
 
@@ -136,7 +136,7 @@ def spread(
 ) -> None:
     """Move idle devices from endpoints with many devices to endpoints with few devices.
 
-    `known_before_s` is the result of a `Knowing`. The first endpoint belongs to the first server.
+    `known_before_s` is a result of a `Knowing` function. The first endpoint is the first server's.
     """
     answers = ask_all(endpoints, "load", timeout_s=_ANSWERS_S)
     pairs = zip(answers, known_before_s, strict=True)

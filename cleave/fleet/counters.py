@@ -12,24 +12,24 @@ class FleetCounters:
     """Cumulative counters of a fleet. Subtract two snapshots to get the counts between them.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock for which training waited for GEMMs or steps
-            by stages.
-        waited_s: the same waiting time in wall-clock seconds.
-        verify_s: CPU seconds spent on verifying results.
-        traffic: bytes of messages on the wire, by direction and category.
-        saved: bytes saved by compression, by direction and category.
-        floor_down_bytes, floor_up_bytes: minimum bytes sent and received by the PS: the size of
+        fleet_s: total time for which training waited for GEMMs or steps by stages, in seconds on
+            the fleet's clock.
+        waited_s: total time of these waits on the wall clock, in seconds.
+        verify_s: CPU time spent on verifying results, in seconds.
+        traffic: size of the messages on the wire in bytes, by direction and category.
+        saved: number of bytes saved by compression, by direction and category.
+        floor_down_bytes, floor_up_bytes: minimum number of bytes that the PS must send and receive:
             each GEMM's operands and result, and `StepWork.floor_bytes` of each step by stages.
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of result blocks received.
         reissued: number of tasks and stage passes that were reassigned or duplicated.
         late: number of results that arrived too late to be used.
-        local_gemms: number of GEMMs that the PS computed because devices could not.
+        local_gemms: number of GEMMs that the PS computed for lack of devices or to end a step.
         predicted_s: total predicted duration of the completed steps by stages, in seconds on the
             fleet's clock.
-        planning_s: wall-clock seconds for which training waited for stage plans.
-        audit_s: wall-clock seconds for which training waited for audits of steps by stages.
+        planning_s: wall-clock time in seconds for which training waited for stage plans.
+        audit_s: wall-clock time in seconds for which training waited for audits of steps by stages.
     """
 
     fleet_s: float = 0.0
@@ -51,12 +51,12 @@ class FleetCounters:
 
     @property
     def downlink_bytes(self) -> int:
-        """Return the total bytes of messages from the PS to devices."""
+        """Return the total size of all messages from the PS to devices, in bytes."""
         return self.traffic.down.total
 
     @property
     def uplink_bytes(self) -> int:
-        """Return the total bytes of messages from devices to the PS."""
+        """Return the total size of all messages from devices to the PS, in bytes."""
         return self.traffic.up.total
 
     def __add__(self, more: FleetCounters) -> FleetCounters:
@@ -72,7 +72,7 @@ class FleetCounters:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """Number of completed tasks in a training step, and the total; `of` is 0 if unknown.
+    """The number of completed tasks in a training step, and of all its tasks (0 if unknown).
 
     Without stages, a started GEMM counts as a completed task. In a step by stages, a task is
     a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.

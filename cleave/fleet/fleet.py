@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """A fleet of devices that multiplies matrices.
 
-    Two wrappers of it exist. `cleave.fleet.local_fallback` handles periods without devices.
-    `cleave.fleet.selection` computes a GEMM on the PS if that is faster.
+    `cleave.fleet.local_fallback` wraps a fleet to handle periods without devices.
+    `cleave.fleet.selection` wraps a fleet to compute a GEMM on the PS if that is faster.
 
     Args:
-        runtime: executes the GEMMs; provides the clock and the connections to devices.
+        runtime: executes the GEMMs, and provides the clock and the connections to devices.
         planner: divides each GEMM into tiles, and assigns the tiles to devices.
     """
 
@@ -62,7 +62,7 @@ class Fleet:
             out: buffer for the result, shape (m, n), in the dtype of `a` or in fp32.
 
         Raises:
-            ValueError: the shapes or dtypes do not match.
+            ValueError: if the shapes or dtypes do not match.
         """
         gemm, element, dtype = product_of(a, b, out)
         job = GemmJob(
@@ -107,7 +107,7 @@ class Fleet:
             timeout: maximum wait in seconds on the fleet's clock; None for no limit.
 
         Raises:
-            FleetError: too few devices joined within `timeout`, or no more devices will join.
+            FleetError: if too few devices join within `timeout`, or if no more devices will join.
         """
         if self.device_count >= devices:
             return
@@ -120,7 +120,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """Close the fleet, which cannot be used afterwards. Further calls have no effect."""
+        """Close the fleet. It cannot be used afterwards. Closing it again has no effect."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

@@ -43,7 +43,7 @@ class FleetRuntime(ABC):
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Poll a condition until it is true. Return False on timeout.
 
-        In virtual time, the wait also ends when no future event can make the condition true.
+        In virtual time, also return False once no future event can make the condition true.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
@@ -57,7 +57,7 @@ class FleetRuntime(ABC):
         """Withdraw a GEMM that is still running, and mark its future as done."""
 
     def advance_for_local_work(self, flops: float) -> None:  # noqa: B027 - wall clocks advance
-        """Advance a virtual clock by the time in which the PS computes `flops` FLOPs."""
+        """Advance a virtual clock by the time that the PS takes to compute `flops` FLOPs."""
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
@@ -65,16 +65,16 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Pass an array that the caller computed for a micro-batch to the current step by stages.
+        """Give the current step by stages an array that the caller computed for a micro-batch.
 
         `StageStep.give` describes the arguments.
         """
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Report whether the result in the last `Suspect` outcome is correct.
+        """Report whether the result in the first unresolved `Suspect` outcome is correct.
 
-        If it is wrong, `reason` describes the error, and another device recomputes the result.
+        If the result is wrong, `reason` describes the error, and another device recomputes it.
         """
 
     @abstractmethod
@@ -87,11 +87,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any. Devices retain arrays for the next step."""
+        """End the current step by stages, if one runs. Devices keep arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the current step by stages, if any. Devices delete the model's arrays."""
+        """End the current step by stages, if one runs. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
@@ -101,7 +101,7 @@ class FleetRuntime(ABC):
     def unbind(self, operand: int) -> None:
         """Drop all references to an operand's buffer. No running GEMM may use the operand.
 
-        Devices retain the parts of the operand that they have received.
+        Devices keep the parts of the operand that they have received.
         """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class FleetRuntime(ABC):
     def counting_tasks(self) -> AbstractContextManager[None]:
         """Return a context manager that counts the tasks of one training step for `progress`.
 
-        In the next step, `progress` returns this count as the expected total.
+        In the next step without stages, `progress` uses this count as the expected total.
         """
 
     @abstractmethod
@@ -129,11 +129,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM; empty if one can or there are none."""
+        """Return why no connected device can finish a GEMM; empty if no reason is known."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages now, by device ID."""
+        """Return the rates of the devices that can run stages now, by session number."""
 
     @abstractmethod
     def why_no_stages(self) -> str:

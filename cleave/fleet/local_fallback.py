@@ -1,7 +1,8 @@
-"""Fleet wrapper for periods without available devices: training waits, or the PS computes GEMMs.
+"""A fleet wrapper for periods without available devices, and for stop requests.
 
-After a stop request, the wrapper also limits how long training waits for the current step. All
-functions run in the training thread.
+Without available devices, training waits, or the PS computes GEMMs. After a stop request, the
+wrapper limits how long training waits for the current step. All functions run in the training
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
 
 STEP_END_S: Final = 30.0
-"""Maximum duration of a step after a stop request, in seconds, if devices are available."""
+"""Maximum time that training waits for devices after a stop request, if devices are available."""
 
 
 class AbandonedError(CleaveError):
@@ -32,7 +33,7 @@ class AbandonedError(CleaveError):
 
 
 class FleetPresence(Enum):
-    """The place where GEMMs currently run. Users see the enum values."""
+    """Whether and where GEMMs currently run. Users see the enum values."""
 
     PRESENT = "present"  # GEMMs run on devices
 
@@ -58,9 +59,9 @@ class Leaving:
 
     Args:
         asked: returns whether training must stop.
-        applied: returns whether the optimizer has already changed part of the model. Then the step
-            must be finished.
-        backend: computes the remaining GEMMs of such a step on the PS.
+        applied: returns whether the optimizer has already changed part of the model. In that case,
+            the step must be finished.
+        backend: computes the remaining GEMMs of a step that must be finished.
         clock: returns the wall time in seconds.
     """
 
@@ -80,7 +81,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Return whether to stop waiting for the fleet, given its number of available devices."""
+        """Return whether to stop waiting for a fleet that has `devices` available devices."""
         if not self._asked():
             self._since_s = None
             return False
@@ -140,7 +141,7 @@ class FallbackFleet:
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait for a GEMM, or compute it on the PS. Raise AbandonedError if training must stop."""
+        """Wait for a GEMM or compute it on the PS. Raise AbandonedError to abandon its step."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S

@@ -1,4 +1,4 @@
-"""Operands, output matrix and future of a GEMM on a fleet."""
+"""The operands, output matrix and future of a GEMM on a fleet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 class Operand:
     """A matrix with fixed values that can be an operand of GEMMs on the fleet.
 
-    Devices may retain parts of the matrix until this object is deleted. To free the matrix's memory
-    between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that has the
+    Devices may keep parts of the matrix until this object is deleted. To free the matrix's memory
+    between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that holds the
     same values.
 
     Args:
         id: unique ID of the operand, which is never reused.
-        buffer: the matrix, in row-major or column-major order. The attribute is deleted between
+        buffer: the matrix, in row-major or column-major order. The attribute is missing between
             `unbind` and `bind`.
         unbound: called with `id` when `unbind` frees the memory.
     """
@@ -38,7 +38,7 @@ class Operand:
         self._unbound = unbound
 
     def unbind(self) -> None:
-        """Drop the buffer. No running GEMM may use the operand. Devices retain their copies."""
+        """Drop the buffer. No running GEMM may use the operand. Devices keep their copies."""
         del self.buffer
         if self._unbound is not None:
             self._unbound(self.id)
@@ -70,7 +70,7 @@ class Side:
 class Output:
     """The output matrix C of one GEMM, which is assembled from result blocks.
 
-    Blocks that cover all of the depth k are copied to C. Partial sums, which cover a part of k, are
+    Blocks that cover the whole depth k are copied to C. Partial sums, which cover part of k, are
     accumulated in fp32.
     """
 
@@ -80,7 +80,7 @@ class Output:
         self._summed: list[tuple[Span, Span]] = []  # regions of C with accumulated blocks
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Write one result block, given as a `Buffer` or as received bytes, into C.
+        """Write one result block into C. `payload` is a `Buffer` or the received bytes.
 
         Partial sums of the same region of C must arrive in ascending order of k.
         """
@@ -98,7 +98,7 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region of C. Set `first` for its first partial sum."""
+        """Return the fp32 accumulator of a region of C. `first` marks the first partial sum."""
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)
@@ -170,7 +170,7 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
     """Return the dimensions, the bytes per element and the operands' dtype of ``out = a @ b``.
 
     Raises:
-        ValueError: the shapes or dtypes do not match.
+        ValueError: if the shapes or dtypes do not match.
     """
     gemm = gemm_of(a.shape, b.shape)
     dtype = a.operand.buffer.dtype

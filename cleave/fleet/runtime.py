@@ -1,7 +1,7 @@
 """The base class of the runtimes that execute the instructions of a `SessionManager`.
 
-The session manager makes all decisions but performs no I/O. The base class has two subclasses:
-`cleave.server.runtime` (wall time, network connections) and `emulator.virtual` (virtual time,
+The session manager makes all decisions but performs no I/O. The base class has subclasses in
+`cleave.server.runtime` (wall time, network connections) and in `emulator.virtual` (virtual time,
 emulated devices).
 """
 
@@ -49,7 +49,7 @@ from cleave.verify import GemmCheck, Judgement, Projector
 class BlockChecks:
     """Verification of the result blocks of all running GEMMs. Not thread-safe.
 
-    `rng` generates the secret vectors. Its seed must come from the operating system.
+    `rng` generates the secret vectors. The seed of `rng` must come from the operating system.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -58,7 +58,7 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Verify one result block, given as a `Buffer` or as received bytes."""
+        """Verify one result block. `payload` is a `Buffer` or the received bytes."""
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -135,7 +135,7 @@ class Runtime(FleetRuntime):
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step has more tasks than the previous one if, for example, that one was interrupted.
+        # A step has more GEMMs than the previous step if, for example, the latter was interrupted.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 
@@ -167,7 +167,7 @@ class Runtime(FleetRuntime):
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
         """Send a message to a device, or drop the message if the device has left.
 
-        The bytes of the message count as traffic of kind `kind`.
+        The size of the message counts as traffic of kind `kind`.
         """
 
     @abstractmethod
@@ -176,17 +176,17 @@ class Runtime(FleetRuntime):
 
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
-        """Record the end of a GEMM, and wake up the thread that waits for it.
+        """Record the end of a GEMM, and wake the thread that waits for the GEMM.
 
         `error` is the reason why the GEMM failed; empty on success.
         """
 
     @abstractmethod
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Store an outcome for `next_outcome`, unless its step is no longer the current step."""
+        """Pass an outcome to `next_outcome`, unless the outcome's step has been abandoned."""
 
     def tell(self, information: Information) -> None:
-        """Notify observers of the fleet of an event. The base class does nothing."""
+        """Notify the fleet's observers of an event. The base class does nothing."""
 
     def place(self, task: Task, payload: Any) -> None:
         """Write a result block into the output of the task's GEMM."""
@@ -205,13 +205,13 @@ class Runtime(FleetRuntime):
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Verify a result block of a running GEMM. Return the verdict and the CPU seconds spent."""
+        """Verify a result block of a running GEMM. Return the verdict and the CPU seconds used."""
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report the verdict on a result block to the session manager. Return new instructions.
+        """Report the verdict on a result block to the manager. Return the manager's instructions.
 
         `took_s` is the CPU time of the verification in seconds.
         """
@@ -253,7 +253,7 @@ class Runtime(FleetRuntime):
         self.execute(self.manager.submit(job, a, b, self.now()))
 
     def output(self, out: Buffer) -> Placing:
-        """Return the object that assembles the result blocks of a new GEMM in `out`."""
+        """Return an object that assembles the result blocks of a new GEMM in `out`."""
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:

@@ -1,7 +1,7 @@
 """Selection of the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
 
 With `--offload auto`, the PS computes a GEMM itself if that is faster. With `--offload all`, all
-GEMMs run on the fleet, and the prediction is only used for the run's summary.
+GEMMs run on the fleet, and the predictions are used only for the run's summary.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
 _FEWEST, _MOST, _ENOUGH_S = 3, 200, 0.1
-_MOST_REASONS = 20  # expert routing changes the GEMM shapes in every step, so there may be many
+_MOST_REASONS = 20  # limits the list: expert routing changes the GEMM shapes in every step
 
 
 @dataclass(frozen=True, slots=True)
 class PsSpeed:
     """Measured speed of GEMMs on the PS in one dtype."""
 
-    flops_per_s: float  # of a GEMM of 512 x 512 matrices
-    call_s: float  # overhead per GEMM: seconds of a GEMM of 1 x 1 matrices
+    flops_per_s: float  # measured with 512 x 512 matrices
+    call_s: float  # overhead per GEMM: time of a GEMM of 1 x 1 matrices
 
     def predicted_s(self, gemm: Gemm) -> float:
-        """Return the predicted duration in seconds of a GEMM on the PS."""
+        """Return the predicted duration of a GEMM on the PS, in seconds."""
         return self.call_s + gemm.flops / self.flops_per_s
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Measure the speed of GEMMs on this machine, in about 0.2 s. `clock` returns seconds.
+    """Measure the speed of GEMMs on this machine. This takes about 0.2 s.
 
-    The fastest of several equal GEMMs counts, because other processes affect it least.
+    The fastest of several equal GEMMs counts, because other processes affect it least. `clock`
+    returns the time in seconds.
     """
 
     def best_s(side: int) -> float:
@@ -63,7 +64,7 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Predicted durations of a GEMM on the fleet and on the PS, and the resulting choice."""
+    """The predicted durations of a GEMM on the fleet and on the PS, and the faster choice."""
 
     gemm: Gemm
     dtype: DType
@@ -77,7 +78,7 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users with both durations and the faster choice."""
+        """Return a sentence that tells users both durations and the faster choice."""
         faster = "fleet" if self.on_fleet else "PS"
         return (
             f"{self.gemm.m}x{self.gemm.n}x{self.gemm.k} {self.dtype.value}: "
@@ -89,7 +90,8 @@ class Decision:
 class Selector:
     """A cache of decisions on whether a GEMM is faster on the fleet or on the PS.
 
-    The first decision for a dtype measures the speed of `backend` with `clock`, in seconds.
+    Before the first decision for a dtype, the selector measures the speed of `backend` with
+    `clock`, which returns seconds.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class Selector:
     ) -> Decision:
         """Decide whether the fleet or the PS computes a GEMM faster.
 
-        If no device supports the dtype or has enough memory, the PS is chosen. Cached decisions are
-        discarded when the fleet's epoch changes. The dimensions of the GEMM must be positive.
+        Choose the PS if no device supports the dtype or the devices lack memory. Discard all cached
+        decisions if the fleet's epoch has changed. The dimensions of the GEMM must be positive.
         """
         if epoch != self._epoch:
             self._known.clear()
@@ -141,8 +143,8 @@ class Kept:
 
     gemms: int  # number of GEMMs that are faster on the PS
     total: int  # number of all submitted GEMMs
-    saves_s: float  # predicted seconds saved if these GEMMs run on the PS instead of the fleet
-    reasons: tuple[str, ...]  # a sentence per GEMM shape with the largest savings
+    saves_s: float  # predicted time saved if these GEMMs run on the PS instead of the fleet
+    reasons: tuple[str, ...]  # a sentence for each GEMM shape, largest savings first; at most 20
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
@@ -164,7 +166,7 @@ class SelectiveFleet:
         inner: runs GEMMs on the fleet: `fleet` itself or another wrapper of it.
         fleet: the fleet whose devices are compared with the PS.
         selector: decides which GEMMs are faster on the PS.
-        keep: whether these GEMMs run on the PS. If False, `kept` only reports them.
+        keep: whether GEMMs that are faster on the PS run there. If False, `kept` only reports them.
     """
 
     def __init__(self, inner: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool) -> None:
@@ -178,7 +180,7 @@ class SelectiveFleet:
         self._decisions: Counter[Decision] = Counter()
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a GEMM on the fleet or, if the PS is faster, compute it on the PS immediately."""
+        """Start a GEMM on the fleet, or compute it on the PS immediately."""
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)

@@ -1,4 +1,4 @@
-"""The parts of a server other than its fleet: data folder, store, access control, web pages."""
+"""The parts of a server other than its fleet: data folder, store, access control and web pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HttpRoutes:
 
 
 KEEP_NOTHING: Final = "none"
-"""Value of `data` to store nothing on disk. The server then loses its data when it exits."""
+"""Value of `data` with which a server stores nothing on disk, and loses its data when it exits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class App:
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Connect the app to a server, or to a cluster's `sessions`. Write the operator URL."""
+        """Connect the app to a server or to a cluster's `sessions`, and write the operator URL."""
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:
@@ -99,7 +99,7 @@ def open_app(
     Args:
         data: path of the data folder; empty for the default folder, `none` to store nothing on
             disk.
-        operator_token: token that operators must show; empty for the token in the data folder, or
+        operator_token: token that operators must send; empty for the token in the data folder, or
             a random token without a folder.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             for none.
@@ -109,7 +109,7 @@ def open_app(
             sensors, if any.
 
     Raises:
-        CleaveError: when the data folder cannot be used.
+        CleaveError: if the data folder cannot be used.
     """
     with ExitStack() as stack:
         folder = None

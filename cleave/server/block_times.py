@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum
 from typing import Final, NamedTuple
 
-KEPT: Final = 64  # number of recent blocks whose time spans are retained for each device
+KEPT: Final = 64  # number of recent blocks whose time spans are kept for each session
 
 
 class Lane(Enum):
@@ -28,9 +28,9 @@ class TimeSpan(NamedTuple):
 class BlockTimes:
     """The timeline of one session: its latest blocks, graph runs and fetched arrays.
 
-    The times are estimated from the PS's send and receive times and the device's compute times.
-    Devices process messages in order and send each result immediately. Time in system buffers
-    counts as compute time or send time.
+    The times are estimated from the PS's send and receive times and the device's compute times. The
+    estimate assumes that devices process messages in order and send each result immediately. Time
+    in system buffers counts as compute time or send time.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class BlockTimes:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """Record that the PS has sent the request of a run, after the run's inputs."""
+        """Record that the PS has sent the request for a run, after the run's inputs."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
@@ -56,7 +56,7 @@ class BlockTimes:
         self._fetched[run] = now_s
 
     def computed(self, run: int, compute_s: float, now_s: float) -> None:
-        """Record that a run finished. Its outputs stay on the device."""
+        """Record that a run finished, with its outputs still on the device."""
         asked = self._asked.pop(run, None)
         if asked is None:
             return
@@ -79,11 +79,11 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.SEND, start_s, now_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Discard the start times of failed or cancelled runs."""
+        """Discard the recorded times of failed or cancelled runs."""
         for run in runs:
             self._asked.pop(run, None)
             self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return the latest time spans, in the order of their recording."""
+        """Return the latest time spans, in the order in which they were recorded."""
         return list(self._spans)

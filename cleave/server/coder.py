@@ -18,7 +18,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array that is sent in `put` messages. The first call of `coded` compresses it."""
+    """An array that is sent in `put` messages. The first call to `coded` compresses it."""
 
     def __init__(self, put: Put, pool: ThreadPoolExecutor) -> None:
         self.payload = put.payload
@@ -42,7 +42,7 @@ class Coder:
         self._shared: WeakValueDictionary[int, SharedArray] = WeakValueDictionary()
 
     def shared(self, put: Put) -> SharedArray | None:
-        """Return the `SharedArray` of a message's payload; None if it is too small to compress."""
+        """Return the `SharedArray` of a payload; None if the payload is too small to compress."""
         if payload_bytes(put.payload) < CODED_LEAST_BYTES:
             return None
         array = self._shared.get(id(put.payload))
@@ -51,7 +51,7 @@ class Coder:
         return array
 
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
-        """Return a message with the array compressed, or `put` itself if that saves no bytes."""
+        """Return a message with the compressed array, or `put` if compression saves no bytes."""
         found = await array.coded()
         return put if found is None else coding.with_coded(put, found)
 

@@ -65,7 +65,7 @@ _WHY: Final = {
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""For each error code, the reason that the server logs. The log never contains a client's text.
+"""For each error code, the reason that the server logs. The server never logs a client's text.
 
 `LIMIT` has no entry: the server logs the message of the refusal, which the server itself wrote.
 """
@@ -75,31 +75,31 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of a server: its address, and which devices and operators it admits.
+    """Settings of a server, such as its address and which devices and operators it admits.
 
     Attributes:
         host: address to listen on; `0.0.0.0` for every network of this machine.
         port: port to listen on; 0 for any free port.
-        credential: secret that devices must show; random by default. `Server.url` contains it.
-        operator_credential: secret that operators must show; random by default.
+        credential: secret that devices must send; random by default. `Server.url` contains it.
+        operator_credential: secret that operators must send; random by default.
             `Server.operator_url` contains it.
         viewer_credential: secret in `Server.dashboard_url`. `auth` decides what viewers may do.
         planner: divides each GEMM into tiles.
         operator: handles the sessions of operators and viewers; if None, the server refuses both.
-        pages: handles HTTP requests for paths other than `/healthz`; if None, they get status 404.
+        pages: handles HTTP requests for paths other than `/healthz`; if None, the status is 404.
         events: called in the server's thread with every event of the fleet.
         verify: which results the PS checks before it uses them, as for `cleave serve --verify`:
             True or `auto`, `all`, `sample:P`, False or `off`. The PS reissues a task with a wrong
             result to another device. It quarantines a device that sends several wrong results, or
             one result that is wrong as a whole.
-        auth: decides which devices and operators are admitted. By default, clients must show the
-            credentials above. With `auth`, the credentials above only appear in the URLs.
+        auth: decides which devices and operators are admitted. By default, clients must send the
+            credentials above. With `auth`, the credentials above are used only in the URLs.
         security: TLS settings, and which web pages may connect from browsers. By default, a server
             on loopback uses no TLS. Other servers create a certificate and put its fingerprint into
             `Server.url`.
         allowed: limits on the number of connections and on the duration of a handshake.
         stages_on: which devices may train whole layers, as for `cleave serve --stages-on`: `own` or
-            `any`. Without `auth`, every device that shows `credential` counts as `own`.
+            `any`. Without `auth`, every device that sends `credential` counts as `own`.
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
         card: bandwidth of the server's network card, which all devices share; None for no limit.
@@ -131,7 +131,7 @@ class Server:
     A server is a context manager: it closes when the `with` block ends.
 
     Attributes:
-        fleet: the fleet of connected devices, which training code uses.
+        fleet: the connected devices, as training code uses them.
         live: the fleet's runtime, for code that reads its state in the server's event loop.
         address: WebSocket URL of the server, without a credential.
         url: join URL for devices, including the device credential.
@@ -322,7 +322,7 @@ class Server:
         return _response(found, head=method == "HEAD")
 
     def join_url(self, credential: str) -> str:
-        """Return the join URL that contains the given credential or join code."""
+        """Return the join URL for devices. `credential` may be a join code."""
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
@@ -385,13 +385,12 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the IP address of a connection's client; empty if unknown."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer to a response that closes the connection. `head` omits the body."""
+    """Convert an answer to a response that closes the connection. If `head`, omit the body."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -424,7 +423,7 @@ async def _refuse(
 
 
 def _unexpected(record: logging.LogRecord) -> bool:
-    """Return True for unexpected errors in the WebSocket library's log, and reword the records."""
+    """Return whether a record reports an unexpected error. If it does, reword the record."""
     error = record.exc_info[1] if record.exc_info else None
     while isinstance(error, BaseExceptionGroup):  # from a task group
         error = error.exceptions[0]
@@ -438,8 +437,8 @@ def _unexpected(record: logging.LogRecord) -> bool:
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
 """Logger for the WebSocket library, restricted to unexpected errors.
 
-Without the restriction, the library logs a traceback for every invalid request and, at level DEBUG,
-all credentials.
+Without the restriction, the library would log a traceback for every invalid request and, at level
+DEBUG, all credentials.
 """
 
 _websockets_logger.setLevel(logging.ERROR)
@@ -447,15 +446,15 @@ _websockets_logger.addFilter(_unexpected)
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
-    """Start a server in a thread of this process. Return the server once it listens for devices.
+    """Start a server in a thread of this process, and return it once it listens for devices.
 
     Args:
-        config: settings of the server; by default it listens on loopback and any free port.
-        changes: values for `ServerConfig` fields, which override those in `config`.
+        config: settings; by default, the server listens on loopback and any free port.
+        changes: values for `ServerConfig` fields, which override the values in `config`.
 
     Raises:
-        UsageError: when the server cannot listen on the address, when a package or file for TLS is
-            missing, or when `verify`, `stages_on` or `coding` has an unknown value.
+        UsageError: if the server cannot listen on the address, if a package or file for TLS is
+            missing, or if `verify`, `stages_on` or `coding` has an unknown value.
 
     Example:
         >>> with serve(port=0) as server:

@@ -1,7 +1,7 @@
 """The live runtime: real time, real connections, and one asyncio loop that owns all sessions.
 
 Only the loop's thread changes the session manager. The training thread submits GEMMs and steps to
-the loop, and waits for results. It reads counters and the state of devices without a lock.
+the loop, waits for results, and reads counters and device states without a lock.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 CHECK_INLINE_FLOPS = 4e6
-"""Maximum FLOPs of a task whose result is checked in the loop, where no thread must wake up."""
+"""Maximum FLOPs of a task whose result is checked in the event loop, to avoid waking a thread."""
 
 TICK_S = 0.25
-"""Seconds between ticks of the session manager. A tick detects silent devices and overdue tasks."""
+"""Time between ticks of the session manager. A tick detects silent devices and overdue tasks."""
 
 _CLOSING: Final = "the server is closing"
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MAX_REASON: Final = 200  # maximum length of the reason why a connection ended, in characters
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
-"""Strided arrays larger than this are packed in a worker thread, to keep the event loop free."""
+"""Size above which a strided array is packed in a worker thread, to keep the event loop free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Peer:
-    """The runtime's state for one connected device."""
+    """The runtime's state of one connected device."""
 
     connection: Accepted
     record: Session
@@ -142,10 +142,10 @@ class LiveRuntime(Runtime):
         """Serve one device until its session ends.
 
         Args:
-            first: the device's `hello`; None if the `hello` was not read yet.
+            first: the device's `hello`; None if the `hello` has not been read yet.
             answered: called after the PS has processed `first`, with an error (None if the PS
-                accepted the `hello`) and the device's name. If the PS later ends the session before
-                the device has joined, `answered` is called again.
+                accepted the `hello`) and the device's name. It is called again if the PS later ends
+                the session with an error before the device has joined.
         """
         session = next(self._ids)
         self.manager.opened(session, self.now(), address)
@@ -185,7 +185,6 @@ class LiveRuntime(Runtime):
                 _logger.info("%s left%s; %s", peer.name, why, self._fleet_size())
 
     async def _heard(self, peer: _Peer, data: bytes) -> None:
-        """Decode a message from a device and pass it to the session manager."""
         peer.record.counters.uplink_bytes += len(data)
         kind, saved_bytes = TrafficKind.OTHER, 0
         try:
@@ -209,7 +208,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Decompress a `result_coded` message. Raise ProtocolError if it may not be sent."""
+        """Decompress a `result_coded` message. Raise ProtocolError if it is not allowed."""
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
         if not peer.record.may_code:
@@ -217,7 +216,7 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session and return why it ended: the PS's own reason, if any, or `reason`."""
+        """Close a session. Return the PS's reason for ending the session, or else `reason`."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
@@ -282,7 +281,6 @@ class LiveRuntime(Runtime):
         return encode(message)
 
     def _announce(self, session: int) -> None:
-        """Report to the event listener and the log that a device joined."""
         record = self.manager.sessions[session]
         peer = self._peers[session]
         peer.name = _name(record)
@@ -299,7 +297,7 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        """Return a text with the number of devices that may receive tasks."""
+        """Return a phrase that states how many devices may receive tasks."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
@@ -311,7 +309,7 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device, unless the device has left or does not support it."""
+        """Queue a message for a device. Drop it if the device has left or does not support it."""
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -355,7 +353,7 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
-        """Report the number of tasks and stage passes that were reissued since the last call."""
+        """Report how many tasks and stage passes were reissued since the last call."""
         done = self.manager.scheduler.counters
         given_again = done.reissued + done.speculative + self.manager.stages.repeated
         more = given_again - self._given_again
@@ -368,7 +366,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: small tasks in the event loop, other tasks in the checker's thread.
+        """Check a result in a thread, or in the loop if the task is small and no check runs.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
         vectors. Return no instructions if the checker's thread checks the result.
@@ -398,12 +396,12 @@ class LiveRuntime(Runtime):
         return []
 
     def _check_broke(self, job: int, reason: str) -> list[ForRuntime]:
-        """End a GEMM whose check raised an error, and withdraw it to release its operands."""
+        """End a GEMM whose check raised an error, and withdraw the GEMM to release its operands."""
         self.conclude(job, reason)
         return self.manager.withdraw(job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report a wrong result to the event listener, and pass the verdict to the base class."""
+        """Report the result to the event listener if it is wrong, then process the verdict."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
@@ -441,9 +439,9 @@ class LiveRuntime(Runtime):
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell up to `count` idle devices to move to another server. Return how many were told.
+        """Tell up to `count` idle devices to move to another server. Return the number told.
 
-        `address` is a join URL without a credential. Only devices admitted before
+        `address` is the other server's join URL without a credential. Only devices admitted before
         `admitted_before_s`, on the clock of `now`, are moved.
         """
 
@@ -455,7 +453,7 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return a device's latest time spans, on the clock of `now`. Call in the event loop."""
+        """Return a device's latest time spans on the clock of `now`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
@@ -473,10 +471,10 @@ class LiveRuntime(Runtime):
             return ask()
         return asyncio.run_coroutine_threadsafe(asked(), loop).result()
 
-    # --- requests of the fleet, in the training thread ---
+    # --- requests from the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the event loop. Raise FleetError when the fleet is closed."""
+        """Submit a GEMM to the event loop. Raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self.count(future)
@@ -511,7 +509,7 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds. Raise FleetError when the fleet is closed."""
+        """Poll a condition until it holds. Raise FleetError if the fleet is closed first."""
 
         def met() -> bool:
             holds = condition()
@@ -531,12 +529,11 @@ class LiveRuntime(Runtime):
             future.error, future.done = _CLOSING, True
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the event loop, unless the fleet is closed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(call, *arguments)
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages. Raise FleetError when the fleet is closed."""
+        """Start a step by stages. Raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self._step_token = work.token
@@ -606,19 +603,18 @@ class LiveRuntime(Runtime):
 
 
 def _name(record: Session) -> str:
-    """Return a device's name for messages; `device N` if the device has no name."""
     return record.name or f"device {record.id}"
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """Format a rate with the largest unit prefix for which the number is at least 1."""
+    """Format a rate with the largest prefix (G, M, k) that leaves at least 1, or else with k."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the error that `instructions` send to a session, if any."""
+    """Return the first error that `instructions` send to a session; None if they send no error."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)

@@ -17,7 +17,7 @@ from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, St
 Answer = dict[str, Any]
 
 _MAX_REASON: Final = 200
-_FLUSH_S: Final = 2.0  # maximum seconds for which the server's loop waits for the store
+_FLUSH_S: Final = 2.0  # maximum time in seconds that the server's loop waits for the store
 _ACTIONS: Final = (
     "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "own", "history",
 )  # fmt: skip
@@ -53,7 +53,7 @@ class DeviceAdmin:
         self._clock = clock
 
     def knows(self, action: str) -> bool:
-        """Return whether `answer` supports this action."""
+        """Return whether `answer` supports an action."""
         return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
@@ -122,7 +122,7 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions. Return the error if a server will retry; otherwise, raise it."""
+        """Write pending decisions. Raise any error, or return it if a running server will retry."""
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
@@ -146,7 +146,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return the session of each connected device, by device identity."""
+        """Return a description of each connected device's session, by device identity."""
         if self.sessions is None:
             return {}
         self.sessions.credit()

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
-KEPT: Final = 2000  # number of latest events that the log retains
+KEPT: Final = 2000  # number of latest events that the log keeps
 MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 
@@ -41,7 +41,7 @@ class EventLog:
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return the latest `most` events after event `id`, oldest first, and the last event id."""
+        """Return up to `most` of the latest events after `id`, oldest first, and the last id."""
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

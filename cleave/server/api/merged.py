@@ -1,4 +1,4 @@
-"""Merging of the overviews of several servers, which `cleave.server.api.overview` creates."""
+"""Merging of several servers' overviews into one overview of all servers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, r
 
 
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
-    """Merge the overviews of several servers into one overview.
+    """Return one overview of several servers, merged from `own` and `others`.
 
-    The job, events, server facts and latest GEMMs are those of `own`, whose energy must already
-    cover all servers. Session numbers must be unique across the servers.
+    The job, events, server facts, latest GEMMs and energy are taken from `own`. Its energy must
+    already cover all servers. Session numbers must be unique across the servers.
     """
     every = [own, *others]
     return {
@@ -34,7 +34,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 def ended(answer: Answer) -> Answer:
     """Return a lost server's last overview, reduced to the totals of its past work.
 
-    Rates become 0, and devices and plans are removed.
+    Rates and bandwidths become 0. Devices, plans and timelines are removed.
     """
     return {
         **answer,
@@ -50,7 +50,7 @@ def _first(values: Any) -> Any:
 
 
 def _sum(maps: Sequence[Answer]) -> Answer:
-    """Add up dictionaries key by key. The sum is None if any of the values is None."""
+    """Add up dictionaries key by key. A sum is None if any of its terms is None."""
     return {
         name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
         for name in maps[0]

@@ -18,12 +18,12 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
-"""Seconds to wait after a viewer's request before the server reads the viewer's next request."""
+"""Delay after a reply to a viewer before the server reads the viewer's next request."""
 
 _RECORDS: Final = 10_000  # maximum number of training records in one reply
 
 _TASKS_EVERY_S: Final = 1.0
-"""Seconds between two progress messages to an operator who follows a job."""
+"""Minimum time between two progress messages to an operator who follows a job."""
 
 _ALL_MAY: Final = ("overview", "status")
 """Actions that viewers may request. Operators may request all actions."""
@@ -32,7 +32,7 @@ _ALL_MAY: Final = ("overview", "status")
 class OperatorSessions:
     """Service for the connections of operators and viewers, in the server's event loop.
 
-    Without `device_admin` or `overview`, requests that need them are refused. `jobs` and `server`
+    If `device_admin` or `overview` is None, requests that need it are refused. `jobs` and `server`
     are None until the server listens.
     """
 
@@ -47,7 +47,7 @@ class OperatorSessions:
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
     ) -> None:
-        """Serve an operator or viewer, whose `hello` was accepted, until the client disconnects."""
+        """Serve an admitted operator or viewer until the client disconnects."""
         await connection.send(encode(messages.Welcome(device=0)))
         try:
             async with asyncio.TaskGroup() as streams:
@@ -81,7 +81,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Return the reply to a request, and the job to stream to the client, if any."""
+        """Return the reply to a request, and the job whose records to stream to the client."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -151,7 +151,7 @@ class OperatorSessions:
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
-        """Send all records of a job to a client, and wait for new records until the job ends."""
+        """Send a job's records to a client, both past and new, until the job ends."""
         assert self.jobs is not None
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 

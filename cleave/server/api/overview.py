@@ -1,7 +1,7 @@
 """Overviews of the server's activity, for the dashboard, `cleave status` and `/metrics`.
 
-Unknown values are None and never estimated. The size of an overview stays below the protocol's
-limit for headers, regardless of the number of devices and records.
+Unknown values are None. The size of an overview stays below the protocol's limit for headers,
+regardless of the number of devices and records.
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from profiles.device_profile import DeviceProfile
 
 WINDOW_S: Final = 10.0
-"""Length in seconds of the window over which rates are computed.
+"""Length of the window over which rates are computed; longer if overviews are less frequent."""
 
-The window is longer if overviews are created less often.
-"""
-
-_APART_S: Final = 0.5  # minimum seconds between two retained snapshots
+_APART_S: Final = 0.5  # minimum time between two kept snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +40,23 @@ class Look:
     """A snapshot of all counters at time `at_s` on a monotonic clock."""
 
     at_s: float
-    fleet: DeviceCounters = field(default_factory=DeviceCounters)  # all sessions, even ended ones
+    # All sessions, even after they end. Blocks and FLOPs of stages are not counted.
+    fleet: DeviceCounters = field(default_factory=DeviceCounters)
     devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
 
 
 class Rates:
-    """The snapshots of the last `window_s` seconds. All counters were 0 at time `began_s`."""
+    """Counter snapshots from about the last `window_s` seconds, from which rates are computed.
+
+    All counters were 0 at time `began_s`.
+    """
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the earlier snapshot for the rates up to `now`. Retain `now` for later calls."""
+        """Return the snapshot from which to compute the rates at `now`, and record `now`."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -90,7 +91,7 @@ _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The runtime interface that an overview requires. `LiveRuntime` implements it."""
+    """Interface of the runtime that an overview describes. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
@@ -104,7 +105,7 @@ class ServerFacts:
     """Facts about a server that stay constant while the server runs."""
 
     version: str = ""
-    name: str = ""  # of the machine
+    name: str = ""  # name of the server's machine
     verify: str = ""  # in the format of `cleave serve --verify`
     egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
@@ -112,17 +113,17 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A client's request for an overview. The fields select optional parts."""
+    """A client's request for an overview. The fields select what the overview includes."""
 
     after_event: int = 0  # id of the last event that the client already has
-    job: str = ""  # whose records to include; empty for the running or else the latest job
+    job: str = ""  # id of the job to include; empty for the running or else the latest job
     after_record: int = 0  # number of the job's records that the client already has
     device: int = 0  # session number of the device whose timeline to include; 0 for none
     stream: bool = False  # whether to include what all devices did in the last `STREAM_S` seconds
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
-        """Create a question from a request's arguments. Raise UsageError if one is invalid."""
+        """Create a question from request arguments. Raise UsageError if an argument is invalid."""
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
@@ -136,14 +137,14 @@ class Overview:
     """A builder of overviews of a running server. Use it in the server's event loop.
 
     Args:
-        profiles: maps the profile names that devices state to profiles.
+        profiles: device profiles, by the profile name that devices state.
         clocks: wall clock and steady clock; the fleet must use the same steady clock.
         power: returns the energy that the server's machine has used; None if unknown.
         trouble: returns the store's current error; empty if the store works.
 
     Attributes:
         live, jobs: None until the server listens.
-        combine: adds the data of other servers to this server's overview.
+        combine: returns this server's overview with the data of other servers added.
         energy_elsewhere: returns the energy that the devices of other servers have used.
     """
 
@@ -302,7 +303,7 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id; for an empty id, the running or else the latest job."""
+        """Return job `id` or, if `id` is empty, the running job or else the last started job."""
         if self.jobs is None:
             return None
         if id:
@@ -336,7 +337,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return the kind of a device from its profile or, without a profile, from its `hello`."""
+        """Return a device's kind, from its profile or, without a profile, from its `hello`."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -417,7 +418,7 @@ def row_bytes(row: Sequence[object]) -> int:
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return the devices' activities in the last `STREAM_S` seconds, in whole milliseconds."""
+    """Return the devices' activities in the last `STREAM_S` seconds. Times are in milliseconds."""
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -489,7 +490,7 @@ MAX_HOLDERS: Final = 2000  # maximum number of stage holders that an overview li
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the state of a step by stages in the protocol's format; None without a step."""
+    """Return the state of a step by stages in the protocol's format; None if `view` is None."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS

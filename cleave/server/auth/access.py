@@ -38,17 +38,17 @@ from cleave.transport.connection_limits import RateLimit
 _logger = logging.getLogger(__name__)
 
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-"""Alphabet of Crockford's base 32. It omits I, L, O and U, which are easily confused."""
+"""Alphabet of Crockford's base 32. It omits I, L and O, which resemble digits, and U."""
 
 CODE_LENGTH: Final = 12
-"""Number of characters in a join code. Its 60 random bits are safe for a lifetime of minutes."""
+"""Number of characters in a join code. Its 60 random bits cannot be guessed before it expires."""
 
 CODE_LIFE_S: Final = 600.0  # default lifetime of a join code, in seconds
 CREDENTIAL_BYTES: Final = 32  # number of random bytes in a credential
 _GROUP: Final = 4
 _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
-"""Seconds after which a wrong result no longer counts, because bit flips occur on every machine."""
+"""Time after which a wrong result no longer counts, because bit flips occur on every machine."""
 
 STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
@@ -74,10 +74,10 @@ def read_code(text: str) -> str:
 
 
 def hash_secret(secret: str) -> bytes:
-    """Return the SHA-256 hash of a credential or join code, under which the store finds it.
+    """Return the SHA-256 hash by which the store finds a credential or join code.
 
     Credentials and join codes are random, so they need neither salt nor key stretching. A join code
-    expires before a search could find it. The timing of a lookup only reveals information about the
+    expires before a search could find it. The timing of a lookup reveals information only about the
     hash.
     """
     return hashlib.sha256(secret.encode()).digest()
@@ -93,16 +93,16 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """A new join code and its record. The store only contains a hash of the code."""
+    """A new join code and its record. The store contains only a hash of the code."""
 
     text: str
     record: CodeRecord
 
 
 class Access:
-    """The `Authenticator` of a server that stores its devices.
+    """An `Authenticator` that keeps devices and join codes in a store.
 
-    A device shows its own credential, or a join code that the server exchanges for a credential. A
+    A device sends its own credential, or a join code that the server exchanges for a credential. A
     correct credential is accepted even after many failed attempts from the device's address: other
     clients may share the address, and a credential cannot be guessed. Other attempts are
     rate-limited per address.
@@ -111,14 +111,14 @@ class Access:
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        random_bytes: returns a text that encodes the given number of random bytes.
+        random_bytes: called with a number n; returns a string that encodes n random bytes.
         choose: picks a random character of a string, for join codes.
-        retry_s: seconds after which a failed write to the store is retried.
+        retry_s: time after which a failed write to the store is retried, in seconds.
 
     Attributes:
         server: id of the server.
-        statuses: permissions of devices, and void join codes, even if not yet written to the store.
-        on_redeemed: called in the server's event loop after a device has joined with a join code.
+        statuses: permissions of devices, and void join codes, including changes not yet stored.
+        on_redeemed: called in the server's event loop after a device exchanges a join code.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential. `device` is set if its credential was revoked."""
+        """Exchange a join code for a credential. `device` is the sender if it was revoked."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -218,7 +218,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
-        """Return the admission of a stored device, with its wrong results and last behavior."""
+        """Record a stored device's arrival. Return its admission, with its faults and behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
@@ -226,7 +226,6 @@ class Access:
         )
 
     def _limited(self, address: str) -> Refusal | None:
-        """Return a refusal if the address has too many failed attempts, and None otherwise."""
         if (wait_s := self._attempts.wait_s(address)) <= 0:
             return None
         reason = f"too many failed attempts from {address}; try again in {wait_s:.0f} s"
@@ -238,7 +237,7 @@ class Access:
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Record that a stored device began a session on this or another server."""
+        """Record that a stored device began a session at this or another server."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
@@ -256,7 +255,7 @@ class Access:
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device immediately, before the decision is written to the store."""
+        """Quarantine a device at once; the store is updated later."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
@@ -282,7 +281,7 @@ class Access:
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Return the access level of a token: operator or viewer. Refuse any other token."""
+        """Return the access level of an operator's or viewer's token. Refuse any other token."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
@@ -300,10 +299,10 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Create a join code for up to `uses` devices, which expires after `life_s` seconds.
+        """Create a join code that admits up to `uses` devices and expires after `life_s` seconds.
 
         Raises:
-            UsageError: when `uses` or `life_s` is out of range.
+            UsageError: if `uses` or `life_s` is out of range.
         """
         if not 1 <= uses <= MAX_USES:
             raise UsageError(f"a join code for {uses} devices is none; give 1 to {MAX_USES}")

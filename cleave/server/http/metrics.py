@@ -1,4 +1,4 @@
-"""The path `/metrics` for Prometheus. Each request exports the values of a new overview."""
+"""Prometheus metrics at `/metrics`. The server creates a new overview for each request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ENERGY: Final = {
 }
 
 Admit = Callable[[str, str], AccessLevel | Refusal]
-"""Checks a token from an IP address, like `Authenticator.admit_operator`."""
+"""Function that checks a token from an IP address, such as `Authenticator.admit_operator`."""
 
 
 class _OverviewCollector(Collector):
@@ -118,7 +118,7 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 class Metrics:
     """Handler of requests for `/metrics`.
 
-    Programs on this machine need no token. Other clients must show a viewer or operator token,
+    Programs on this machine need no token. Other clients must send a viewer's or operator's token,
     which `admit` checks.
     """
 
@@ -128,7 +128,7 @@ class Metrics:
         self._admit = admit
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics as text; status 401 for a bad token, 503 while the server starts."""
+        """Return the metrics; status 401 without a valid token, 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
@@ -150,8 +150,8 @@ class Metrics:
 def _is_local(request: HttpRequest) -> bool:
     """Return whether a request comes directly from a program on this machine.
 
-    Requests that a proxy forwards do not count. A `Host` other than loopback does not count either,
-    because the domain of a malicious web page may resolve to this machine.
+    Return False for requests that a proxy forwards. Also return False if the `Host` header is not a
+    loopback name, because the domain of a malicious web page may resolve to this machine.
     """
     if request.forwarded:
         return False

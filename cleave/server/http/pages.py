@@ -1,7 +1,7 @@
 """The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
 The build compiles `web_client/` into `cleave/server/web/`. At startup, the server reads all built
-files into memory. Requests can only reach these files.
+files into memory. Requests can reach only the built files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
 _PAGES: Final = {"index.html": "/", "join.html": "/join"}
-"""Maps the file name of each page to its URL path. Other files use their file path as URL path."""
+"""URL path of each page, by file name. The URL path of any other file is its path under `web/`."""
 
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -34,7 +34,7 @@ _TYPES: Final = {
 _PACKED: Final = ("ico", "png")  # file types that are already compressed
 _GZIP_LEAST_BYTES: Final = 512
 _ZIPPED: Final = ".gz"
-"""Suffix of the files that the build has compressed, because compressing at startup takes long."""
+"""Suffix of files that the build compresses, because compression at startup would take long."""
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new file name
 _ASK_AGAIN: Final = "no-cache"
@@ -103,12 +103,12 @@ class Pages:
 
     @classmethod
     def of_package(cls) -> Pages:
-        """Read the built pages of the installed package."""
+        """Return the pages that were built into the installed package."""
         folder = files("cleave.server").joinpath("web")
         return cls(dict(_read(folder, "")) if folder.is_dir() else {})
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return a response with the file at the request's path; None for an unknown path."""
+        """Return the file at a request's path as a response; None if the path is unknown."""
         file = self._files.get(request.path)
         if file is None:
             return None

@@ -30,10 +30,10 @@ class EnergySums:
     """Energy totals over sessions. Add the totals of several servers with `+`."""
 
     energy_j: float = 0.0
-    here: Counter[Basis] = field(default_factory=Counter)  # number of connected devices
-    here_gaps: Counter[Gap] = field(default_factory=Counter)  # connected devices
-    ended: Counter[Basis] = field(default_factory=Counter)  # number of ended sessions
-    ended_gaps: Counter[Gap] = field(default_factory=Counter)  # ended sessions
+    here: Counter[Basis] = field(default_factory=Counter)  # connected devices by basis
+    here_gaps: Counter[Gap] = field(default_factory=Counter)  # connected devices by gap
+    ended: Counter[Basis] = field(default_factory=Counter)  # ended sessions by basis
+    ended_gaps: Counter[Gap] = field(default_factory=Counter)  # ended sessions by gap
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
@@ -61,18 +61,18 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """A meter of the energy of all sessions, both ended and connected.
+    """A meter of the energy that devices use in all sessions, both ended and connected.
 
     The energy of a session comes from the first available source:
 
-    1. the device's own measurement (`energy_j` in its telemetry), unless the device's profile rules
-       out that much power;
+    1. the device's own measurement (`energy_j` in its telemetry), unless it implies more power than
+       the device's profile allows;
     2. a model with the power figures in the device's profile (`cleave.energy.meter`);
     3. a model with the figures of a typical device (`cleave.energy.typical`), if the profile has no
        power figures or the device states only its kind.
 
-    Without a `grid`, the carbon is unknown. `watchers` are called with each session that ends and
-    the time of its end.
+    Without a `grid`, the carbon emissions are unknown. When a session ends, each of `watchers` is
+    called with the session and the time in seconds.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class EnergyMeter:
             watcher(session, now_s)
 
     def sums(self, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return the totals over all ended sessions and the given connected devices."""
+        """Return the totals over all ended sessions and the connected devices in `here`."""
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the energy part of an overview. `ps` is the energy that the PS used."""
+        """Return the energy section of an overview. `ps` is the energy that the PS used."""
         ps = ps or Ps()
         everyone = sums.here + sums.ended
         known, unknown = everyone.total() > everyone[Basis.UNKNOWN], sums.here[Basis.UNKNOWN]

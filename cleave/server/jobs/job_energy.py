@@ -26,11 +26,11 @@ from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 
 SAMPLE_S = 60.0
-"""Seconds between samples of the energy counters. No counter overflows twice in this time."""
+"""Time between samples of the energy counters, too short for a counter to overflow twice."""
 
 
 class OwnPower:
-    """A meter of the energy that this machine has used since the meter's creation. Thread-safe.
+    """A meter of the energy that this machine has used since the meter was created. Thread-safe.
 
     `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
     Without it, `meter` measures only the processor and the memory.
@@ -49,13 +49,13 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """Return a description of the source of the energy figures for users."""
+        """Return where the energy figures come from, in words for users."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the socket, as stated"
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy that the machine has used since the meter's creation."""
+        """Return the energy that the machine has used since the meter was created."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:
@@ -68,19 +68,19 @@ class OwnPower:
 class SessionWork:
     """The work that a device did in one session, or in a part of the session."""
 
-    who: str  # identifies the device, in all its sessions if it has an identity
+    who: str  # identifies the device, across sessions if it has an identity
     profile: str
     kind: DeviceKind | None
     flops_per_s: float  # 0 if unknown
     here: bool  # whether the device runs on the server's machine
     counters: DeviceCounters
     present_s: float
-    radio_s: float  # estimated seconds of sending and receiving
+    radio_s: float  # estimated time spent sending and receiving
     measured_j: float | None  # energy that the device measured; None if not measured
-    goes_on: bool = False  # moved to another server, which counts it as a new device
+    goes_on: bool = False  # whether the device moved to another server, which counts it as new
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return the work since an earlier reading of the session; all work if `before` is None."""
+        """Return the work since an earlier reading `before`; all work if `before` is None."""
         if before is None:
             return self
         own_j = None  # unknown without an earlier measurement
@@ -123,7 +123,7 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """A log of each session's work from the log's creation on. Use it in the event loop."""
+    """A log of the work that each session does after the log is created. Not thread-safe."""
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
@@ -142,7 +142,7 @@ class JobLog:
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Sum the work of each group of devices with the same profile, kind and energy source.
+    """Group devices by profile, kind and whether they measure energy. Sum each group's work.
 
     Return the usage of each group, and the number of devices that run on their server's machine.
     """
@@ -179,10 +179,10 @@ def _works(session: Session) -> bool:
 
 
 class WorkLog(Protocol):
-    """Interface for counting each session's work for a job, at one or several servers."""
+    """Interface for counting the work that each session does for a job, at one or more servers."""
 
     def begin(self) -> None:
-        """Start counting each session's work."""
+        """Start to count each session's work."""
 
     def did(self) -> list[SessionWork]:
         """Return the work of each session since `begin`."""
@@ -198,7 +198,10 @@ class Elsewhere(WorkLog, Protocol):
 
 
 class ServerLog:
-    """A `WorkLog` of one server, for use outside its loop. `steady` is the fleet's clock."""
+    """A `WorkLog` of one server, for use outside the server's event loop.
+
+    `steady` is the fleet's clock, in seconds.
+    """
 
     def __init__(
         self, live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic
@@ -230,10 +233,10 @@ class ServerLog:
 
 
 class JobMeter:
-    """A meter of the energy used for a job, from the meter's creation until `close`.
+    """A meter of the energy used for a job. Do not use it in a server's event loop.
 
-    Do not use it in a server's event loop. If some servers run on other machines (`alone` is
-    False), the record omits the servers' energy, because the other machines' power is unknown.
+    If some servers run on other machines (`alone` is False), the record omits the servers' energy,
+    because the energy that the other machines use is unknown.
     """
 
     def __init__(
@@ -250,7 +253,7 @@ class JobMeter:
             log.begin()
 
     def record(self) -> dict[str, Any]:
-        """Return the run's energy record for the time from the meter's creation until now."""
+        """Return the run's energy record for the time since the meter was created."""
         usages, here = usages_of([work for log in self._logs for work in log.did()])
         duration_s, drew = self._steady() - self._began_s, self._power.used()
         known = drew.energy_j is not None and self._ps.energy_j is not None and self._alone

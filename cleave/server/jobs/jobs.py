@@ -1,4 +1,4 @@
-"""A queue of training jobs, which run one at a time. Clients can follow a job's records."""
+"""A queue of training jobs that run one at a time. Clients can follow a job's records."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class TrainingJob:
     run_folder: str = ""  # empty until known
     pauses: bool = False  # whether an operator asked the job to pause
     finished: bool = False  # whether the job has completed its last step
-    place: int = 0  # position in the queue, new each time that the job is queued
+    place: int = 0  # orders the queued jobs; a new number each time the job is queued
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)  # set to stop after a step
     followers: list[Callable[[], None]] = field(default_factory=list)  # called after new records
 
     @property
     def is_due(self) -> bool:
-        """Return whether the job is queued. If not, its entries in the queue are outdated."""
+        """Return whether the job is queued. If it is not, its queue entries are outdated."""
         return self.state is JobState.QUEUED
 
     @property
@@ -72,7 +72,7 @@ class TrainingJob:
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether the job's last record was added. `state` becomes final before that."""
+        """Return whether the last record has been added. `state` becomes final before that."""
         return (
             self.state in FINAL_STATES
             and bool(self.records)
@@ -83,11 +83,11 @@ class TrainingJob:
 class Runner(Protocol):
     """Interface for running training jobs, so that the server need not import training code.
 
-    All methods raise CleaveError when the user can correct the error.
+    All methods raise CleaveError for errors that the user can correct.
     """
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Validate a job's arguments. Return the job's model and its total number of steps."""
+        """Validate a job's arguments. Return the job's model and total number of steps."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise CleaveError if a job with these arguments cannot continue after a pause."""
@@ -99,7 +99,7 @@ class Runner(Protocol):
         report: Callable[[Record], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Run a job until it is done, or until `stop` returns True after a step."""
+        """Run a job until it is complete, or until `stop` returns True after a step."""
 
 
 class Jobs:
@@ -107,7 +107,7 @@ class Jobs:
 
     Args:
         history: stores jobs across restarts of the server; None to store nothing.
-        listener: called in any thread when a job changes its state, starts to wait or continues.
+        listener: called in any thread when a job changes state, or starts or stops waiting.
         clock: returns Unix time, in seconds.
     """
 
@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue and return a new job. Raise CleaveError if it cannot run or its name is taken."""
+        """Queue a new job. Raise CleaveError if it cannot run or if a queued job has its name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -158,7 +158,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the running job and the queued jobs that run before `job`, in order."""
+        """Return the running job and the jobs queued before `job`; none if `job` is not queued."""
         if not job.is_due:
             return []
         others = [
@@ -169,7 +169,7 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return it. A running job writes a checkpoint after its step."""
+        """Ask a job to stop, and return it. A running job stops after its step and a checkpoint."""
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -200,7 +200,7 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, even one of a previous server process."""
+        """Queue a paused, stopped or failed job again, even from an earlier server process."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -225,7 +225,7 @@ class Jobs:
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Recreate an unfinished job of a previous server process from its folder or request."""
+        """Recreate an earlier process's unfinished job from its run folder or its request."""
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
                 continue
@@ -247,7 +247,7 @@ class Jobs:
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return the job with this id, such as `job-3` or `3`, or raise UsageError."""
+        """Return the job `id`, such as `job-3` or `3`. Raise UsageError if it is not available."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:
@@ -260,7 +260,7 @@ class Jobs:
         raise UsageError(f"this server has no job {id!r}; it has {known}")
 
     def all(self) -> list[TrainingJob]:
-        """Return all jobs of this process, oldest first."""
+        """Return all jobs that this process has queued, oldest first."""
         with self._lock:
             return list(self._jobs.values())
 
@@ -276,7 +276,6 @@ class Jobs:
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        """Run queued jobs one after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
             with self._turn:
                 if not job.is_due:
@@ -295,7 +294,7 @@ class Jobs:
             _logger.log(level, "%s %s", job.id, job.state.value)
 
     def _train(self, job: TrainingJob) -> None:
-        """Run a job until it ends, and report its last record."""
+        """Run a job until it ends or pauses, and report the outcome."""
         try:
             report = partial(self._report, job)
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
@@ -350,16 +349,16 @@ class Jobs:
             wake()
 
     def follow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """Call `wake` after each new record of a job, in the thread that reports the record."""
+        """Register `wake` to be called after each new record, in the reporting thread."""
         with self._lock:
             job.followers.append(wake)
 
     def unfollow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """Stop calling `wake` after new records of a job."""
+        """Unregister `wake`, which `follow` registered."""
         with self._lock:
             job.followers.remove(wake)
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return arguments that resume the job in a run folder, or restart it if no step is done."""
+    """Return arguments that resume a run folder's job, or restart it if no checkpoint exists."""
     return {"job": {}, "resume": run_folder, "begin": True}

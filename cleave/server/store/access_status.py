@@ -1,8 +1,8 @@
-"""Decisions about devices and join codes, which take effect before they are stored.
+"""Decisions about devices and join codes that take effect before they are stored.
 
 A revoked or quarantined device must not be admitted even while the store is unwritable, for example
-because the disk is full. So a decision takes effect in memory first. The writer retries the write
-until it succeeds.
+because the disk is full. So a decision takes effect in memory first, and is then written to the
+store. The writer retries a failed write until it succeeds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AccessStatuses:
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Set a device's permission, which takes effect immediately. `name` appears in messages."""
+        """Set a device's permission with immediate effect. `name` names the device in messages."""
         with self._lock:
             decision = self._decisions[device] = _Decision(standing, reason, self._now())
 
@@ -57,7 +57,7 @@ class AccessStatuses:
         self._owe("standing", self._decisions, device, decision, write, text)
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
-        """Set whether the operator owns a device, which takes effect immediately."""
+        """Set with immediate effect whether the operator owns a device."""
         with self._lock:
             mark = self._own[device] = own, self._now()
         text = f"{name} is {'' if own else 'not '}the operator's own"
@@ -80,7 +80,7 @@ class AccessStatuses:
         write: Callable[[], None],
         text: str,
     ) -> None:
-        """Write a decision in the writer's thread, then remove it from memory if unchanged."""
+        """Write a decision in the writer's thread. Then remove it from memory if still current."""
 
         def write_and_forget() -> None:
             write()
@@ -106,10 +106,9 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Return the number of a device's recent wrong results, and their penalty points.
+        """Return the number of a device's recent wrong results, and their total penalty points.
 
-        Only wrong results since `since_s` and after the device's last release from quarantine
-        count.
+        Count only results since `since_s` and after the device's last release from quarantine.
         """
         with self._lock:  # read before the store, to miss no fault; a fault in both counts once
             decision = self._decisions.get(device)
@@ -121,7 +120,7 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the current Unix time, slightly increased if necessary to be unique."""
+        """Return the current Unix time, slightly increased if it would not be unique."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
@@ -136,11 +135,11 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the current record of the device whose credential has this hash, if any."""
+        """Look up a device by its credential's hash. Return its current record, None if unknown."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """Return the current record of the join code with this hash, if any."""
+        """Look up a join code by its hash. Return its current record, None if unknown."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod

@@ -25,10 +25,11 @@ class FolderInUseError(CleaveError):
 class DataFolder:
     """A server's data folder, which stays locked until the `with` block ends.
 
-    A missing folder is created, and only its owner can access it.
+    A missing folder is created, with access only for its owner.
 
     Raises:
-        FolderInUseError: when another server uses the folder.
+        FolderInUseError: if another server uses the folder.
+        CleaveError: if the folder cannot be created or locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,11 +61,11 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return or create the operator token. Raise CleaveError if other users can read it."""
+        """Return the stored or a new operator token. Raise CleaveError if others can read it."""
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return or create the viewer token. Raise CleaveError if other users can read it."""
+        """Return the stored or a new viewer token. Raise CleaveError if others can read it."""
         return self._token(_VIEWER_TOKEN, "viewer's")
 
     def _token(self, name: str, whose: str) -> str:
@@ -101,7 +102,7 @@ class DataFolder:
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator URL of the server that uses a data folder; empty without a server."""
+    """Return the operator URL that a running server wrote to a data folder; empty if missing."""
     path = folder / _URL
     try:
         return path.read_text(encoding="utf-8").strip()

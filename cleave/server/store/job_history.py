@@ -13,18 +13,18 @@ from cleave.server.store.store import Store, StoredJob
 from cleave.server.store.writer import StoreWriter
 
 STEPS_WRITTEN_S: Final = 5.0
-"""Minimum seconds between two writes of a running job's progress to the store."""
+"""Minimum time between two writes of a running job's progress to the store."""
 
 _UNFINISHED: Final = ("queued", "running")
 _INTERRUPTED: Final = "interrupted"
 
 
 _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
-"""Maps the `event` of a record to the `state` with which the record says that its job waits."""
+"""For each `event` about waiting, the `state` of a record that says that the job waits."""
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return a record's reason for waiting; empty if the job continues, None if not stated."""
+    """Return why a job waits, according to a record; empty if it continues, None if unstated."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job, with the state `interrupted` if the server ended before the job."""
+    """Return a stored job, with state `interrupted` if the server ended before the job."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -44,7 +44,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """A server's job history. Unfinished jobs of a previous process become `interrupted`."""
+    """A server's job history. Unfinished jobs of an earlier process become `interrupted`."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store

@@ -21,10 +21,10 @@ from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.sessions.admission import Behavior
 from cleave.server.store.schema import MIGRATIONS, Migration
 
-BUSY_S: Final = 5.0  # seconds for which a write waits while another process writes to the database
+BUSY_S: Final = 5.0  # maximum time in seconds that a write waits for another process's write
 
 CODES_KEPT_S: Final = 30 * 86400.0
-"""Seconds for which expired join codes are stored, so that late devices get the right error."""
+"""Minimum time that expired join codes remain stored, so that late devices get the right error."""
 
 _SQLITE: Final = b"SQLite format 3\0"
 
@@ -107,15 +107,15 @@ class StoredJob:
 class Store:
     """The server's database. Thread-safe: only one thread writes at a time.
 
-    Every method raises StoreError when the database cannot be read or written.
+    Every method raises StoreError if the database cannot be read or written.
 
     Args:
         path: path of the database; None for a database in memory.
         migrations: migrations that create the current schema.
-        busy_s: seconds for which a write waits while another process writes to the database.
+        busy_s: maximum time in seconds that a write waits for another process's write.
 
     Raises:
-        StoreError: when the database cannot be used, or a newer version of Cleave created it.
+        StoreError: if the database cannot be used, or if a newer version of Cleave created it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Store:
         )
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database connections."""
         with self._reading:
             self._reader.close()
         with self._lock:
@@ -221,15 +221,15 @@ class Store:
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
-        """Return the device with this identity, if any."""
+        """Return the device with identity `id`; None if unknown."""
         return self._device_where("id = ?", id)
 
     def find_device(self, name: str) -> DeviceRecord | None:
-        """Return the device whose name or identity (as text) is `name`, if any."""
+        """Return the device whose name, or identity as a string, is `name`; None if unknown."""
         return self._device_where("name = ?1 OR id = ?1 ORDER BY name != ?1", name)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash, if any."""
+        """Look up a device by its credential's hash. Return None if unknown."""
         with_credential = "id = (SELECT device FROM credentials WHERE hash = ?)"
         return self._device_where(with_credential, credential_hash)
 
@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change a device's permission. Admission cancels its wrong results up to `now_s`."""
+        """Set a device's permission. On admission, cancel its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
@@ -263,7 +263,7 @@ class Store:
         self._write("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add contributions to the totals of several devices, in one transaction."""
+        """Add each device's contribution to the device's totals, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -315,7 +315,7 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Return the record of the join code with this hash, if any."""
+        """Look up a join code's record by the code's hash. Return None if unknown."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 
@@ -330,7 +330,7 @@ class Store:
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Add a device that joins with a code. Return None if the code cannot be used."""
+        """Store and return a device that joins with a code; None if the code cannot be used."""
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "

@@ -16,8 +16,8 @@ from cleave.server.store.store import Store, StoreError
 
 _logger = logging.getLogger(__name__)
 
-WRITE_S: Final = 15.0  # seconds between two writes of the devices' contributions
-RETRY_S: Final = 2.0  # seconds between retries of failed writes
+WRITE_S: Final = 15.0  # time between two writes of the devices' contributions
+RETRY_S: Final = 2.0  # time between retries of failed writes
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class StoreWriter:
 
     A write that is passed to `soon` is dropped if it fails. A write that is passed to `owe` is
     retried every `retry_s` seconds until it succeeds. The contributions of devices are summed, and
-    the sums are written every `WRITE_S` seconds.
+    the sums are written at least every `WRITE_S` seconds.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], retry_s: float = RETRY_S) -> None:
@@ -59,7 +59,7 @@ class StoreWriter:
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
     def add(self, device: int, done: DeviceCounters) -> None:
-        """Add to a device's contribution, which is written with the next batch."""
+        """Add `done` to a device's contribution, to be written with the next batch."""
         with self._lock:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
@@ -79,7 +79,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every requested write has been attempted once. Return False on timeout."""
+        """Wait until every requested write was attempted. Return False on timeout or if closed."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
