@@ -233,7 +233,7 @@ def cloud_footprint(
     """Return the energy and carbon of a run in a data centre.
 
     Raises:
-        ValueError: when the profile of the GPU does not state `compute_w`.
+        ValueError: if the profile of the GPU does not state `compute_w`.
     """
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:

@@ -94,7 +94,7 @@ class ComparisonQuestion:
         """Return the ratios of data centre to fleet with the assumptions of a case.
 
         Raises:
-            ValueError: when `cloud` is None.
+            ValueError: if `cloud` is None.
         """
         if self.cloud is None:
             raise ValueError("there is no data centre to compare with")

@@ -108,7 +108,7 @@ def load_grid(country: str) -> Grid:
         country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when the carbon intensity of the country is unknown.
+        UsageError: if the carbon intensity of the country is unknown.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -133,7 +133,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
         24 carbon intensities in gCO2e/kWh, starting at midnight.
 
     Raises:
-        UsageError: when the file cannot be read or is not such a table.
+        UsageError: if the file cannot be read or is not such a table.
     """
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -168,7 +168,7 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
         duration_s: seconds of the run; used only with a CSV file.
 
     Raises:
-        UsageError: when the country's carbon intensity is unknown, or the CSV file is invalid.
+        UsageError: if the country's carbon intensity is unknown, or the CSV file is invalid.
     """
     if place.endswith(".csv"):
         mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)

@@ -57,7 +57,7 @@ def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
     """Return the usage of a fleet's devices, grouped by profile, and the seconds of the run.
 
     Raises:
-        PlanError: when no device has enough memory for a tile of some GEMM.
+        PlanError: if no device has enough memory for a tile of some GEMM.
     """
     rates = stated_rates(fleet, hot=True)
     element = ElementBytes(work.element_bytes, work.element_bytes)

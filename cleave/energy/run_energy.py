@@ -95,7 +95,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         records: all records in the run's `metrics.jsonl`.
 
     Raises:
-        UsageError: when no energy record exists, or an energy record is damaged.
+        UsageError: if no energy record exists, or an energy record is damaged.
     """
     try:
         found = [

@@ -161,7 +161,7 @@ def draw_tornado(
         claimed: lowest and highest value of a range to shade; None to shade nothing.
 
     Raises:
-        UsageError: when matplotlib is not installed, or the file cannot be written.
+        UsageError: if matplotlib is not installed, or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

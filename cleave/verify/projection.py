@@ -101,7 +101,7 @@ def compiled_pass() -> Pass:
     """Return a `Pass` that uses compiled loops.
 
     Raises:
-        ImportError: when numba is missing or does not support the installed numpy.
+        ImportError: if numba is missing or does not support the installed numpy.
     """
     from cleave.verify import kernels
 

@@ -139,7 +139,7 @@ def find_model(name: str) -> ModelSpec:
             ``meta-llama/Llama-2-7b-hf``.
 
     Raises:
-        UsageError: when no model has this name. The message lists the closest names.
+        UsageError: if no model has this name. The message lists the closest names.
     """
     key = name.strip().lower()
     for organisation in ("facebook/", "meta-llama/"):
@@ -166,7 +166,7 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         name: name for the spec, also used in error messages.
 
     Raises:
-        UsageError: when a field is missing or invalid. The message names the field.
+        UsageError: if a field is missing or invalid. The message names the field.
     """
 
     def number(field: str, *keys: str, default: int | None = None) -> int:

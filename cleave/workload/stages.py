@@ -159,7 +159,7 @@ def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
     """Return the number of tokens in each of `parts` micro-batches of a batch of `rows` sequences.
 
     Raises:
-        UsageError: when `parts` is below 1 or above `rows`.
+        UsageError: if `parts` is below 1 or above `rows`.
     """
     if not 0 < parts <= rows:
         raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")

@@ -138,7 +138,7 @@ def step_gemms(
     follow, from the last Linear to the first.
 
     Raises:
-        UsageError: when the batch or the sequence length is below 1.
+        UsageError: if the batch or the sequence length is below 1.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:

@@ -179,7 +179,7 @@ def predict(
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
 
     Raises:
-        PlanError: when a device has too little memory for its stage.
+        PlanError: if a device has too little memory for its stage.
     """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     for stage in (*stages, *slices):

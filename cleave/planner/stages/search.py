@@ -49,8 +49,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     depend on the order of `devices`, and may leave some devices idle.
 
     Raises:
-        DeviceMemoryError: when the devices have too little memory.
-        PlanError: when the model has no layers, the batch has no micro-batches, or PS layers divide
+        DeviceMemoryError: if the devices have too little memory.
+        PlanError: if the model has no layers, the batch has no micro-batches, or PS layers divide
             the model into more runs of layers than there are devices.
     """
     if not model.layers or not model.tokens:
@@ -133,7 +133,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
     """Return the devices with enough memory for at least one layer.
 
     Raises:
-        DeviceMemoryError: when no device has enough memory for a layer.
+        DeviceMemoryError: if no device has enough memory for a layer.
     """
     least = float(tables.memory_of_layers.diagonal(1).min())
     able = [device for device in devices if device.memory_bytes >= least]

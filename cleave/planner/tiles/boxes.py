@@ -69,7 +69,7 @@ def planned_tiles(
         block_s: seconds for which one block occupies the PS.
 
     Raises:
-        PlanError: when a device has too little memory for a single multiplication.
+        PlanError: if a device has too little memory for a single multiplication.
     """
     parts = [
         (device, part)

@@ -331,7 +331,7 @@ class _Search:
         If no device has that much memory, return all devices that can compute any tile.
 
         Raises:
-            PlanError: when no device has enough memory for a single multiplication.
+            PlanError: if no device has enough memory for a single multiplication.
         """
         gemm, element, rates = self.gemm, self.element, self.rates
         side = (gemm.m * gemm.n / len(rates)) ** 0.5

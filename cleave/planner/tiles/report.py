@@ -288,7 +288,7 @@ def plan_step(
     `gemms` are in the order of submission.
 
     Raises:
-        PlanError: when no device has enough memory for a tile of some GEMM.
+        PlanError: if no device has enough memory for a tile of some GEMM.
     """
     known: dict[Gemm, PlanReport] = {}
     fleet = _Fleet(devices)

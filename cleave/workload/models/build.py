@@ -40,7 +40,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
     path separator or the folder contains a ``config.json``.
 
     Raises:
-        UsageError: when there is no such folder and no such model in the registry, or when the
+        UsageError: if there is no such folder and no such model in the registry, or when the
             ``config.json`` of the folder does not describe a causal language model.
     """
     folder = Path(name_or_folder).expanduser()
@@ -67,7 +67,7 @@ def read_spec(folder: Path) -> ModelSpec:
     """Return the spec of the model in a local Hugging Face folder, with the folder's name.
 
     Raises:
-        UsageError: when the folder does not exist, or its ``config.json`` is missing, is
+        UsageError: if the folder does not exist, or its ``config.json`` is missing, is
             unreadable or does not describe a causal language model.
     """
     config = _read_config(folder)
@@ -81,7 +81,7 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     0.1, because Cleave's exactness tests use no dropout.
 
     Raises:
-        UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
+        UsageError: if a Llama model gets a dropout other than 0, or the vocabulary is too small.
     """
     from transformers import LlamaConfig, OPTConfig
 
@@ -183,7 +183,7 @@ def load_folder(
             would lose precision.
 
     Raises:
-        UsageError: when the folder is missing or incomplete, the model is not a causal language
+        UsageError: if the folder is missing or incomplete, the model is not a causal language
             model, or the weights are damaged, are quantized or do not match the config.
     """
     import torch
@@ -254,7 +254,7 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
     """Enable activation checkpointing, which does not change outputs and gradients.
 
     Raises:
-        UsageError: when the model does not support activation checkpointing.
+        UsageError: if the model does not support activation checkpointing.
     """
     # transformers 5 has `activation_checkpointing_enable`. Earlier releases only have
     # `gradient_checkpointing_enable`.
