@@ -287,7 +287,7 @@ class StageClimb:
         return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
-        """Return the times of each layer, and of the loss, on a stage served by `members`."""
+        """Return the time of each layer, and of the loss, on a stage of the groups `members`."""
         if members not in self._known:
             chosen = list(members)
             weights, gradients, flops = self.tables.by_layer

@@ -45,7 +45,7 @@ class LossSlices:
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways to slice the loss that may shorten the step; none if the loss takes little time.
+    """Yield ways to slice the loss that may shorten the step; nothing if the loss takes no time.
 
     The number of slices is the smallest number for which devices have enough memory, or twice that
     number. Each slice gets enough devices to finish in the time of the layers, or in a fraction of
@@ -83,7 +83,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the bytes of memory that a device needs for one of `count` slices of the loss."""
+    """Return the memory that a device needs for one of `count` slices of the loss, in bytes."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(REQUESTS_AT_ONCE))
@@ -94,7 +94,7 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the seconds in which this device alone would compute one slice for
+    Each device is preceded by the time in seconds that it alone would need to compute one slice for
     all micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
@@ -125,9 +125,9 @@ def _dealt(
 ) -> LossSlices | None:
     """Assign devices to slices so that each slice takes about `within_s`; None if too few devices.
 
-    If enough devices are idle, the fastest idle devices are used. Otherwise devices of every speed
-    are used, so that devices of every speed remain for the layers. `fitting` and `idle` have pairs
-    as `_fitting` returns, and `most` is the maximum number of devices to use.
+    If enough devices are idle, the fastest idle devices are used. Otherwise, devices of every speed
+    are used, so that devices of every speed remain for the layers. `fitting` and `idle` contain
+    pairs as `_fitting` returns them, and `most` is the maximum number of devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

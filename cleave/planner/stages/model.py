@@ -23,7 +23,7 @@ PIECE_COST: Final = 1.6
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks into which a sequence can be cut for a layer without attention."""
+    """Return the number of chunks into which a sequence is cut for a layer without attention."""
     numbers = range(_PIECES, 1, -1)
     return next((n for n in numbers if tokens % n == 0 and tokens // n >= _LEAST_PIECE), 1)
 

@@ -82,9 +82,9 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue `nbytes` at `begin_s`; return when both the card and the link have passed them on.
+        """Queue `nbytes` at `begin_s`; return when both the card and the link have sent them.
 
-        `own_s` is the time at which the device's link has passed the bytes on.
+        `own_s` is the time at which the device's own link has sent the bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s

@@ -252,7 +252,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a pass; `forward` is False if the pass goes backward."""
+        """Return a request's messages. `forward` is False if the request has a backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known
