@@ -104,7 +104,7 @@ class ComparisonQuestion:
     def figure(self, case: Case) -> float | None:
         """Return the figure that a tornado plot shows; None if unknown.
 
-        The figure is the ratio of attributed carbon, or without a data centre the fleet's
+        The figure is the ratio of attributed carbon. Without a data centre, it is the fleet's
         attributed carbon in gCO2e.
         """
         if self.cloud is None:

@@ -45,7 +45,7 @@ class LossSlices:
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways to slice the loss that may shorten the step; nothing if the loss takes no time.
+    """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
     The number of slices is the smallest number for which devices have enough memory, or twice that
     number. Each slice gets enough devices to finish in the time of the layers, or in a fraction of

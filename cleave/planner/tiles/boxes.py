@@ -69,7 +69,7 @@ def planned_tiles(
         block_s: time in seconds for which one block occupies the PS.
 
     Raises:
-        PlanError: if a device has too little memory for one multiplication, or needs too many tiles.
+        PlanError: if a device has too little memory for one multiplication, or for its whole tile.
     """
     parts = [
         (device, part)
@@ -132,7 +132,8 @@ def _fit_memory(
 ) -> Iterable[Tile]:
     """Return `tile`, or smaller tiles if the device has too little memory for `tile`.
 
-    Tiles are halved along the longest side, normally m or n, until strips and blocks fit in memory.
+    Tiles are halved along the longest side until their strips and blocks fit in memory. The depth
+    is halved only as a last resort.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
