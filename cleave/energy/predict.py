@@ -115,7 +115,7 @@ def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[D
 
 
 def cloud_usage(work: Work, gpu: DeviceProfile, share: float) -> CloudUsage:
-    """Return the usage of one GPU that trains at the share `share` of its peak GEMM throughput."""
+    """Return the usage of one GPU that trains at `share` (0 to 1) of its peak GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudUsage(gpu, work.flops / (model.flops_per_s * share))
 

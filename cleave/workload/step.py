@@ -7,8 +7,8 @@ A Linear with weight ``W[out, in]`` needs three matrix multiplications (GEMMs), 
     input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
     weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
 
-Each weight gradient is computed once per batch. The matrix multiplications of attention are
-not included, because the parameter server computes attention.
+Each weight gradient is computed once per batch. The matrix multiplications inside attention
+(scores and weighted sums) are not included, because the parameter server computes them.
 """
 
 from collections.abc import Sequence
