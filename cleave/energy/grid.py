@@ -153,7 +153,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The mean carbon intensity of a run's electricity. `text` describes it to the user."""
+    """The mean carbon intensity of a run's electricity. `text` states its source to the user."""
 
     gco2e_per_kwh: float
     text: str

@@ -72,7 +72,7 @@ class Used:
 
 
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """Return the energy of a device's session (see the module); None if its power is unknown.
+    """Return the energy of a device's session by the module's formula; None if power is unknown.
 
     Example: a phone draws 0.5 W when idle and 4 W when computing, plus 0.8 W for the radio. The
     phone was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent
@@ -95,7 +95,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 
 def gaps_of(power: Power, assumed: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Return `assumed`, plus a gap for each of the idle power and the radio power if unknown."""
+    """Return `assumed`, plus a gap for unknown idle power and a gap for unknown radio power."""
     idle = (Gap.IDLE,) if power.idle_w is None else ()
     radio = (Gap.RADIO,) if power.radio_w is None else ()
     return (*assumed, *idle, *radio)

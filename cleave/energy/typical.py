@@ -29,7 +29,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """Which power measured on a class of devices to use. Enum values are shown to the user."""
+    """The choice among powers measured on a class of devices. Enum values are shown to the user."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -79,8 +79,8 @@ class Typical:
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Return a profile's power, with missing figures replaced by those of the profile's class.
 
-        The idle power of a class applies to all of its devices. The computing power of a class
-        applies only below `below_flops_per_s`; above, the power of the graphics card is used.
+        The idle power of a class applies to all of its devices. The computing power applies only
+        below `below_flops_per_s`. Otherwise, the power of the graphics card is used, if known.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)

@@ -1,7 +1,7 @@
-"""The policy that decides on which links payloads are compressed, and compression ratios.
+"""Payload compression in plans: the choice of links, and compression ratios.
 
-The server, planner, emulator and simulator all use this policy. `cleave.coding` compresses. Plans
-count every payload on a selected link as compressed, although payloads below
+The server, planner, emulator and simulator choose links by the same policy. Plans count every
+payload on a chosen link as compressed by `cleave.coding`, although payloads below
 `cleave.protocol.limits.CODED_LEAST_BYTES` are sent uncompressed.
 """
 
@@ -69,7 +69,7 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return a payload's compressed size divided by its size; 1 for dtypes not in `RATIOS`."""
+    """Return the compression ratio of payloads of a dtype; 1 if the dtype is not in `RATIOS`."""
     return RATIOS.get(dtype, 1.0)
 
 

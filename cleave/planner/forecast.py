@@ -91,7 +91,7 @@ class Forecast:
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
         refused: reason, shown to the user, why the method is impossible; empty if it is possible.
-        stages: the model with its batch cut, and the plan; None for other methods.
+        stages: the model cut into micro-batches, and the plan; None for other methods.
         tiles: the plans of all matrix multiplications; None for other methods.
     """
 
@@ -256,7 +256,7 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the requested method, or of the fastest method if AUTO.
+        """Return the forecast of the requested method, or of the fastest method for AUTO.
 
         Raises:
             PlanError: if the user asked for an impossible method.

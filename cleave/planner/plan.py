@@ -35,7 +35,7 @@ class DeviceRates:
         device: the scheduler's ID of the device.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency, the same in both directions.
-        memory_bytes: memory that the device offers for its tasks.
+        memory_bytes: memory that the device offers to Cleave.
         dtypes: protocol names of the dtypes of matrices that the device can multiply.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction; see `cleave.planner.coding`.
@@ -164,7 +164,7 @@ class PlannedTile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A rectangle of C. Each of its elements is a sum over the same number of depth slabs.
+    """A rectangle of C in which all elements are sums over the same number of depth slabs.
 
     With 1 slab, devices return finished blocks, not partial sums. See docs/planner.md.
     """
@@ -186,8 +186,7 @@ class Plan:
         fill_s: predicted time in seconds that the actual, finite number of strips adds.
         bound_s: lower bound on the time of any plan with one tile per device; 0 if unknown.
         regions: the regions into which C is divided; empty for a plan that reuses operands.
-        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if columns
-            divide m and the rows of a slab divide n.
+        columns_cut_n: True if columns divide n and a slab's rows divide m; False for the reverse.
     """
 
     gemm: Gemm

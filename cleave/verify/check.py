@@ -85,7 +85,7 @@ class Judgement:
 class _CountedPass:
     """A `Pass` that counts the bytes read and the operations of one GEMM's check.
 
-    A `_CountedPass` must not reference its `GemmCheck`. The reference cycle would keep the matrices
+    A `_CountedPass` must not reference its `GemmCheck`. A reference cycle would keep the matrices
     in memory until Python's garbage collector runs.
     """
 

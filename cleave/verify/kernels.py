@@ -80,7 +80,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Upcast an element to double precision; a uint16 element is the bits of a bf16 number.
+    """Upcast an element to double precision; a uint16 element holds the bits of a bf16 number.
 
     Only compiled code can call this function.
     """
@@ -102,7 +102,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        A map to the loop from the matrix's dtype and whether the lines in memory are columns.
+        The loop for each pair of the matrix's dtype and whether lines in memory are columns.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):

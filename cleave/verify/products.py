@@ -320,7 +320,7 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
 
 
 class _Cuts(NamedTuple):
-    """Sorted positions at which A and B are cut into parts that are read separately, or None."""
+    """Sorted positions at which A and B are cut into separately read parts; None for no cuts."""
 
     m: list[int] | None = None
     n: list[int] | None = None
@@ -337,7 +337,7 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
     """Return the positions at which to cut A and B, whose shapes are `a` and `b`.
 
-    The matrices are cut only if uncut reads would read each element too often on average.
+    The matrices are cut only if reading them block by block would read elements too often.
     """
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})

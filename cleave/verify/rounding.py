@@ -111,8 +111,8 @@ class Product:
         The error of a sum of K products is at most K u times the sum of the products' magnitudes
         (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with
         truncation. Rounding is monotonic, so values between the rounded ends of this interval count
-        as possible. Where a partial sum may overflow, or the exact sum is not finite, so do all
-        non-finite values.
+        as possible. Where a partial sum may overflow, or the exact sum is not finite, non-finite
+        values count as possible, too.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)

@@ -158,8 +158,7 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the spec of a model from the contents of its Hugging Face ``config.json``.
 
     The spec is exact for OPT and Llama models. Another decoder-only model is treated as an OPT or
-    Llama model, depending on whether its MLP is gated. The fields of its config must have the usual
-    names.
+    Llama model, depending on whether its MLP is gated. Its config must use common field names.
 
     Args:
         config: the parsed ``config.json``.

@@ -241,7 +241,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the model's costs as planner input, for micro-batches of `tokens` tokens each."""
+        """Return the model's costs as planner input. `tokens` are the sizes of micro-batches."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -300,7 +300,7 @@ class StageSizes:
 
 
 def kept_elements(spec: ModelSpec) -> int:
-    """Return the number of elements per token that a layer retains without recomputation.
+    """Return how many activation elements per token a layer retains without recomputation.
 
     The layer retains the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022,
     arXiv 2205.05198, section 4.1). Dropout masks are not counted, nor are attention scores, which
@@ -312,7 +312,7 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return how many elements per token need not be retained with activation recomputation.
+    """Return how many activation elements per token need not be retained with recomputation.
 
     With recomputation, the PS retains every layer's input, and all activations of one layer.
     """

@@ -180,7 +180,7 @@ class StageClimb:
         return tuple(found)
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return the step time estimated for each change, shape (arrangements, changes)."""
+        """Return the estimated step time after each change, shape (arrangements, changes)."""
         row, number = np.indices((len(them), self.changes.count))
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 

@@ -116,11 +116,11 @@ class Columns:
         return Columns(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the time per uncompressed byte on each downlink in seconds, with compression."""
+        """Return each downlink's transfer time per byte of uncompressed data, in seconds."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
 
     def up_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the time per uncompressed byte on each uplink in seconds, with compression."""
+        """Return each uplink's transfer time per byte of uncompressed data, in seconds."""
         return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
 
 
@@ -138,7 +138,7 @@ class StageTables:
         returns: 1 if devices return the input gradient of the first layer, else 0.
         memory: memory that a device needs if it retains nothing between passes.
         kept: memory for one micro-batch's layer inputs; infinite if they are never retained.
-        kept_whole: additional memory for its activations; infinite if they save no FLOPs.
+        kept_whole: additional memory for activations; infinite if retaining them saves no FLOPs.
         spared: FLOPs per token that retained activations save.
         pieces: number of chunks into which a device cuts a micro-batch.
         memory_of_layers: `memory` without the loss, indexed by first layer and stop.

@@ -74,7 +74,7 @@ def ways_to_slice(
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
-    """Return the smallest number of slices for which enough devices have enough memory, or 0."""
+    """Return the smallest number of slices that fit in the devices' memory; 0 if no number does."""
     for count in range(1, min(len(devices), model.most_slices // 2) + 1):
         needed = _needed_bytes(model, count)
         if sum(device.memory_bytes >= needed for device in devices) >= count:
@@ -94,8 +94,8 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the time in seconds that it alone would need to compute one slice for
-    all micro-batches.
+    Each device is preceded by the time in seconds in which it alone would compute one slice for all
+    micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
     tokens = sum(model.tokens)
@@ -123,7 +123,7 @@ def _dealt(
     within_s: float,
     most: int,
 ) -> LossSlices | None:
-    """Assign devices to slices so that each slice takes about `within_s`; None if too few devices.
+    """Assign devices to slices so that each slice takes about `within_s`; None if impossible.
 
     If enough devices are idle, the fastest idle devices are used. Otherwise, devices of every speed
     are used, so that devices of every speed remain for the layers. `fitting` and `idle` contain

@@ -44,7 +44,7 @@ class LayerCost:
             the backward pass, without the layer's input; 0 if it can retain none.
         spared_flops: FLOPs that the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for one matrix's codes.
-        pieces: number of chunks into which a sequence can be cut; 1 for a layer with attention.
+        pieces: number of chunks into which a sequence is cut; 1 if the layer has attention.
     """
 
     frozen_bytes: int

@@ -148,7 +148,7 @@ def working_bytes(model: StageModel, of_token: float) -> int:
 def input_bytes(model: StageModel) -> int:
     """Return the memory for activations in transfer, in bytes.
 
-    It holds x, y, dy and dx of the two largest micro-batches.
+    The memory holds x, y, dy and dx of the two largest micro-batches.
     """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES

@@ -52,8 +52,8 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
     """Return what a device retains of its next micro-batch until the backward pass.
 
     Args:
-        inputs: number of micro-batches of which the device retains only the layer inputs.
-        activations: number of micro-batches of which the device also retains activations.
+        inputs: number of micro-batches for which the device retains only the layer inputs.
+        activations: number of micro-batches for which the device also retains activations.
         planned: False if the device has taken over the stage from another device. If so, the plan
             has reserved no memory on the device for the stage's activations.
     """

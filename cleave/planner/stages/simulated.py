@@ -35,8 +35,7 @@ class SimulatedMessage:
     Attributes:
         flops: FLOPs of the graph run that the message starts.
         answered: whether the device returns the results of this run.
-        passes_s, computes_s: times in seconds that the message occupies the device's downlink, and
-            that the graph run takes.
+        passes_s, computes_s: time of the message on the device's downlink, and of the graph run.
     """
 
     nbytes: float
@@ -105,8 +104,8 @@ class SimulatedDevice:
         under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
-        weights_s, x_s: total times for which weights, and activations, occupy the downlink.
-        y_s, gradients_s: total times for which activations, and gradients, occupy the uplink.
+        weights_s, x_s: total transfer time of weights, and of activations, on the downlink.
+        y_s, gradients_s: total transfer time of activations, and of gradients, on the uplink.
         pass_messages: cached messages of requests, by stage, tokens, forward and keep.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.

@@ -174,10 +174,7 @@ class StageSimulation:
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
     ) -> None:
-        """Assign an arrived micro-batch to one of `others`, and a request to `device`.
-
-        `device` has just finished a request, so it may get another request.
-        """
+        """Assign an arrived micro-batch to one of `others`, and the next request to `device`."""
         free = [other for other in others if other.under_way < REQUESTS_AT_ONCE]
         if not free:
             self._ask_one(now_s, device)

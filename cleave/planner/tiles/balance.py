@@ -166,7 +166,7 @@ class Balancer:
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
         """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
-        Sides of at least 512 become multiples of `most_aligned`, which is at most 16.
+        Sides of at least 512 are aligned to multiples of `most_aligned`, which is at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab

@@ -61,7 +61,7 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return the planned tiles. A device with too little memory for its tile gets several tiles.
+    """Return the planned tiles. A device with too little memory gets several smaller tiles.
 
     Args:
         boxes: the share of each device in the GEMM's index space.

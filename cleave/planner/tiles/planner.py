@@ -260,7 +260,7 @@ class _Search:
         return plan
 
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
-        """Return the approximate time in seconds for each number of the fastest devices in `sizes`.
+        """Return the approximate time in seconds on the n fastest devices, for each n in `sizes`.
 
         The times are for the fluid limit, and take the limits of the PS's card into account.
         """
@@ -304,10 +304,10 @@ class _Search:
         return min(filter(None, plans), key=lambda plan: _score_s(plan, self.ps), default=None)
 
     def _subsets(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the subsets of devices to plan for, the most promising first, and all others.
+        """Return the promising subsets of devices, the most promising first, and all others.
 
-        The most promising subset is all devices. Smaller subsets are promising only if the PS's
-        card is too slow for all devices, or if each device's share of the GEMM would be tiny.
+        Normally, only the set of all devices is promising. Smaller subsets are promising if the
+        PS's card is too slow for all devices, or if a device's share of the GEMM would be tiny.
         """
         ranked, ps = self.ranked, self.ps
         everyone = len(ranked)

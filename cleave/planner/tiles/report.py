@@ -69,7 +69,7 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time on these devices and this server."""
+    """Compare a plan with the lower bounds on its time, for `devices` and the server `ps`."""
     return _report(plan, element, _Fleet(devices), ps)
 
 
@@ -216,7 +216,7 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the time of all GEMMs in seconds, if each waits for the end of the previous one.
+        """Return the time in seconds of all GEMMs, if each is submitted after the previous GEMM.
 
         If the PS's card is the bottleneck, `predicted_s` may be longer than `apart_s`.
         """

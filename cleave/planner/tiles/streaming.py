@@ -259,7 +259,7 @@ def even_sizes(
 
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Return blocks (i, j) in wavefront order, each with the strips to send for it."""
+    """Return blocks (i, j) in wavefront order, each with the strips that are sent for the block."""
     tile = Tile(Span(0, rows), Span(0, columns), Span(0, 1))
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
     sent: set[tuple[int, int]] = set()

@@ -34,7 +34,7 @@ class ModelSource:
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of the model with a name or in a folder, without reading weights.
+    """Return the source of a model, from the model's name or folder, without reading weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
     path separator or the folder contains a ``config.json``.
@@ -64,7 +64,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder. Its name is the folder's name.
+    """Return the spec of the model in a local Hugging Face folder, named after the folder.
 
     Raises:
         UsageError: if the folder does not exist, or its ``config.json`` is missing, is unreadable
@@ -269,7 +269,7 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
 
 
 def disable_checkpointing(model: "PreTrainedModel") -> None:
-    """Disable activation checkpointing, after `enable_checkpointing`."""
+    """Disable the activation checkpointing that `enable_checkpointing` has enabled."""
     disable = getattr(model, "activation_checkpointing_disable", None)
     (disable or model.gradient_checkpointing_disable)()
     model.disable_input_require_grads()  # removes the hook on the input embeddings
