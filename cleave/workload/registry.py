@@ -12,8 +12,8 @@ from cleave.errors import UsageError
 class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
-    An OPT layer has q, k, v, out, fc1 and fc2, with biases; positions are learned. A LLAMA layer
-    has q, k, v, o, gate, up and down, without biases; the MLP is gated and positions are rotary.
+    An OPT layer consists of q, k, v, out, fc1 and fc2, with biases. Its positions are learned. A
+    LLAMA layer consists of q, k, v, o, gate, up and down, without biases. Its positions are rotary.
     """
 
     OPT = "opt"

@@ -111,7 +111,7 @@ class StageClimb:
     Args:
         tables: costs of each run of consecutive layers.
         groups: groups of devices. All devices of a group are in the same stage.
-        fixed: whether group n always serves stage n. If so, groups must not outnumber layers.
+        fixed: whether group n always serves stage n. If so, groups may not outnumber layers.
 
     Attributes:
         found: distinct arrangements, in ascending order of estimated step time.

@@ -95,7 +95,7 @@ class Columns:
         """Return one column for each group of devices.
 
         A column holds a group's lowest link rates, mean throughput, highest latency and smallest
-        memory. In each direction, a column is compressed only if all of its devices compress.
+        memory. In each direction, payloads count as compressed only if all devices compress them.
         """
 
         def least(name: str) -> Floats:

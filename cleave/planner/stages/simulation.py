@@ -249,7 +249,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return a request's messages. `forward` is False if the request has a backward pass."""
+        """Return a request's messages; `forward` is False for a request with a backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known

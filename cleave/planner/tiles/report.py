@@ -216,7 +216,7 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the time in seconds of all GEMMs, if each is submitted after the previous GEMM.
+        """Return the time in seconds of all GEMMs, each submitted after the previous GEMM's end.
 
         If the PS's card is the bottleneck, `predicted_s` may be longer than `apart_s`.
         """

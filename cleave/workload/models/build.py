@@ -366,7 +366,7 @@ def _record_ties(model: "PreTrainedModel") -> None:
     """Set `tie_word_embeddings` to False if the LM head and the token embedding are not tied.
 
     If the config ties the two weights but the files contain different values, transformers loads
-    both. If a checkpoint kept this setting, transformers would tie the weights when it is loaded.
+    both. If a checkpoint kept the setting, loading the checkpoint would tie the weights.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
