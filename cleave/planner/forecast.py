@@ -268,7 +268,7 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the forecast that `chosen` returns, but raise no error if it is impossible."""
+        """Return the forecast as `chosen` does, but without an error for an impossible method."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
         order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
@@ -325,8 +325,8 @@ class Crossing:
 
     Attributes:
         points: the batches that were tried, in ascending order of batch size.
-        below: the largest batch tried for which stages do not win; None if they win for all tried.
-        above: the smallest batch tried for which stages win; None if they win for none tried.
+        below: the largest batch tried for which stages do not win; None if they win every time.
+        above: the smallest batch tried for which stages win; None if stages never win.
     """
 
     points: tuple[CrossingPoint, ...]

@@ -85,7 +85,7 @@ class _Candidate:
     """An arrangement that may be simulated, because its estimated step time is short.
 
     Attributes:
-        rank: number of better candidates from all searches, or from changes to one arrangement.
+        rank: number of better candidates from all searches, or from changes to the same candidate.
         seconds: the estimated step time in seconds.
         one: the arrangement, as `Arrangements` with one row.
         slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.

@@ -171,7 +171,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Dequeue a device's next backward pass; return the micro-batch and the data retained."""
+        """Dequeue a device's next backward pass; return the micro-batch and its retained data."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]

@@ -262,7 +262,7 @@ class _Search:
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
         """Return the approximate time in seconds on the n fastest devices, for each n in `sizes`.
 
-        The times are for the fluid limit, and take the limits of the PS's card into account.
+        The times hold in the fluid limit, and take the limits of the PS's card into account.
         """
         times_s = {}
         for size in sizes:
