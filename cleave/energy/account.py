@@ -29,16 +29,16 @@ class DeviceUsage:
 
     Attributes:
         profile: profile name that the devices report; may be empty or unknown.
-        present_s: seconds for which the devices were connected.
-        radio_s: seconds of receiving plus seconds of sending.
+        present_s: time for which the devices were connected.
+        radio_s: time spent receiving plus time spent sending.
         active_power_w: power above idle while computing, from the fleet file; used if neither
             profile nor kind determines a power.
-        measured_j: joules that the devices measured themselves; None without measurement.
+        measured_j: energy that the devices measured themselves; None if they measured none.
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
         kind: the kind that the devices report; used if the profile is unknown.
-        flops_per_s: throughput of the fastest device, which must be low enough for the typical
-            power of the kind to apply.
+        flops_per_s: throughput of the fastest device. The typical computing power of the kind
+            applies only to low throughputs.
     """
 
     profile: str
@@ -61,7 +61,7 @@ class DeviceUsage:
 
     @property
     def crossing_bytes(self) -> float:
-        """Return the number of bytes that crossed the network, counting each byte once."""
+        """Return the number of bytes that crossed the network. Each byte is counted once."""
         both = self.down_bytes + self.up_bytes
         return both if self.network_bytes is None else self.network_bytes
 
@@ -80,8 +80,8 @@ class EnergyPart:
     """The energy of one part of a footprint, such as the network.
 
     Attributes:
-        name: text for the user.
-        energy_j: joules; None if unknown. Totals exclude unknown energy.
+        name: name of the part, shown to the user.
+        energy_j: energy of the part; None if unknown. Totals exclude unknown energy.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Footprint:
         embodied_gco2e: the run's share of manufacturing carbon, as far as known.
         devices_unknown: number of devices whose energy is unknown.
         embodied_unknown: number of devices whose manufacturing carbon is unknown.
-        assumed: the assumptions, as texts for the user.
+        assumed: descriptions of the assumptions, shown to the user.
     """
 
     parts: tuple[EnergyPart, ...]
@@ -128,7 +128,7 @@ class Footprint:
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Return the carbon of electricity and of the manufacturing share; None if unknown."""
+        """Return the carbon of electricity and of a manufacturing share; None if unknown."""
         operational = self.operational_gco2e
         return None if operational is None else operational + self.embodied_gco2e
 
@@ -155,7 +155,7 @@ def fleet_footprint(
         usages: usage of the devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
         typical: typical power, used for devices whose profile states no power.
-        gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
+        gco2e_per_kwh: carbon intensity of electricity for devices, network and PS; None if unknown.
         ps: energy of the PS; None if unknown.
     """
     compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
@@ -233,7 +233,7 @@ def cloud_footprint(
     """Return the energy and carbon of a run in a data centre.
 
     Raises:
-        ValueError: when the profile of the GPU does not state `compute_w`.
+        ValueError: if the profile of the GPU does not state `compute_w`.
     """
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:

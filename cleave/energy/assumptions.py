@@ -19,7 +19,7 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An assumed value with a plausible range. `source` is a text for the user."""
+    """An assumed value and its plausible range. `source`, shown to the user, states its origin."""
 
     value: float
     low: float
@@ -43,7 +43,7 @@ class Assumptions:
         utilisation: share of a device's lifetime for which the device is in use.
         lifetime_years: years from purchase to disposal.
         embodied_gco2e: carbon of manufacturing one device.
-        one_lifetime_years: lifetime of all devices; None uses profiles and `lifetime_years`.
+        one_lifetime_years: lifetime of all devices; None to use profiles and `lifetime_years`.
     """
 
     supply_ratio: ByKind
@@ -68,5 +68,5 @@ def load_assumptions() -> Assumptions:
 
 
 def read_figures(name: str) -> dict[str, Any]:
-    """Read a TOML file in `cleave/energy`, given its name."""
+    """Read the TOML file called `name` in `cleave/energy`."""
     return tomllib.loads(files("cleave.energy").joinpath(name).read_text(encoding="utf-8"))

@@ -94,7 +94,7 @@ class ComparisonQuestion:
         """Return the ratios of data centre to fleet with the assumptions of a case.
 
         Raises:
-            ValueError: when `cloud` is None.
+            ValueError: if `cloud` is None.
         """
         if self.cloud is None:
             raise ValueError("there is no data centre to compare with")
@@ -104,7 +104,7 @@ class ComparisonQuestion:
     def figure(self, case: Case) -> float | None:
         """Return the figure that a tornado plot shows; None if unknown.
 
-        The figure is the ratio of attributed carbon, or without a data centre the fleet's
+        The figure is the ratio of attributed carbon. Without a data centre, it is the fleet's
         attributed carbon in gCO2e.
         """
         if self.cloud is None:

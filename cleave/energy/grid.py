@@ -60,7 +60,7 @@ def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float
     Args:
         hourly: 24 carbon intensities in gCO2e/kWh, one for each hour from midnight.
         start_hour: hour of the day at which the run begins, 0 to 24.
-        duration_s: seconds of the run. For 0, the result is the intensity at `start_hour`.
+        duration_s: duration of the run. For 0, the result is the intensity at `start_hour`.
     """
     at = start_hour % 24
     if duration_s < 1e-3:  # below the resolution of the sum over hours
@@ -108,7 +108,7 @@ def load_grid(country: str) -> Grid:
         country: three-letter code or English name of the country, in upper or lower case.
 
     Raises:
-        UsageError: when the carbon intensity of the country is unknown.
+        UsageError: if the carbon intensity of the country is unknown.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -133,7 +133,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
         24 carbon intensities in gCO2e/kWh, starting at midnight.
 
     Raises:
-        UsageError: when the file cannot be read or is not such a table.
+        UsageError: if the file cannot be read, or does not contain a valid table.
     """
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -153,7 +153,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The mean carbon intensity of a run's electricity, and its source as text for the user."""
+    """The mean carbon intensity of a run's electricity. `text` states its source to the user."""
 
     gco2e_per_kwh: float
     text: str
@@ -165,10 +165,10 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     Args:
         place: a country (see `load_grid`), or the path of a `.csv` file (see `load_hours`).
         start_hour: hour of the day at which the run begins; used only with a CSV file.
-        duration_s: seconds of the run; used only with a CSV file.
+        duration_s: duration of the run; used only with a CSV file.
 
     Raises:
-        UsageError: when the country's carbon intensity is unknown, or the CSV file is invalid.
+        UsageError: if the country's carbon intensity is unknown, or the CSV file is invalid.
     """
     if place.endswith(".csv"):
         mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)

@@ -2,9 +2,9 @@
 
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
-The device was connected for T seconds and computed for t seconds. b are bytes, and r are rates of
-the device's link. P_idle and P_compute are the power of the whole device. P_radio is the additional
-power while the radio is active.
+The device was connected for T seconds and computed for t seconds. b_down and b_up are the bytes
+that its link received and sent, and r_down and r_up are the link's rates. P_idle and P_compute are
+the power of the whole device. P_radio is the additional power while the radio is active.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Activity:
     """The activity of a device in a session.
 
     Attributes:
-        present_s: seconds for which the device was connected.
-        compute_s: seconds for which the device computed. Values above `present_s` count as
+        present_s: time for which the device was connected.
+        compute_s: time for which the device computed. Values above `present_s` count as
             `present_s`.
-        down_bytes, up_bytes: bytes from PS to device, and bytes from device to PS.
+        down_bytes, up_bytes: bytes from the PS to the device, and from the device to the PS.
         downlink_bytes_per_s, uplink_bytes_per_s: rates of the device's link, above 0.
     """
 
@@ -36,7 +36,7 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return the seconds of receiving plus the seconds of sending."""
+        """Return the time spent receiving plus the time spent sending, in seconds."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
@@ -49,7 +49,7 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """A missing figure for a device. Enum values tell the user what is assumed or omitted."""
+    """A missing or implausible figure. Enum values tell the user what is assumed or omitted."""
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -95,7 +95,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 
 def gaps_of(power: Power, assumed: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Return `assumed`, plus a gap for the idle power and the radio power if unknown."""
+    """Return `assumed`, plus a gap for unknown idle power and a gap for unknown radio power."""
     idle = (Gap.IDLE,) if power.idle_w is None else ()
     radio = (Gap.RADIO,) if power.radio_w is None else ()
     return (*assumed, *idle, *radio)
@@ -117,7 +117,7 @@ class Parts:
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
     """Return the energy of computing, idling and the radio. An unknown power counts as 0.
 
-    Times may also be totals of several devices with equal power.
+    The times may also be totals over several devices with equal power.
     """
     return Parts(
         (power.compute_w or 0.0) * compute_s,

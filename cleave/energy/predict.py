@@ -1,7 +1,7 @@
 """Prediction of the time and usage of a fleet, or of a GPU, for a number of training steps.
 
-Fleet and GPU compute the GEMMs of the Linear modules. Attention scores and elementwise operations
-are not counted; with a fleet, the PS computes them.
+The fleet or the GPU computes the GEMMs of the Linear modules. Attention scores and elementwise
+operations are not counted. With a fleet, the PS computes them.
 
     fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds at
             the sustained throughput F of the hot device, and idles for the rest of the step.
@@ -54,10 +54,10 @@ class Work:
 
 
 def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
-    """Return the usage of a fleet's devices, grouped by profile, and the seconds of the run.
+    """Return the usage of a fleet's devices by profile, and the duration of the run in seconds.
 
     Raises:
-        PlanError: when no device has enough memory for a tile of some GEMM.
+        PlanError: if no device has enough memory for a tile of some GEMM.
     """
     rates = stated_rates(fleet, hot=True)
     element = ElementBytes(work.element_bytes, work.element_bytes)
@@ -95,9 +95,9 @@ def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
 
 
 def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
-    """Return the stated rates of devices as planner input, with IDs from 0 in the given order.
+    """Return the stated rates of devices as planner input. IDs are positions in `devices`.
 
-    If `hot`, throughputs are those that hot devices sustain.
+    If `hot`, throughputs are those that the devices sustain when they are hot.
     """
     speeds = [d.thermal.sustained_speed if hot and d.thermal else 1.0 for d in devices]
     return [
@@ -115,7 +115,7 @@ def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[D
 
 
 def cloud_usage(work: Work, gpu: DeviceProfile, share: float) -> CloudUsage:
-    """Return the usage of one GPU that trains at a given share of its peak GEMM throughput."""
+    """Return the usage of one GPU that trains at `share` (0 to 1) of its peak GEMM throughput."""
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudUsage(gpu, work.flops / (model.flops_per_s * share))
 

@@ -28,12 +28,12 @@ class RunEnergy:
     """The energy record of a run, or of a part of a run.
 
     Attributes:
-        duration_s: seconds on the fleet's clock, which is virtual for emulated devices.
-        wall_s: seconds in real time.
+        duration_s: duration on the fleet's clock, which is virtual for emulated devices.
+        wall_s: duration in real time.
         usages: usage of the run's devices, on the fleet's clock.
-        machine_j: joules that the run's machine drew; None if the machine cannot measure energy.
-        machine_source: source of `machine_j`, as text for the user.
-        virtual: whether the run's machine emulated the devices, on a virtual clock.
+        machine_j: energy that the run's machine drew; None if the machine cannot measure energy.
+        machine_source: states where `machine_j` comes from; shown to the user.
+        virtual: whether the run's machine emulated the devices on a virtual clock.
         devices_here: number of real devices that ran on the same machine as the server.
     """
 
@@ -95,7 +95,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         records: all records in the run's `metrics.jsonl`.
 
     Raises:
-        UsageError: when no energy record exists, or an energy record is damaged.
+        UsageError: if no energy record exists, or an energy record is damaged.
     """
     try:
         found = [
@@ -157,7 +157,7 @@ def _merged(
 ) -> tuple[DeviceUsage, ...]:
     """Merge usages with equal profile, kind, stated power, and availability of measured energy.
 
-    `devices` combines two device counts: `max` for the same devices, `add` for different ones.
+    `devices` combines two counts: `max` if they count the same devices, `add` if different devices.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

@@ -34,7 +34,7 @@ class Bar:
     """One bar of a tornado plot: the effect of one assumption on a figure.
 
     Attributes:
-        low_setting, high_setting: lowest and highest value of the assumption, as texts.
+        low_setting, high_setting: lowest and highest value of the assumption, shown to the user.
         low, high: the figure for the lowest and for the highest value of the assumption.
     """
 
@@ -68,7 +68,7 @@ def tornado(
         case: the base case. Each bar changes one assumption of this case.
         intensities: carbon intensities of the world's grids in gCO2e/kWh. Their 10th and 90th
             percentiles are the low and high values for electricity.
-        cloud: whether the figure is a ratio of data centre to fleet, which is above 0.
+        cloud: whether the figure is a ratio of data centre to fleet. Such ratios are above 0.
         kinds: kinds of the devices and GPUs in the comparison.
     """
     made = case.assumptions
@@ -150,10 +150,10 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw a tornado plot into an image file.
+    """Draw a tornado plot, and save it as an image file.
 
     Args:
-        path: the image file. The suffix, such as .png, sets the format.
+        path: the image file. Its suffix, such as .png, determines the format.
         bars: the bars from top to bottom, normally widest first.
         middle: the figure in the base case.
         unit: unit of the figure, shown as the label of the axis.
@@ -161,7 +161,7 @@ def draw_tornado(
         claimed: lowest and highest value of a range to shade; None to shade nothing.
 
     Raises:
-        UsageError: when matplotlib is not installed, or the file cannot be written.
+        UsageError: if matplotlib is not installed, or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -29,7 +29,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """The choice among power values measured for a class. Enum values are texts for the user."""
+    """The choice among powers measured on a class of devices. Enum values are shown to the user."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -43,7 +43,7 @@ class ClassPower:
     Attributes:
         power: medians. `idle_w` is None if idle power was not measured on any device.
         devices: names of the measured devices.
-        below_flops_per_s: throughput below which the computing power of the class applies.
+        below_flops_per_s: throughput below which the computing power applies to a device.
     """
 
     power: Power
@@ -79,8 +79,8 @@ class Typical:
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Return a profile's power, with missing figures replaced by those of the profile's class.
 
-        A class's idle power applies to all devices of the kind. A class's computing power applies
-        only to throughputs below `below_flops_per_s`. Otherwise, the graphics card's power is used.
+        The idle power of a class applies to all of its devices. The computing power applies only
+        below `below_flops_per_s`. Otherwise, the power of the graphics card is used, if known.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)

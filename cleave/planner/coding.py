@@ -1,8 +1,8 @@
-"""Policy that selects links for payload compression (`cleave.coding`), and compression ratios.
+"""Payload compression in plans: the choice of links, and compression ratios.
 
-The server, planner, emulator and simulator all use this policy. Plans count every payload on a
-selected link as compressed, although payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are
-sent uncompressed.
+The server, planner, emulator and simulator choose links by the same policy. Plans count every
+payload on a chosen link as compressed by `cleave.coding`, although payloads below
+`cleave.protocol.limits.CODED_LEAST_BYTES` are sent uncompressed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PARTIAL: Final = "fp32"  # dtype of the partial sums that devices return for til
 
 
 class CodingPolicy(Enum):
-    """Policy that selects the links with compressed payloads. Values are those of `--coding`."""
+    """The choice of links on which payloads are compressed. Values are those of `--coding`."""
 
     AUTO = "auto"
-    """Compress payloads on links of at most `LINK_BYTES_PER_S`."""
+    """Compress payloads on links whose rate is at most `LINK_BYTES_PER_S`."""
 
     ON = "on"
     OFF = "off"
@@ -39,12 +39,12 @@ class CodingPolicy(Enum):
         """Convert a value of `--coding` to a policy.
 
         Raises:
-            UsageError: when the value is not the name of a policy.
+            UsageError: if the value is not the name of a policy.
         """
         return choice_of(cls, "--coding", value)
 
     def pays(self, bytes_per_s: float) -> bool:
-        """Return True if this policy compresses payloads on a link of the given rate."""
+        """Return True if this policy compresses payloads on a link with the rate `bytes_per_s`."""
         if self is CodingPolicy.AUTO:
             return bytes_per_s <= LINK_BYTES_PER_S
         return self is CodingPolicy.ON
@@ -69,17 +69,17 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return compressed size divided by uncompressed size of a payload; 1 for integer dtypes."""
+    """Return the compression ratio of payloads of a dtype; 1 if the dtype is not in `RATIOS`."""
     return RATIOS.get(dtype, 1.0)
 
 
 def payload_rates(
     devices: Sequence[DeviceRates], sent: str, returned: str = PARTIAL
 ) -> list[DeviceRates]:
-    """Return copies of devices with effective link rates, for plans that ignore compression.
+    """Return the devices with effective link rates, for planners that ignore compression.
 
     An effective rate is the link rate divided by the compression ratio. The server's network card
-    keeps its real rate, so such plans count all traffic through the card as uncompressed.
+    keeps its real rate, so these planners count all traffic through the card as uncompressed.
 
     Args:
         sent: dtype of the payloads that the server sends.

@@ -35,16 +35,16 @@ def plan_batch(
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
-    """Return the model with its batch cut into the best number of micro-batches, and the plan.
+    """Return the model, with the fastest number of micro-batches, and the plan of its stages.
 
     Args:
-        cut: returns the model with `rows` sequences cut into a given number of micro-batches.
-        in_parts: like `cut`, with each layer divided into attention and MLP. It is called if the
+        cut: maps a number of micro-batches to the model with `rows` sequences cut into that number.
+        in_parts: like `cut`, but divides each layer into attention and MLP. It is used only if the
             devices have too little memory for whole layers.
 
     Raises:
-        DeviceMemoryError: when the devices have too little memory for stages.
-        PlanError: when no number of micro-batches allows stages on these devices.
+        DeviceMemoryError: if the devices have too little memory for stages.
+        PlanError: if no number of micro-batches allows stages on these devices.
     """
     best: tuple[StageModel, StagePlan] | None = None
     refused: PlanError | None = None
@@ -85,13 +85,13 @@ class Forecast:
     """The predicted time, traffic and memory of one training step by one method.
 
     Attributes:
-        step_s: predicted seconds of the step; infinite if the method is impossible.
+        step_s: predicted time of the step in seconds; infinite if the method is impossible.
         downlink_bytes, uplink_bytes: traffic of all devices together.
         bottleneck: a sentence, without a full stop, that names what takes most of the time.
         device_bytes: the largest memory requirement of any device.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: why the method is impossible, for the user; empty if it is possible.
-        stages: the model with its batch cut, and the plan; None for other methods.
+        refused: reason, shown to the user, why the method is impossible; empty if it is possible.
+        stages: the model cut into micro-batches, and the plan; None for other methods.
         tiles: the plans of all matrix multiplications; None for other methods.
     """
 
@@ -118,9 +118,9 @@ class StepForecaster:
 
     Attributes:
         cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
-        rows: sequences in the batch.
+        rows: number of sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: bytes of activations per token that the PS retains for all layers if the PS
+        kept_bytes: size per token of the activations of all layers that the PS retains if it
             computes the backward pass; 0 if unknown.
 
     Example:
@@ -145,11 +145,11 @@ class StepForecaster:
         )
 
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
-        """Forecast a step by tiles, in which devices compute the GEMMs that they finish faster.
+        """Forecast a step in which devices compute the GEMMs that they finish faster than the PS.
 
-        The predicted time is the step time of the PS alone minus the time saved by the devices, but
-        at least the sum over all GEMMs of the shorter of the PS's and the devices' time. `gemms`
-        are in the order of `step.reports`.
+        The predicted time is the step time of the PS alone minus the time that the devices save. It
+        is at least the sum, over all GEMMs, of the shorter of the PS's time and the devices' time.
+        `gemms` are in the order of `step.reports`.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -185,8 +185,8 @@ class StepForecaster:
         """Forecast a step by stages, with the fastest number of micro-batches.
 
         Raises:
-            DeviceMemoryError: when the devices have too little memory.
-            PlanError: when the model cannot be divided into stages for these devices.
+            DeviceMemoryError: if the devices have too little memory.
+            PlanError: if the model cannot be divided into stages for these devices.
         """
         model, plan = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
         return Forecast(
@@ -227,10 +227,10 @@ def _bottleneck_of_tiles(
 
 
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
-    """Return the bytes that the PS retains until the end of a step by stages.
+    """Return the PS's memory for the data of a step by stages, in bytes.
 
-    They are the stages' inputs and output gradients, the devices' weight gradients, the input
-    gradients from slices of the loss, and the PS's working memory for one micro-batch's loss.
+    The data consists of the stages' inputs and output gradients, the devices' weight gradients, the
+    input gradients from slices of the loss, and working memory for one micro-batch's loss.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -256,10 +256,10 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the requested method, or of the fastest method if AUTO.
+        """Return the forecast of the requested method, or of the fastest method for AUTO.
 
         Raises:
-            PlanError: when the user asked for an impossible method.
+            PlanError: if the user asked for an impossible method.
         """
         found = self.considered
         if found.refused and self.asked is not Method.AUTO:
@@ -268,7 +268,7 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the same forecast as `chosen`, even if the method is impossible."""
+        """Return the forecast as `chosen` does, but without an error for an impossible method."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
         order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
@@ -307,7 +307,7 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """The step times of a batch by stages (infinite if impossible) and on the PS alone."""
+    """The step time of one batch by stages (infinite if impossible), and on the PS alone."""
 
     rows: int
     stages_s: float
@@ -325,7 +325,7 @@ class Crossing:
 
     Attributes:
         points: the batches that were tried, in ascending order of batch size.
-        below: the largest batch tried for which the PS alone wins; None if stages always win.
+        below: the largest batch tried for which stages do not win; None if they win every time.
         above: the smallest batch tried for which stages win; None if stages never win.
     """
 
@@ -342,8 +342,8 @@ def crossing(
     """Search for the smallest batch of at most `most_rows` sequences for which stages win.
 
     The search doubles the batch size until stages win, and then bisects. It assumes that stages
-    win for every larger batch, because weights and gradients are transferred once per step.
-    `predict` returns the step times of a batch, and `tried` is called with each result.
+    also win for every larger batch, because weights and gradients are transferred once per step.
+    `predict` returns the step times of a batch. `tried` is called with each result of `predict`.
     """
     points: dict[int, CrossingPoint] = {}
 
@@ -369,7 +369,7 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return the maximum number of batches that `crossing` tries."""
+    """Return the maximum number of batches that `crossing` tries up to `most_rows` sequences."""
     return (most_rows - 1).bit_length() + 1 + 4
 
 

@@ -29,14 +29,14 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """The rates, memory and capabilities of one device, as input of a planner.
+    """The rates, memory and capabilities of one device, as input to a planner.
 
     Attributes:
         device: the scheduler's ID of the device.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency, the same in both directions.
-        memory_bytes: memory that the device offers for its tasks.
-        dtypes: dtypes of matrices that the device can multiply, as the protocol names them.
+        memory_bytes: memory that the device offers to Cleave.
+        dtypes: protocol names of the dtypes of matrices that the device can multiply.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction; see `cleave.planner.coding`.
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
@@ -61,17 +61,17 @@ class DeviceRates:
         return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the downlink, after any compression."""
+        """Return the size of a payload on the downlink in bytes, after any compression."""
         return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
 
     def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return the size of a payload on the uplink, after any compression."""
+        """Return the size of a payload on the uplink in bytes, after any compression."""
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def request_s(self, activation_bytes: float, flops: float) -> float:
-        """Return the seconds of a micro-batch pass, from sending its input to receiving its output.
+        """Return the time in seconds from sending a pass's input to receiving its output.
 
-        The input and the output each have `activation_bytes` bytes.
+        The input and the output of the micro-batch pass have `activation_bytes` bytes each.
         """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
@@ -80,14 +80,14 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """The rates and memory of the parameter server (PS), as input of a planner.
+    """The rates and memory of the parameter server (PS), as input to a planner.
 
     Attributes:
-        egress_bytes_per_s, ingress_bytes_per_s: sending and receiving rate of the network card.
+        egress_bytes_per_s, ingress_bytes_per_s: rates at which the network card sends and receives.
         memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
             a lower depth are missing.
-        block_s: seconds for which one received block occupies the PS's event loop.
-        byte_s: seconds for which each byte sent or received occupies the PS's event loop.
+        block_s: time in seconds for which one received block occupies the PS's event loop.
+        byte_s: time in seconds for which each byte sent or received occupies this event loop.
     """
 
     egress_bytes_per_s: float = math.inf
@@ -136,9 +136,9 @@ class PlannedTile(NamedTuple):
     Attributes:
         device: the scheduler's ID of the device.
         download_bytes, upload_bytes: payload sizes without message headers.
-        time_s: seconds from the first byte sent to the last byte received by the PS, in the limit
-            of infinitely many strips.
-        fill_s: additional seconds with the actual number of strips.
+        time_s: predicted time in seconds from the first byte that the PS sends to the last byte
+            that the PS receives, with infinitely many strips.
+        fill_s: time in seconds that the actual, finite number of strips adds.
     """
 
     device: int
@@ -164,7 +164,7 @@ class PlannedTile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A rectangle of C in which each element is the sum over the same number of depth slabs.
+    """A rectangle of C in which all elements are sums over the same number of depth slabs.
 
     With 1 slab, devices return finished blocks, not partial sums. See docs/planner.md.
     """
@@ -182,11 +182,11 @@ class Plan:
     Attributes:
         tiles: tiles that cover the index space M x N x K exactly once. The tiles of one device are
             in sending order.
-        makespan_s: predicted seconds of the GEMM in the limit of infinitely many strips.
-        fill_s: additional predicted seconds with the actual number of strips.
-        bound_s: lower bound on the seconds of any plan with one tile per device; 0 if unknown.
+        makespan_s: predicted time of the GEMM in seconds, with infinitely many strips.
+        fill_s: predicted time in seconds that the actual, finite number of strips adds.
+        bound_s: lower bound on the time of any plan with one tile per device; 0 if unknown.
         regions: the regions into which C is divided; empty for a plan that reuses operands.
-        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
+        columns_cut_n: True if columns divide n and a slab's rows divide m; False for the reverse.
     """
 
     gemm: Gemm
@@ -212,12 +212,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The tiles of a GEMM whose operands devices already hold, by device ID.
+    """Tiles that cover a GEMM exactly once, and whose operands devices already hold in part.
 
     Attributes:
-        tiles: each device's tile, with the cuts of the held strips. All tiles cover the GEMM
-            exactly once.
-        held_bytes: size of the operands that need no download.
+        tiles: maps a device ID to the device's tile, with the cuts of the strips.
+        held_bytes: maps a device ID to the size of the operands that need no download.
     """
 
     tiles: Mapping[int, TileCut] = field(default_factory=dict)
@@ -239,11 +238,11 @@ class Planner(Protocol):
         Args:
             gemm: the GEMM; each side is at least 1.
             devices: devices of the fleet, at least one. The plan may leave some devices idle.
-            residencies: sets of tiles whose operands devices already hold. The plan reuses a set
-                if this shortens the predicted time.
+            residencies: sets of tiles whose operands devices already hold. The plan reuses one
+                of these sets if that shortens the predicted time.
 
         Raises:
-            PlanError: when no device has enough memory for a tile.
+            PlanError: if no device has enough memory for a tile.
         """
         ...
 
@@ -258,7 +257,7 @@ class PartPlanner(Protocol):
         Implementations must be fast, because the whole GEMM waits for this part.
 
         Raises:
-            PlanError: when no device has enough memory for a tile.
+            PlanError: if no device has enough memory for a tile.
         """
         ...
 

@@ -1,8 +1,9 @@
 """Prediction of the step time with several servers that share the devices and each batch.
 
-A step takes as long as the slowest server's fleet, plus the exchange between servers. The owner of
-a parameter sums the gradients from all servers, and sends the new value to all servers, in fp32.
-With shared weights, servers do not receive new values; they gather the weights before each pass.
+The step time is the time of the slowest server's fleet plus the time of the exchange between the
+servers. In the exchange, the owner of a parameter sums the gradients from all servers, and sends
+the new value to all servers, in fp32. If weights are shared, owners do not send new values.
+Instead, servers gather the weights of each layer before each pass through it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _GRADIENT_BYTES: Final = 4
 class SharedWeights:
     """The sizes of a model whose weights are divided among the servers.
 
-    Servers gather the weights of a layer before each pass. A step has one micro-batch.
+    A step has one micro-batch.
 
     Attributes:
         layers: number of layers.
         layer: number of parameters in one layer.
         outside: number of parameters outside the layers.
-        recomputed_bytes: bytes of activations per sequence that are recomputed in the backward
-            pass instead of retained.
+        recomputed_bytes: size per sequence of the activations that the PS recomputes in the
+            backward pass, instead of retaining them.
     """
 
     layers: int
@@ -42,8 +43,8 @@ class SharedWeights:
     def gathered(self) -> int:
         """Return the number of parameters that servers gather in a step.
 
-        Each layer but the last is gathered for both passes. The last layer, and the parameters
-        outside the layers, are gathered once.
+        Each layer except the last is gathered twice, once for each pass. The last layer and the
+        parameters outside the layers are gathered once.
         """
         return self.outside + (2 * self.layers - 1) * self.layer
 
@@ -56,7 +57,7 @@ class SharedWeights:
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return the bytes that each server exchanges with the others in a step, in each direction.
+    """Return how many bytes each server sends to the others in a step; it receives as many.
 
     `weights` is None if each server holds the whole model.
     """
@@ -71,9 +72,9 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the seconds of the exchange between servers if their cards have no other traffic.
+    """Return the time in seconds of the exchange between servers, without any other traffic.
 
-    `card` has the rates of each server's network card; None if the card limits no transfer.
+    `card` holds the rates of each server's network card; None if the card limits no transfer.
     """
     if card is None:
         return 0.0
@@ -87,9 +88,9 @@ def shares(devices: Sequence[DeviceRates], servers: int) -> list[list[DeviceRate
 
 
 def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
-    """Return the indices of the servers' fleets that could be slowest.
+    """Return the indices of the servers whose fleets could be slowest.
 
-    These fleets have the lowest total downlink rate, uplink rate or compute throughput.
+    The fleets of these servers have the lowest total downlink rate, uplink rate or throughput.
     """
     sums = [
         (
@@ -107,11 +108,11 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        devices, rows: maximum numbers of devices and of sequences on one server.
+        devices, rows: largest number of devices, and of sequences, on any server.
         slowest: the forecast of the slowest server's fleet.
-        exchanged_bytes: bytes that each server exchanges in a step, in each direction.
-        server_bytes: memory of one server. Optimizer moments are divided among the servers, weights
-            if the user asked for shared weights, and gradients except with stages.
+        exchanged_bytes: number of bytes that each server sends to the others in a step.
+        server_bytes: memory of one server. Optimizer moments are divided among the servers. So are
+            weights if they are shared, and gradients unless the method is stages.
     """
 
     servers: int
@@ -124,7 +125,7 @@ class ServersPlan:
 
     @property
     def refused(self) -> str:
-        """Return why the slowest fleet cannot compute its share of a step; empty if it can."""
+        """Return the reason why the slowest fleet cannot compute its share; empty if it can."""
         return self.slowest.refused
 
     @property
@@ -174,7 +175,7 @@ def plan_servers(
 def why(plans: Sequence[ServersPlan]) -> str:
     """Return a sentence on whether more servers are faster, and how long their exchange takes.
 
-    `plans` are for different numbers of servers, in ascending order of this number.
+    `plans` are in ascending order of the number of servers.
     """
     plans = [plan for plan in plans if not plan.refused]
     if not plans:

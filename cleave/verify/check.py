@@ -56,8 +56,8 @@ class Fault:
     """A proven error in a block that a device returned.
 
     Attributes:
-        gross: whether the whole block is wrong. A single flipped bit cannot cause this: it changes
-            one element, or one row (if in A), or one column (if in B).
+        gross: whether the whole block is wrong. A single flipped bit changes only one element of
+            the block, or one row (for a bit of A), or one column (for a bit of B).
     """
 
     reason: str
@@ -70,7 +70,7 @@ class Judgement:
 
     Attributes:
         mended: the block with recomputed rows in place of the rows in doubt; None if no row is in
-            doubt, or if the block has a fault.
+            doubt, or if the block contains a fault.
     """
 
     # the error in the block; None if rounding can explain every difference
@@ -85,8 +85,8 @@ class Judgement:
 class _CountedPass:
     """A `Pass` that counts the bytes read and the operations of one GEMM's check.
 
-    It must not reference the `GemmCheck`, because a reference cycle would keep the matrices in
-    memory until Python's garbage collector runs.
+    A `_CountedPass` must not reference its `GemmCheck`. A reference cycle would keep the matrices
+    in memory until Python's garbage collector runs.
     """
 
     project: Pass
@@ -160,7 +160,7 @@ class GemmCheck:
         return Judgement()
 
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows in doubt, shape (m,); see the module's description."""
+        """Return a mask of the rows in doubt (see the module docstring), shape (m,)."""
         expected = self._products.of(block)
         columns = self._products.columns(block.n)
         if result.dtype is DType.FP32:
@@ -191,7 +191,7 @@ class GemmCheck:
         return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
-        """Recompute the rows in doubt in double precision, or all rows if half are in doubt."""
+        """Recompute the rows in doubt, or all rows if half are in doubt, in double precision."""
         if 2 * doubt.sum() >= doubt.size:
             doubt = np.ones_like(doubt)
         rows = np.flatnonzero(doubt)
@@ -233,7 +233,7 @@ class GemmCheck:
 
 
 def _most_spread(share: Doubles) -> float:
-    """Return the maximum sum of squared residuals of a column group without a row in doubt."""
+    """Return the sum of squared residuals above which a whole group of columns is in doubt."""
     return SPREAD_LIMIT * float(share[0].size) + _FEW_ROWS
 
 
@@ -244,7 +244,7 @@ def _fault(
     values: npt.NDArray[np.float32],
     own: Product,
 ) -> Fault:
-    """Return the fault of a block, described by the element with the largest error."""
+    """Return the fault of a block. Its reason describes the element with the largest error."""
     off = np.where(wrong, np.abs(values - own.exact), 0)
     gross = (
         2 * int(wrong.any(1).sum()) >= max(3, block.m.size)

@@ -1,19 +1,19 @@
 """The loops of `projection.compiled_pass`, compiled by numba.
 
-Each loop reads a matrix as lines in memory, which are the matrix's rows (`along`) or columns
-(`across`). The arguments of both loops are the same:
+Each loop reads a matrix line by line in memory order. Lines are the matrix's rows (`along`) or its
+columns (`across`). Both loops take these arguments:
 
-    flat: the matrix's memory as a 1-D array; bf16 elements are given as uint16
+    flat: the matrix's memory as a 1-D array; bf16 elements are stored as uint16
     stride: number of elements from the start of one line to the start of the next line
     vectors: the vectors to multiply by, shape (vectors, columns)
     weights: a weight for each column, shape (columns,)
     bounds: the boundaries of the groups of columns, shape (groups + 1,)
     out: accumulates the matrix-vector products, shape (groups, vectors, rows)
-    squares: accumulates the weighted sums of squared elements, shape (groups, rows); empty if none
+    squares: accumulates weighted sums of squared elements, shape (groups, rows), unless empty
 
 A loop reads four lines and two vectors at a time, because their sums fill the registers. The loop
 also prefetches the same part of the next four lines. Processors do not predict this access pattern,
-and waiting for memory would double the time.
+and waiting for memory would double the loop's time.
 
 Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
 BLAS. Infinities and NaNs propagate.
@@ -80,7 +80,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Upcast an element to double precision; a uint16 element has the bits of a bf16 number.
+    """Upcast an element to double precision; a uint16 element holds the bits of a bf16 number.
 
     Only compiled code can call this function.
     """
@@ -102,7 +102,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        A map from the matrix's dtype, and whether the lines in memory are columns, to the loop.
+        The loop for each pair of the matrix's dtype and whether lines in memory are columns.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
@@ -130,13 +130,13 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 def _sum_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
 ) -> Any:
-    """Return sums over the elements b in a part of each of four lines: of b x, b y and b^2 z.
+    """For a part of each of four lines, return the sums of b x, b y and b^2 z over its elements b.
 
     Args:
         four: indices of the four lines.
         after: indices of the lines to prefetch.
-        span: first and last element (exclusive) of the part.
-        x, y, z: factors for each element of a line.
+        span: index of the part's first element in a line, and of its last element plus one.
+        x, y, z: a factor for each element of a line.
     """
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
@@ -167,7 +167,7 @@ def _sum_all(
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
-    """Return only the sums of b x and b y that `_sum_all` returns."""
+    """Return the sums of b x and b y as `_sum_all` does, without the sums of b^2 z."""
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -193,7 +193,7 @@ def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: A
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
-    """Return only the sums of b^2 z that `_sum_all` returns."""
+    """Return the sums of b^2 z as `_sum_all` does, without the other sums."""
     i0, i1, i2, i3 = four
     q0 = q1 = q2 = q3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -277,8 +277,8 @@ def _add_all(
 ) -> None:  # fmt: skip
     """For the elements b in a part of four lines, add b x to `xs`, b y to `ys`, b^2 z to `squares`.
 
-    The arguments are those of `_sum_all`, but x, y and z have one factor per line, and the sums
-    have one element per element of a line.
+    The arguments are those of `_sum_all`, except that x, y and z are one factor per line. `xs`,
+    `ys` and `squares` have one element per element of a line.
     """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
@@ -303,7 +303,7 @@ def _add_all(
 def _add_products(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
 ) -> None:
-    """Add only to `xs` and `ys`, as `_add_all` does."""
+    """Add to `xs` and `ys` as `_add_all` does, without adding squares."""
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
     y0, y1, y2, y3 = y
@@ -325,7 +325,7 @@ def _add_products(
 def _add_squares(
     flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
 ) -> None:
-    """Add only to `squares`, as `_add_all` does."""
+    """Add to `squares` as `_add_all` does, without adding products."""
     i0, i1, i2, i3 = four
     z0, z1, z2, z3 = z
     for at in range(span[0], span[1], _PART):

@@ -1,14 +1,13 @@
 """Products of a GEMM's A and B with secret vectors, for checks of the devices' results.
 
-The entries r_j of the vectors have random signs and magnitudes uniform in [0.75, 1.25]. Signs alone
-would miss half of the pairs of wrong elements that cancel in a row, and small entries would hide
-errors.
+The entries r_j of the vectors have random signs, and magnitudes uniform in [0.75, 1.25]. With signs
+alone, half of all pairs of equal errors in a row would cancel out. Small entries would hide errors.
 
 Each r_j is multiplied by a weight w_j: the inverse of the typical rounding error of column j of the
 result. So a column of large elements does not hide errors in other columns. The rounding error is
-estimated from B's columns and, for 16-bit results, from a few random rows of A. In fp32, the
-estimate reads a part of the depth. If that part is not representative, for example after ReLU, the
-estimate is repeated over the full depth.
+estimated from B's columns and, for 16-bit results, from a few random rows of A. For fp32, the
+estimate uses only a part of the depth. If this part turns out not to be representative, for example
+after ReLU, the estimate is repeated over the full depth.
 
 All blocks with the same columns share B r, and all blocks with the same rows share one read of A.
 If the blocks' ranges overlap only in part, A and B are divided at the boundaries of all blocks.
@@ -87,7 +86,7 @@ def group_bounds(n: Span) -> Bounds:
 
 
 class SecretProducts:
-    """Computes and caches products of the matrices A and B of one GEMM with secret vectors.
+    """Computes and caches products of one GEMM's matrices A and B with secret vectors.
 
     The arguments are those of `cleave.verify.check.GemmCheck`.
     """
@@ -184,11 +183,11 @@ class SecretProducts:
         return self._entries[:, n.start : n.stop] * weights, np.square(weights)
 
     def _typical(self, n: Span) -> Doubles:
-        """Return the typical rounding error in each column of the result. Only ratios matter.
+        """Return the typical rounding error in each column of the result, up to a common factor.
 
-        With 16-bit results, the error depends on the size of the elements, estimated from random
-        sums of a few rows of A. With fp32 results, the error depends on the norms of B's columns,
-        estimated from a part of the depth.
+        For 16-bit results, the error depends on the size of the elements, which is estimated from
+        random sums of a few rows of A. For fp32 results, the error depends on the norms of B's
+        columns, which are estimated from a part of the depth.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
         with np.errstate(all="ignore"):
@@ -219,9 +218,9 @@ class SecretProducts:
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
-        """Return the cached A (B r), with secret vectors r, for rows `m`, depths `k`, columns `n`.
+        """Return A (B r), with secret vectors r, for rows `m`, depth range `k` and columns `n`.
 
-        The first call also reads the adjacent rows of other blocks with the same columns.
+        Results are cached. The first call also reads adjacent rows of blocks with equal columns.
         """
         parts = self._a_parts.get((m, k), {})
         if n not in parts:
@@ -233,7 +232,7 @@ class SecretProducts:
         return parts[n]
 
     def _read_a(self, rows: Sequence[Span], k: Span, columns: Sequence[Span]) -> None:
-        """Multiply adjacent row ranges of A by B r for several column ranges; cache the results."""
+        """Multiply adjacent row ranges of A by B r, for each of `columns`; cache the results."""
         whole = Span(rows[0].start, rows[-1].stop)
         b_parts = [self._b_of(k, n) for n in columns]
         vectors = np.concatenate([b.products.reshape(-1, k.size) for b in b_parts])
@@ -254,7 +253,7 @@ class SecretProducts:
                 )
 
     def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
-        """Return `m` and the contiguous unread row ranges whose blocks have the same columns."""
+        """Return `m` and the adjacent unread row ranges whose blocks have the same columns."""
         rows = self._rows_of[k, tuple(self._meets[m, k])]
         return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
@@ -277,7 +276,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """Return B r, with secret vectors r, for depth range `k` and columns `n` read at once."""
+        """Return B r, with secret vectors r, for depth range `k` and columns `n`; cache it."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
@@ -300,7 +299,7 @@ class SecretProducts:
         return part
 
     def _beside(self, k: Span, n: Span) -> Sequence[Span]:
-        """Return `n` and contiguous unread column ranges, to read rows of B contiguously."""
+        """Return `n` and the adjacent unread column ranges, which are read together with `n`."""
         if self._a.dtype is not DType.FP32:  # in the cache, because the estimate just read it
             return [n]
         unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
@@ -308,7 +307,7 @@ class SecretProducts:
 
 
 def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
-    """Return `span` and the contiguous `spans` around it; only `span` if not in `spans`."""
+    """Return the contiguous run of `spans` that contains `span`; only `span` if none does."""
     ordered = sorted(spans)
     if span not in ordered:
         return [span]

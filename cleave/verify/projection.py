@@ -41,13 +41,13 @@ _WORTH_COMPILING_BYTES: Final = 4e9
 
 
 class Projector:
-    """A `Pass` that starts with numpy and switches to compiled loops in long runs.
+    """A `Pass` that uses numpy at first, and switches to compiled loops in long runs.
 
     Compiled loops require the package extra `fast` (numba). They are compiled in a background
     thread and cached on disk for later runs.
 
     Args:
-        worth_compiling_bytes: bytes of matrices that must be read before compilation starts.
+        worth_compiling_bytes: total size of the matrices that are read before compilation starts.
     """
 
     def __init__(self, worth_compiling_bytes: float = _WORTH_COMPILING_BYTES) -> None:
@@ -101,7 +101,7 @@ def compiled_pass() -> Pass:
     """Return a `Pass` that uses compiled loops.
 
     Raises:
-        ImportError: when numba is missing or does not support the installed numpy.
+        ImportError: if numba is missing or does not support the installed numpy.
     """
     from cleave.verify import kernels
 
@@ -128,7 +128,7 @@ def compiled_pass() -> Pass:
 def _room(
     matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
 ) -> tuple[Bounds, Doubles, Doubles]:
-    """Return the group boundaries, and arrays of zeros for the results of a `Pass`."""
+    """Return the groups' boundaries, and arrays of zeros for the two results of a `Pass`."""
     rows, columns = matrix.shape
     if bounds is None:
         bounds = np.array((0, columns))
@@ -138,9 +138,9 @@ def _room(
 
 
 def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-    """Return a matrix's memory as a 1-D array, and the stride of its rows in elements.
+    """Return a matrix's memory as a 1-D array, and the stride of the matrix's rows in elements.
 
-    The matrix is copied if its rows are not contiguous.
+    The matrix is copied if the elements of a row are not contiguous.
     """
     step, unit = lines.strides
     size = lines.itemsize
@@ -155,7 +155,7 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Yield row and column slices that cover a matrix, in memory order.
+    """Yield pairs of a row slice and a column slice that cover a matrix, in memory order.
 
     A chunk has about `elements` elements, and at least 16 lines (rows or columns as stored).
     """

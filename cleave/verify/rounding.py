@@ -1,8 +1,8 @@
 """Limits on the rounding error of a matrix multiplication that sums in fp32 in any order.
 
 `variance` models honest devices, and decides which rows of a block are recomputed. `Product.may_be`
-is a bound that no order of summation exceeds, and decides which devices are blamed.
-`Product.likely` lies between the two. A few elements outside this range are not significant.
+uses a bound that no order of summation exceeds, and decides which devices are blamed. The bound of
+`Product.likely` lies between the two. A few elements outside this bound prove nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def variance(
     depth: int,
     dtype: DType,
 ) -> Doubles:
-    """Return the variance of a weighted sum of an honest device's rounding errors.
+    """Return the variance of the weighted sum of an honest device's rounding errors in a row.
 
     For a row a of A, columns b_j of B with weights w_j, depth K, and results c_j, the variance is
 
@@ -51,15 +51,15 @@ def variance(
 
     with the unit roundoffs u of fp32 and u_out of the results. The first term covers partial sums
     that drift further from zero than a random walk, as in training. For a random walk, a twentieth
-    of this term would suffice. The second term covers sums of terms with one sign, and rounding of
-    the results. The other terms cover numbers near zero, with an absolute error of at most f in
-    results and g in operands (`LEAST`).
+    of this term would suffice. The second term covers sums of terms with equal signs, and the
+    rounding of results. The other terms cover numbers near zero, with an absolute error of at most
+    f in results and g in operands (`LEAST`).
 
     Args:
         a_square: |a|^2, any shape.
         b_square: sum of w_j^2 |b_j|^2, same shape as `a_square`.
-        length: sum of w_j^2 c_j^2, same shape as `a_square`. Values above a_square * b_square,
-            which no honest result has, do not raise the variance.
+        length: sum of w_j^2 c_j^2, same shape as `a_square`. Values above 1.02 * a_square *
+            b_square do not raise the variance further, because no honest result reaches them.
         total: sum of w_j^2.
         depth: K.
         dtype: dtype of the results.
@@ -106,13 +106,13 @@ class Product:
         return arrays.narrow(self.exact.astype(np.float32), dtype)
 
     def may_be(self, values: Floats, dtype: DType) -> Truth:
-        """Return a mask of the values that fp32 summation can produce in some order.
+        """Return a mask of the values that summation in fp32 can produce in some order.
 
         The error of a sum of K products is at most K u times the sum of the products' magnitudes
         (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with
-        truncation. Rounding is monotonic, so every value between the rounded ends of this interval
-        is possible. Where a partial sum may overflow, or the exact sum is not finite, every
-        non-finite value is possible too.
+        truncation. Rounding is monotonic, so values between the rounded ends of this interval count
+        as possible. Where a partial sum may overflow, or the exact sum is not finite, non-finite
+        values count as possible, too.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)

@@ -15,7 +15,7 @@ class Bits(IntEnum):
     """Number of bits of each quantized weight."""
 
     FOUR = 4
-    """NF4 codes. Each byte has two codes, with the first code in the low 4 bits."""
+    """NF4 codes. Each byte holds two codes, the first code in the low 4 bits."""
 
     EIGHT = 8
     """Integers. The quantization levels are equally spaced."""

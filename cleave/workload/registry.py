@@ -12,8 +12,8 @@ from cleave.errors import UsageError
 class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
-    An OPT layer has q, k, v, out, fc1 and fc2, with biases; positions are learned. A LLAMA layer
-    has q, k, v, o, gate, up and down, without biases; the MLP is gated and positions are rotary.
+    An OPT layer consists of q, k, v, out, fc1 and fc2, with biases. Its positions are learned. A
+    LLAMA layer consists of q, k, v, o, gate, up and down, without biases. Its positions are rotary.
     """
 
     OPT = "opt"
@@ -139,7 +139,7 @@ def find_model(name: str) -> ModelSpec:
             ``meta-llama/Llama-2-7b-hf``.
 
     Raises:
-        UsageError: when no model has this name. The message lists the closest names.
+        UsageError: if no model has this name. The message lists the closest names.
     """
     key = name.strip().lower()
     for organisation in ("facebook/", "meta-llama/"):
@@ -158,15 +158,14 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the spec of a model from the contents of its Hugging Face ``config.json``.
 
     The spec is exact for OPT and Llama models. Another decoder-only model is treated as an OPT or
-    Llama model, depending on whether its MLP is gated. The fields of its config must have one of
-    the usual names.
+    Llama model, depending on whether its MLP is gated. Its config must use common field names.
 
     Args:
         config: the parsed ``config.json``.
         name: name for the spec, also used in error messages.
 
     Raises:
-        UsageError: when a field is missing or invalid. The message names the field.
+        UsageError: if a field is missing or invalid. The message names the field.
     """
 
     def number(field: str, *keys: str, default: int | None = None) -> int:

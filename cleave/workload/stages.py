@@ -79,7 +79,7 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the bytes in messages, with `element_bytes` for each unquantized element."""
+        """Return the size in messages, with `element_bytes` bytes per unquantized element."""
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -115,8 +115,8 @@ class LayerSizes:
         """Return the FLOPs per token of the backward pass, including activation recomputation.
 
         For each multiplication by a parameter, the input gradient costs as much as the forward
-        pass, and so does the gradient of a trained parameter. Each of the two multiplications of
-        attention needs gradients of both operands.
+        multiplication. So does the gradient of a trained parameter. Each of attention's two
+        multiplications needs the gradients of both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
@@ -136,7 +136,7 @@ class LayerSizes:
 
     @property
     def activations(self) -> tuple[int, ...]:
-        """Return the elements per token of each activation that the forward pass can retain.
+        """Return the number of elements per token of each activation that can be retained.
 
         The activations are the results of all matrix multiplications, except attention scores and
         results that are only added to the layer's output.
@@ -159,7 +159,7 @@ def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
     """Return the number of tokens in each of `parts` micro-batches of a batch of `rows` sequences.
 
     Raises:
-        UsageError: when `parts` is below 1 or above `rows`.
+        UsageError: if `parts` is below 1 or above `rows`.
     """
     if not 0 < parts <= rows:
         raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")
@@ -232,7 +232,7 @@ class StageSizes:
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs per token of the LM head, forward and backward."""
+        """Return the FLOPs per token of the matrices after the last layer, in both passes."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
 
     @property
@@ -241,7 +241,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the model's costs as planner input, given the tokens of each micro-batch."""
+        """Return the model's costs as planner input. `tokens` are the sizes of micro-batches."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -292,7 +292,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return the bytes of frozen weights, trained weights, gradients and gradient sums."""
+        """Return the sizes of frozen weights, trained weights, gradients and gradient sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -300,11 +300,11 @@ class StageSizes:
 
 
 def kept_elements(spec: ModelSpec) -> int:
-    """Return the activation elements per token that a layer retains without recomputation.
+    """Return how many activation elements per token a layer retains without recomputation.
 
-    They are the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022, arXiv
-    2205.05198, section 4.1), without dropout masks and without attention scores, which flash
-    attention does not retain.
+    The layer retains the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022,
+    arXiv 2205.05198, section 4.1). Dropout masks are not counted, nor are attention scores, which
+    flash attention does not retain.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
     norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
@@ -312,7 +312,7 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return the activation elements per token that activation recomputation saves.
+    """Return how many activation elements per token need not be retained with recomputation.
 
     With recomputation, the PS retains every layer's input, and all activations of one layer.
     """
@@ -353,7 +353,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield the parameters. With adapters, they are frozen, and adapter parameters follow."""
+    """Yield the parameters. With adapters, freeze them, and add the parameters of the adapters."""
     if adapters is None:
         yield from parameters
         return

@@ -7,8 +7,8 @@ A Linear with weight ``W[out, in]`` needs three matrix multiplications (GEMMs), 
     input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
     weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
 
-Each weight gradient is computed once per batch. The matrix multiplications of attention scores are
-not included, because the parameter server computes attention scores.
+Each weight gradient is computed once per batch. The matrix multiplications inside attention
+(scores and weighted sums) are not included, because the parameter server computes them.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGemm:
-    """A GEMM shape that occurs in a training step for ``count`` Linear modules.
+    """A GEMM that each of ``count`` Linear modules of the same shape needs in a training step.
 
     Attributes:
         count: number of layers; 1 for a Linear outside the layers.
@@ -58,7 +58,7 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return the operand that devices hold from an earlier sibling; empty if none."""
+        """Return the operand that devices still hold from an earlier sibling; empty for neither."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
@@ -80,8 +80,8 @@ class StepGemm:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    The LM head is last. Linear modules of the layers are returned only once. If `fused_siblings`,
-    q, k and v are merged into ``qkv_proj``, and gate and up into ``gate_up_proj``.
+    The LM head is last. Each Linear of the layers is returned once, for all layers together. If
+    `fused_siblings`, q, k and v are merged into ``qkv_proj``, gate and up into ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -134,11 +134,11 @@ def step_gemms(
 ) -> tuple[StepGemm, ...]:
     """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
-    The forward GEMMs are first, in order. The input gradient and the weight gradient of each Linear
-    follow, from the last Linear to the first.
+    The forward GEMMs come first, in order. They are followed by the input gradient and the weight
+    gradient of each Linear, from the last Linear to the first.
 
     Raises:
-        UsageError: when the batch or the sequence length is below 1.
+        UsageError: if the batch or the sequence length is below 1.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:

@@ -1,7 +1,7 @@
 """Local search for the assignment of layers and devices to stages.
 
-The search starts with several arrangements whose stages take about equally long. It changes an
-arrangement as long as that shortens the step time estimated by `estimate.py`.
+The search starts with several arrangements whose stages take about equally long. It changes each
+arrangement as long as a change shortens the step time that `estimate.py` estimates.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _FEW_STAGES = 12
 class Changes:
     """The numbered changes that can be applied to an arrangement of devices in stages.
 
-    There are five kinds: moving a layer to another stage, swapping two stages, moving a group of
-    devices to another stage, swapping two groups, and moving the loss to or from the PS.
+    A change moves a layer to another stage, swaps two stages, moves a group of devices to another
+    stage, swaps two groups, or moves the loss to or from the PS.
 
     Args:
         groups: number of groups that can move to another stage; 0 if each group stays in its stage.
@@ -111,11 +111,11 @@ class StageClimb:
     Args:
         tables: costs of each run of consecutive layers.
         groups: groups of devices. All devices of a group are in the same stage.
-        fixed: whether group n always serves stage n. There must be no more groups than layers.
+        fixed: whether group n always serves stage n. If so, groups may not outnumber layers.
 
     Attributes:
         found: distinct arrangements, in ascending order of estimated step time.
-        seconds: estimated step time of each arrangement in `found`.
+        seconds: estimated step time in seconds of each arrangement in `found`.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class StageClimb:
         return Changes(self._stages, 0 if self._fixed else len(self.groups))
 
     def climb(self) -> None:
-        """Improve `found` while changes help, in a limited number of rounds."""
+        """Improve `found` as long as changes help, for a limited number of rounds."""
         for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
             active = np.arange(len(self.found))
             for _ in range(rounds):
@@ -208,10 +208,10 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Reduce `found` to its `most` best arrangements that are possible and distinct.
+        """Reduce `found` to the best `most` of its possible and distinct arrangements.
 
-        Unless `alike`, the best arrangements of each number of stages, with and without the loss,
-        take precedence.
+        Unless `alike`, the best arrangement for each number of stages, with and without the loss on
+        the last stage, takes precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -287,7 +287,7 @@ class StageClimb:
         return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
-        """Return the seconds of each layer, and of the loss, on a stage of the given groups."""
+        """Return the time of each layer, and of the loss, on a stage of the groups `members`."""
         if members not in self._known:
             chosen = list(members)
             weights, gradients, flops = self.tables.by_layer
@@ -305,9 +305,9 @@ def _balanced(
 ) -> list[int]:
     """Return the cuts of the layers that minimise the time of the slowest stage.
 
-    `until` has, for each stage, the cumulative seconds of the layers before each layer, then of all
-    layers. `reach` has, for each stage and first layer, the largest stop that fits in memory.
-    Memory is ignored if no cuts fit. `last_s` is added to the time of the last stage.
+    `until` holds, for each stage, the total time in seconds of the first n layers, for n from 0 to
+    the number of layers. `reach` holds, for each stage and first layer, the largest stop that fits
+    in memory. Memory is ignored if no cuts fit. `last_s` is added to the time of the last stage.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)
@@ -331,7 +331,7 @@ def _cut(
 ) -> list[int] | None:
     """Return cuts that give each stage as many layers as possible within `limit_s`.
 
-    The result is None if some layers remain. See `_balanced` for the other arguments.
+    Return None if no such cuts cover all layers. See `_balanced` for the other arguments.
     """
     cuts, layers = [0], len(until[0]) - 1
     for stage, seconds in enumerate(until):

@@ -41,13 +41,13 @@ _NO_ROOM_BYTES: Final = 1e18
 class Arrangements:
     """Several assignments of a model's layers and a fleet's devices to stages.
 
-    Columns are devices, or groups of devices that are always in the same stage. Stages without
-    layers and devices are unused.
+    Columns are devices, or groups of devices that are always in the same stage. A stage without
+    layers and devices is unused.
 
     Attributes:
         cuts: index of each stage's first layer, then the number of layers; shape
             (arrangements, stages + 1).
-        place: the stage of each column, or the number of stages if idle; shape
+        place: the stage of each column, or the number of stages if the column is idle; shape
             (arrangements, columns).
         loss: for each arrangement, whether the last stage computes the loss.
     """
@@ -79,7 +79,7 @@ class Arrangements:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rates and memory with one value per device, or per group of devices in one stage."""
+    """Rates and memory as arrays, with one value per device or per group of devices."""
 
     downlink: Floats
     uplink: Floats
@@ -94,8 +94,8 @@ class Columns:
     def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
         """Return one column for each group of devices.
 
-        A column has the group's slowest link rates, mean throughput and smallest memory. Messages
-        in a direction count as compressed if all devices of the group compress them.
+        A column holds a group's lowest link rates, mean throughput, highest latency and smallest
+        memory. In each direction, payloads count as compressed only if all devices compress them.
         """
 
         def least(name: str) -> Floats:
@@ -116,11 +116,11 @@ class Columns:
         return Columns(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the seconds per uncompressed byte on each downlink, after any compression."""
+        """Return each downlink's transfer time per byte of uncompressed data, in seconds."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
 
     def up_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the seconds per uncompressed byte on each uplink, after any compression."""
+        """Return each uplink's transfer time per byte of uncompressed data, in seconds."""
         return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
 
 
@@ -131,20 +131,20 @@ class StageTables:
     loss, the first layer, and the stop (last layer plus one).
 
     Attributes:
-        weights, gradients: bytes sent to each device, and returned by each device, in a step.
+        weights, gradients: sizes of the weights sent to a device, and of the gradients it returns.
         forward, backward: FLOPs per token of each pass.
         again: FLOPs per token that a backward pass recomputes if nothing was retained.
         forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
         returns: 1 if devices return the input gradient of the first layer, else 0.
-        memory: bytes that a device needs if it retains nothing between passes.
-        kept: bytes to retain the layer inputs of one micro-batch; infinite if never retained.
-        kept_whole: additional bytes for all activations; infinite if that saves no FLOPs.
+        memory: memory that a device needs if it retains nothing between passes.
+        kept: memory for one micro-batch's layer inputs; infinite if they are never retained.
+        kept_whole: additional memory for activations; infinite if retaining them saves no FLOPs.
         spared: FLOPs per token that retained activations save.
         pieces: number of chunks into which a device cuts a micro-batch.
         memory_of_layers: `memory` without the loss, indexed by first layer and stop.
         memory_of_loss: `memory` of the last layer together with the loss.
-        by_layer: rows are bytes of weights, bytes of gradients and FLOPs per token. Columns are the
-            layers, and the loss as the last column.
+        by_layer: rows are weight bytes, gradient bytes and FLOPs per token. Columns are the layers,
+            followed by the loss.
     """
 
     def __init__(self, model: StageModel) -> None:
@@ -187,7 +187,7 @@ class StageTables:
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def most_layers(self, memory: Floats | Integers) -> Integers:
-        """Return the maximum number of consecutive layers for each of the given memory sizes."""
+        """For each memory size, return the largest number of consecutive layers that can fit."""
         least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
         found: Integers = np.searchsorted(least, memory, side="right")
         return found
@@ -233,13 +233,13 @@ class StageTables:
 
 
 class Estimator:
-    """Estimates the step time of arrangements by the closed form.
+    """Computes the closed-form estimate of the step time of arrangements.
 
     Args:
         tables: costs of each run of consecutive layers.
         columns: rates of the devices, or of the groups of devices.
-        fixed: whether each stage of all arrangements has exactly one column, and there are as many
-            stages as columns. The times of each possible stage are then computed only once.
+        fixed: whether all arrangements have as many stages as columns, with exactly one column in
+            each stage. If so, the times of each possible stage are computed only once.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Estimator:
     def seconds(self, arrangements: Arrangements) -> Floats:
         """Return the estimated step time of each arrangement in seconds.
 
-        If devices have too little memory, the estimate is at least `TOO_LARGE_S`, and increases
+        If a device has too little memory, the estimate is at least `TOO_LARGE_S`, and increases
         with the missing memory. If a stage has layers but no devices, or devices but no layers, the
         estimate is infinite.
         """
@@ -301,9 +301,9 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """The times of each device or group in each stage that fits in its memory.
+        """The times of each column (a device or group) in each stage that fits in its memory.
 
-        The first array maps device or group, and cell, to an index in the arrays of times.
+        The first array maps a column and a cell to an index in the arrays of times.
         """
         stages = len(self.columns.memory)
         layers = np.arange(self.tables.layers + 1)
@@ -321,8 +321,8 @@ class Estimator:
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
         """Return the FLOPs per token that each device saves by retaining activations.
 
-        `spare` has each device's free bytes. `under_way` has the number of micro-batches whose
-        layer inputs each device retains at once.
+        `spare` is each device's free memory in bytes. `under_way` is the number of micro-batches
+        whose layer inputs each device retains at once.
         """
         tables = self.tables
         in_request = tables.forwards[cell] == 0  # forward and backward are one run
@@ -338,8 +338,8 @@ class Estimator:
     ) -> StageTimes:
         """Return the stage times of arrangements that fit in memory, one row per arrangement.
 
-        `cells` and `count` have the cell and the number of devices of each stage; `cell` has the
-        cell of each column; `stages` has the number of stages of each arrangement.
+        `cells` and `count` are the cell and the number of devices of each stage. `cell` is the cell
+        of each column's stage. `stages` is the number of stages in each arrangement.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
         spare = columns.memory - tables.memory[cell]
@@ -426,15 +426,15 @@ class Estimator:
 
 
 class StageTimes(NamedTuple):
-    """Seconds and bytes of each stage, without waiting for other stages; one column per stage.
+    """The times and traffic of each stage, one column per stage, without waiting for other stages.
 
     Attributes:
         loaded_s: time until the stage's weights have arrived.
         ahead_s, back_s: time of one forward pass, and of one backward pass.
-        others_ahead_s, others_back_s: time of all forward passes but one, and of all backward
-            passes but one, on the slowest device.
-        others_s: time of all forward and backward passes but one each, on the slowest device.
-        gradients_s: time of the weight gradients on the slowest uplink.
+        others_ahead_s, others_back_s: time of all but one of the forward passes, and of all but one
+            of the backward passes, on the slowest device.
+        others_s: time of all passes but one forward and one backward pass, on the slowest device.
+        gradients_s: transfer time of the weight gradients on the slowest uplink.
         weight_bytes, input_bytes, output_bytes, gradient_bytes: traffic on the PS's card.
     """
 
@@ -454,11 +454,11 @@ class StageTimes(NamedTuple):
 def _end_s(
     times: StageTimes, loaded_s: Floats, card_s: Floats, loss_s: Floats, batches: int
 ) -> Floats:
-    """Return the seconds until all weight gradients have arrived, for each arrangement.
+    """Return the time in seconds until all weight gradients have arrived, for each arrangement.
 
-    Arrays have one row per stage. `loaded_s` includes time on the PS's card. `card_s` has the
-    seconds of each stage's gradients on this card. `loss_s` has the seconds of one micro-batch's
-    loss on the PS.
+    Arrays have one row per stage. `loaded_s` is the time until a stage's weights have passed the
+    PS's card and the links. `card_s` is the time for which a stage's gradients occupy the card.
+    `loss_s` is the time of one micro-batch's loss on the PS.
     """
     ahead = np.empty_like(loaded_s)
     first = np.zeros_like(loss_s)
@@ -488,7 +488,7 @@ def _end_s(
 
 
 class Spread:
-    """Aggregates values of devices, or of groups of devices (columns), by stage."""
+    """Aggregates the values of devices, or of groups of devices (columns), by stage."""
 
     def __init__(self, place: Integers, stages: int) -> None:
         self._shape = len(place), stages + 1
@@ -502,7 +502,7 @@ class Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return the same as `total`, for `columns` that are equal in all arrangements."""
+        """Return `total` of one value per column, which applies to all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
@@ -512,7 +512,7 @@ class Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return, for each device or group (column), the value of its stage; 1 if it is idle."""
+        """Return, for each device or group (column), its stage's value; 1 if the column is idle."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
@@ -520,7 +520,7 @@ class Spread:
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return the seconds of a pass in chunks, if receiving, computing and sending overlap."""
+    """Return the time of a pass in chunks, if receiving, computing and sending overlap."""
     total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
     return total
 

@@ -62,15 +62,15 @@ class Grouping:
 def groupings(
     tables: StageTables, order: Sequence[DeviceRates], for_loss: int | None
 ) -> Iterator[Grouping]:
-    """Yield groupings of the fastest devices whose memory is sufficient for all layers.
+    """Yield groupings of the fastest devices that together have enough memory for all layers.
 
-    Groups have devices of every speed, devices of similar speed, or devices with similar memory.
+    Each group consists of devices of every speed, of similar speed, or of similar memory.
 
     Args:
         order: the devices, the fastest first.
         for_loss: index of a device with enough memory for the loss; None if no device has enough.
-            If no group of a grouping has enough memory for the loss, a copy with only this device
-            in the last group is yielded as well.
+            For a grouping in which no group has enough memory for the loss, a copy whose last
+            group consists of this device is also yielded.
     """
     memory = np.array([device.memory_bytes for device in order])
     most = tables.most_layers(memory)
@@ -141,7 +141,7 @@ def _by_room(
 
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return the devices, fastest first, by the time of the whole model on each device alone."""
+    """Return the devices in ascending order of the time that each alone needs for all layers."""
     whole = tables.by_layer[:, :-1].sum(axis=1).tolist()
 
     def whole_s(device: DeviceRates) -> tuple[float, int]:
@@ -151,9 +151,9 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 
 def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
-    """Return the seconds of layers for a whole batch on one device, without any overlap.
+    """Return the time in seconds of layers for a whole batch on one device, without any overlap.
 
-    `costs` are bytes of weights, bytes of gradients and FLOPs per token.
+    `costs` are the layers' weight bytes, gradient bytes and FLOPs per token.
     """
     weights, gradients, flops = costs
     tokens = sum(model.tokens)

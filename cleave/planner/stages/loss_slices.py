@@ -45,7 +45,7 @@ class LossSlices:
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways to slice the loss that may shorten the step; none if the loss takes little time.
+    """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
     The number of slices is the smallest number for which devices have enough memory, or twice that
     number. Each slice gets enough devices to finish in the time of the layers, or in a fraction of
@@ -74,7 +74,7 @@ def ways_to_slice(
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
-    """Return the smallest number of slices for which enough devices have enough memory, or 0."""
+    """Return the smallest number of slices that fit in the devices' memory; 0 if no number does."""
     for count in range(1, min(len(devices), model.most_slices // 2) + 1):
         needed = _needed_bytes(model, count)
         if sum(device.memory_bytes >= needed for device in devices) >= count:
@@ -83,7 +83,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the bytes of memory that a device needs for one of `count` slices of the loss."""
+    """Return the memory that a device needs for one of `count` slices of the loss, in bytes."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(REQUESTS_AT_ONCE))
@@ -94,8 +94,8 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the seconds in which this device alone would compute one slice for
-    all micro-batches.
+    Each device is preceded by the time in seconds in which it alone would compute one slice for all
+    micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
     tokens = sum(model.tokens)
@@ -123,11 +123,11 @@ def _dealt(
     within_s: float,
     most: int,
 ) -> LossSlices | None:
-    """Assign devices to slices so that each slice takes about `within_s`; None if too few devices.
+    """Assign devices to slices so that each slice takes about `within_s`; None if impossible.
 
-    If enough devices are idle, the fastest idle devices are used. Otherwise devices of every speed
-    are used, so that devices of every speed remain for the layers. `fitting` and `idle` have pairs
-    as `_fitting` returns, and `most` is the maximum number of devices to use.
+    If enough devices are idle, the fastest idle devices are used. Otherwise, devices of every speed
+    are used, so that devices of every speed remain for the layers. `fitting` and `idle` contain
+    pairs as `_fitting` returns them, and `most` is the maximum number of devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

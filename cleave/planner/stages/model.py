@@ -1,6 +1,6 @@
 """The interface of stage planners: costs of models, stages and plans.
 
-A stage is a group of consecutive layers, with the devices that train these layers.
+A stage is a group of consecutive layers, together with the devices that train them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE_COST: Final = 1.6
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return the number of chunks into which a layer without attention can cut a sequence."""
+    """Return the number of chunks into which a sequence is cut for a layer without attention."""
     numbers = range(_PIECES, 1, -1)
     return next((n for n in numbers if tokens % n == 0 and tokens // n >= _LEAST_PIECE), 1)
 
@@ -33,18 +33,18 @@ class LayerCost:
     """The costs of one layer, or of the loss. FLOPs are per token.
 
     Attributes:
-        frozen_bytes: parameters that stay on devices between steps.
-        weight_bytes, gradient_bytes: trained parameters, which are sent in every step, and their
-            gradients, which a device returns in every step.
-        sum_bytes: accumulated weight gradients on a device, in fp32.
+        frozen_bytes: size of the frozen parameters, which stay on devices between steps.
+        weight_bytes, gradient_bytes: sizes of the trained parameters, which the PS sends in every
+            step, and of their gradients, which a device returns in every step.
+        sum_bytes: size of the accumulated weight gradients on a device, in fp32.
         flops: FLOPs of both passes. The backward pass recomputes the forward pass.
         working_bytes: memory per token while a graph runs, without the graph's inputs.
         largest_bytes: size of the largest parameter, in fp32.
-        activation_bytes: activations per token, without the layer's input, that the forward pass
-            can retain for the backward pass; 0 if none can be retained.
+        activation_bytes: size per token of the activations that the forward pass can retain for
+            the backward pass, without the layer's input; 0 if it can retain none.
         spared_flops: FLOPs that the backward pass saves if activations are retained.
-        dequantized_bytes: memory for weights dequantized to fp32, and for one weight's codes.
-        pieces: number of chunks into which a sequence can be cut; 1 if tokens depend on each other.
+        dequantized_bytes: memory for weights dequantized to fp32, and for one matrix's codes.
+        pieces: number of chunks into which a sequence is cut; 1 if the layer has attention.
     """
 
     frozen_bytes: int
@@ -62,7 +62,7 @@ class LayerCost:
 
 
 class Keep(StrEnum):
-    """The data of a micro-batch that a device retains between forward and backward pass."""
+    """The data of a micro-batch that a device retains between the forward and backward passes."""
 
     NOTHING = "nothing"
     """The device retains nothing. For the backward pass, the PS sends the stage's input again, and
@@ -77,18 +77,18 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeptBatches:
-    """Maximum numbers of micro-batches that a device retains between forward and backward pass.
+    """Limits on the micro-batches that a device retains between the forward and backward passes.
 
     Attributes:
-        inputs: micro-batches of which the device retains only the layer inputs.
-        activations: micro-batches of which the device also retains activations inside the layers.
+        inputs: maximum number of micro-batches for which the device retains only layer inputs.
+        activations: maximum number for which it also retains activations inside the layers.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch, given the retained numbers so far."""
+        """Return what to retain of the next micro-batch; arguments count those retained so far."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -102,9 +102,9 @@ class PsLayers:
     """Consecutive layers that the PS computes, because devices do not support them.
 
     Attributes:
-        before: index in `StageModel.layers` of the next layer that devices compute; the number of
-            such layers if none follows.
-        flops: FLOPs per token of the forward and the backward pass, without recomputation.
+        before: index in `StageModel.layers` of the next layer that devices compute; the length of
+            `StageModel.layers` if no such layer follows.
+        flops: FLOPs per token of the forward and backward passes, without recomputation.
     """
 
     before: int
@@ -114,7 +114,7 @@ class PsLayers:
 
 @dataclass(frozen=True, slots=True)
 class StageModel:
-    """The costs of a model and the micro-batches of a batch, as input of a stage planner.
+    """The costs of a model and the sizes of its micro-batches, as input to a stage planner.
 
     Attributes:
         layers: costs of the layers that devices can compute, in order.
@@ -123,15 +123,15 @@ class StageModel:
         element_bytes: bytes per element of an activation in messages.
         tokens: number of tokens in each micro-batch.
         embeds: whether the input gradient of the first layer is needed, to train the embedding.
-        coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, of weights
-            and activations, and of weight gradients.
-        in_parts: whether attention and MLP of each layer are separate entries of `layers`.
+        coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, for weights
+            and activations, and for weight gradients.
+        in_parts: whether the attention and the MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
             be cut into slices.
         ps_layers: layers that only the PS can compute, in order. They separate stages. If PS layers
             follow the last of `layers`, the PS computes the loss.
-        beside_bytes: bytes per token in messages of layer arguments that differ between
-            micro-batches, such as masks of packed documents, without the layer's input.
+        beside_bytes: size per token, in messages, of the layer arguments that differ between
+            micro-batches, such as masks of packed documents. The layer's input is not included.
     """
 
     layers: Sequence[LayerCost]
@@ -160,7 +160,8 @@ class StageModel:
     def most_pieces(self, stage: PlannedStage) -> int:
         """Return the maximum number of chunks into which a stage can cut a micro-batch.
 
-        It is 1 on a stage with several layers or the loss, which may need the whole sequence.
+        The number is 1 for a stage with several layers or with the loss, because these may need
+        the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -168,8 +169,8 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        The backward pass of a slice recomputes the logits. Modules before the LM head, which are
-        small, are ignored.
+        The backward pass of a slice recomputes the logits. The costs of the modules before the LM
+        head, which are small, are divided by `count` as well.
         """
 
         loss = self.loss
@@ -191,7 +192,7 @@ class StageModel:
 class PsCompute:
     """The throughput, optimizer time and network card of the parameter server.
 
-    `rates` has the rates of the card; None if the card limits no transfer.
+    `rates` describes the card; None if the card limits no transfer.
     """
 
     flops_per_s: float
@@ -226,7 +227,7 @@ class PlannedStage:
         slice: the slice of the loss that the devices compute, instead of layers; None for a stage
             of layers. For a slice, `first` and `stop` both equal the number of layers.
         pieces: number of chunks into which a micro-batch is cut. Each chunk is a separate graph
-            run, which overlaps with receiving and returning other chunks.
+            run, during which the device can receive and return other chunks.
     """
 
     first: int
@@ -251,7 +252,7 @@ class StagePlan:
     Attributes:
         stages: the stages in the order of the layers.
         kept_batches: numbers of micro-batches that each device may retain, by device ID.
-        step_s: predicted seconds of a step, including the optimizer step.
+        step_s: predicted time of a step in seconds, including the optimizer step.
         memory_bytes: predicted peak memory of each device, by device ID.
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
         reason: a sentence, without a full stop, that names what takes most of the step.
@@ -329,7 +330,7 @@ class StagePlanner(Protocol):
         """Return the plan with the shortest predicted step among all plans tried.
 
         Raises:
-            PlanError: when the model cannot be divided into stages for these devices.
+            PlanError: if the model cannot be divided into stages for these devices.
         """
         ...
 
@@ -372,9 +373,9 @@ def working_bytes(
 
 
 def dequantized_bytes(elements: Sequence[int]) -> int:
-    """Return the bytes for a layer's dequantized matrices, given the elements of each matrix.
+    """Return the memory for a layer's dequantized matrices and for one matrix's codes, in bytes.
 
-    The backward graph uses each dequantized matrix twice, so all are in memory at the same time,
-    together with the integer codes of one matrix.
+    The backward graph uses each dequantized matrix twice, so all of these matrices are in memory at
+    the same time. `elements` is the number of elements of each matrix.
     """
     return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

@@ -35,7 +35,7 @@ _SMALL: Final = 0.1  # share of a link's time below which `_link` omits a kind o
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
-    """Return the seconds of a step that the PS computes alone, without activation recomputation."""
+    """Return the step time of the PS alone in seconds, without activation recomputation."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
     flops += math.fsum(layers.flops for layers in model.ps_layers)
     return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
@@ -67,7 +67,7 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the bytes of memory for the retained data of one micro-batch."""
+    """Return the memory for the data that a stage's device retains of a micro-batch, in bytes."""
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0
@@ -106,7 +106,7 @@ def most_kept(
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
-    """Return the memory for parameters upcast or dequantized to fp32 during a run, in bytes."""
+    """Return the memory for parameters that a run upcasts or dequantizes to fp32, in bytes."""
     narrow = model.element_bytes < _FP32_BYTES
     return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
 
@@ -123,7 +123,7 @@ def in_pieces(
     """Return a copy of a stage with 1 or the maximum number of chunks per micro-batch.
 
     The maximum is used if a device of the stage has too little memory for a whole micro-batch, or
-    if transferring a chunk takes at least as long as computing the chunk on every device.
+    if, on every device, a chunk's transfer takes at least as long as the chunk's backward pass.
     """
     whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
     devices = [devices_by_id[device] for device in stage.devices]
@@ -141,21 +141,21 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return the bytes of memory for graphs and a graph run with `of_token` bytes per token."""
+    """Return the memory for graphs, and for a run that needs `of_token` bytes per token."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
 def input_bytes(model: StageModel) -> int:
     """Return the memory for activations in transfer, in bytes.
 
-    The memory is for x, y, dy and dx of the two largest micro-batches.
+    The memory holds x, y, dy and dx of the two largest micro-batches.
     """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
 def mask_bytes(model: StageModel) -> int:
-    """Return the bytes of one micro-batch's masks and other layer arguments except its input."""
+    """Return the size of one micro-batch's layer arguments, without the layer input, in bytes."""
     return math.ceil(max(model.tokens) * model.beside_bytes)
 
 
@@ -166,20 +166,20 @@ def predict(
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
-    """Predict the time, memory and traffic of a step with the given stages.
+    """Predict the time, memory and traffic of a step with `stages`.
 
     Two memory policies are simulated, and the faster policy is used. With the first policy, each
     device retains the layer inputs of as many micro-batches as possible. With the second policy,
-    each device retains fewer layer inputs, and has more memory for activations.
+    each device retains fewer layer inputs, which leaves more memory for activations.
 
     Args:
         stages: the stages in order. Each layer is in exactly one stage.
-        devices_by_id: maps device IDs to devices. Each device of the stages must be included. A
-            device may be in at most one stage.
+        devices_by_id: maps device IDs to devices, and includes all devices of the stages. Each
+            device is in at most one stage.
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
 
     Raises:
-        PlanError: when a device has too little memory for its stage.
+        PlanError: if a device has too little memory for its stage.
     """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     for stage in (*stages, *slices):
@@ -237,7 +237,7 @@ def simulated_devices(
 ) -> Mapping[int, SimulatedDevice]:
     """Simulate a planned step, and return the final state of each device, by device ID.
 
-    The state includes the seconds for which the device's links and processor were busy.
+    The state includes the times for which the device's links and processor were busy.
     """
     run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
     run.end_s()
@@ -275,7 +275,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
 
 
 def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
-    """Return the seconds of a link's main traffic, and a text that names link and traffic."""
+    """Return the time of a link's main traffic, and a phrase that names traffic and link."""
     busy_s = parameters[0] + activations_s
     large = [
         part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s
@@ -285,7 +285,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Return a time as text with its unit, for the user."""
+    """Format a time of `value_s` seconds, with the unit, for the user."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

@@ -23,7 +23,7 @@ class Pass(Enum):
 
 
 def turn(in_flight: int, request_s: float, device: int) -> tuple[int, float, int]:
-    """Return the sort key of an eligible device. The first device gets the next request.
+    """Return an eligible device's sort key. The device with the lowest key gets the next request.
 
     Devices with fewer requests in flight come first, so that no device gets a second request while
     another device of the stage is idle. Among equally busy devices, the fastest device comes first.
@@ -32,7 +32,7 @@ def turn(in_flight: int, request_s: float, device: int) -> tuple[int, float, int
 
 
 def may_have_another(in_flight: int) -> bool:
-    """Return True if a device with this number of requests in flight may get another request."""
+    """Return True if a device with `in_flight` requests in flight may get another request."""
     return in_flight < REQUESTS_AT_ONCE
 
 
@@ -52,10 +52,10 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
     """Return what a device retains of its next micro-batch until the backward pass.
 
     Args:
-        inputs: number of micro-batches of which the device retains only the layer inputs.
-        activations: number of micro-batches of which the device also retains activations.
-        planned: False if the device has taken over the stage from another device. The plan then
-            has not reserved memory on the device for activations of the stage.
+        inputs: number of micro-batches for which the device retains only the layer inputs.
+        activations: number of micro-batches for which the device also retains activations.
+        planned: False if the device has taken over the stage from another device. If so, the plan
+            has reserved no memory on the device for the stage's activations.
     """
     if not planned:
         allowed = KeptBatches(allowed.inputs)
@@ -68,7 +68,6 @@ def may_take_sums(batches_left: int, *, gradients_awaited: bool = False) -> bool
     Args:
         batches_left: number of micro-batches that the stage has not finished.
         gradients_awaited: whether an earlier stage still waits for input gradients from this
-            device. Weight gradients occupy the uplink much longer, and would delay the input
-            gradients.
+            device. Weight gradients, which occupy the uplink much longer, would delay them.
     """
     return batches_left == 0 and not gradients_awaited

@@ -49,9 +49,9 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     depend on the order of `devices`, and may leave some devices idle.
 
     Raises:
-        DeviceMemoryError: when the devices have too little memory.
-        PlanError: when the model has no layers, the batch has no micro-batches, or PS layers divide
-            the model into more runs of layers than there are devices.
+        DeviceMemoryError: if the devices have too little memory.
+        PlanError: if the model has no layers, the batch has no micro-batches, or PS layers divide
+            the model into more runs of layers than the number of devices that can hold a layer.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -85,8 +85,8 @@ class _Candidate:
     """An arrangement that may be simulated, because its estimated step time is short.
 
     Attributes:
-        rank: number of better candidates of the same search, or of the same changed arrangement.
-        seconds: the estimated step time.
+        rank: number of better candidates from all searches, or from changes to the same candidate.
+        seconds: the estimated step time in seconds.
         one: the arrangement, as `Arrangements` with one row.
         slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.
     """
@@ -101,7 +101,7 @@ class _Candidate:
 def _candidates(
     tables: StageTables, able: Sequence[DeviceRates], ps: PsCompute, slices: LossSlices | None
 ) -> list[_Candidate]:
-    """Return the arrangements with the shortest estimates; none if devices lack memory."""
+    """Return the arrangements with the shortest estimates; empty if devices lack memory."""
     # The closed form treats the slices of the loss as a PS of the same throughput.
     as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
     climbs = list(_climbs(tables, able, as_ps)) if able else []
@@ -133,7 +133,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
     """Return the devices with enough memory for at least one layer.
 
     Raises:
-        DeviceMemoryError: when no device has enough memory for a layer.
+        DeviceMemoryError: if no device has enough memory for a layer.
     """
     least = float(tables.memory_of_layers.diagonal(1).min())
     able = [device for device in devices if device.memory_bytes >= least]
@@ -149,7 +149,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
 def _climbs(
     tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
 ) -> Iterator[StageClimb]:
-    """Yield completed searches, each over devices that may have enough memory for all layers."""
+    """Yield completed searches, each for devices that may have enough memory for all layers."""
     if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
         return  # no device has enough memory for one of the layers
     if len(devices) <= _FEW:
@@ -268,7 +268,7 @@ class _Judge:
         return len(model.tokens) + _PIECE_REQUESTS * activations / PIECE_BYTES
 
     def _changes(self, candidate: _Candidate) -> Iterator[_Candidate]:
-        """Yield copies of an arrangement with one change each, by estimated step time."""
+        """Yield copies of an arrangement with one change each, the best estimate first."""
         self.requests_left -= _REQUESTS_OF_CHANGES
         climb, one = candidate.climb, candidate.one
         seconds = climb.seconds_of_changes(one)[0]

@@ -35,7 +35,7 @@ class SimulatedMessage:
     Attributes:
         flops: FLOPs of the graph run that the message starts.
         answered: whether the device returns the results of this run.
-        passes_s, computes_s: seconds of the message on the device's downlink, and of the graph run.
+        passes_s, computes_s: time of the message on the device's downlink, and of the graph run.
     """
 
     nbytes: float
@@ -45,7 +45,7 @@ class SimulatedMessage:
     computes_s: float = 0.0
 
     def to(self, rates: DeviceRates) -> SimulatedMessage:
-        """Return a copy of the message with `passes_s` and `computes_s` for a device."""
+        """Return a copy of the message with `passes_s` and `computes_s` set for a device."""
         passes_s = self.nbytes / rates.downlink_bytes_per_s
         computes_s = self.flops / rates.flops_per_s
         return replace(self, passes_s=passes_s, computes_s=computes_s)
@@ -56,8 +56,8 @@ class PassMessages(NamedTuple):
 
     Attributes:
         sent: messages to the device.
-        sends: sizes in bytes of the messages that the device returns per chunk, in reverse order.
-        x_s, y_s: total seconds of the messages on the downlink and on the uplink.
+        sends: sizes in bytes of the messages that the device returns for each chunk, last first.
+        x_s, y_s: total transfer times in seconds on the downlink, and on the uplink.
     """
 
     sent: Sequence[SimulatedMessage]
@@ -71,9 +71,9 @@ class SimulatedCard:
     """One direction of the PS's network card.
 
     Attributes:
-        byte_s: seconds per byte; 0 if the card limits no transfer.
+        byte_s: transfer time per byte in seconds; 0 if the card limits no transfer.
         free_s: time in seconds at which the card finishes all queued traffic.
-        passed_bytes: total bytes of all traffic queued so far.
+        passed_bytes: total size of all traffic queued so far.
     """
 
     byte_s: float
@@ -81,9 +81,9 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue `nbytes` at `begin_s`; return the time when both card and link have sent them.
+        """Queue `nbytes` at `begin_s`; return when both the card and the link have sent them.
 
-        `own_s` is the time when the device's link has sent the bytes.
+        `own_s` is the time at which the device's own link has sent the bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -96,21 +96,21 @@ class SimulatedDevice:
     """The simulated state of one device.
 
     Attributes:
-        coming: messages in transit to the device, each with its request; None for weights.
+        coming: messages in transit to the device, each with its request (None for weights).
         left_bytes: unsent bytes of the first message in `coming`.
         going: requests whose results wait for the uplink, each with the sizes of unsent results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             become free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of requests in flight.
-        kept: for each value of `Keep`, the number of micro-batches that the device retains.
+        kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
-        weights_s, x_s: total seconds of weights and of activations on the device's downlink.
-        y_s, gradients_s: total seconds of activations and of gradients on the device's uplink.
+        weights_s, x_s: total transfer time of weights, and of activations, on the downlink.
+        y_s, gradients_s: total transfer time of activations, and of gradients, on the uplink.
         pass_messages: cached messages of requests, by stage, tokens, forward and keep.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.
-        request_s: seconds of one micro-batch pass if the device has nothing else to do.
-        piece_up_s: seconds of `PIECE_BYTES` on the device's uplink.
+        request_s: time of one micro-batch pass if the device has nothing else to do.
+        piece_up_s: transfer time of `PIECE_BYTES` on the device's uplink.
     """
 
     rates: DeviceRates
@@ -151,10 +151,10 @@ class SimulatedStage:
     Attributes:
         costs: costs of the stage's layers, followed by the costs of its loss or loss slice.
         forward, backward: heaps of micro-batches that any device of the stage may take.
-        kept_by: maps a micro-batch to its device and the data that the device retains of it.
+        kept_by: maps a micro-batch to the device that retains its data, and to the kind of data.
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
-        went, passed: numbers of finished forward passes and of finished backward passes.
+        went, passed: number of finished forward passes, and number of finished backward passes.
         summed: IDs of the devices that hold accumulated gradients.
     """
 

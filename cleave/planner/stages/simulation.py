@@ -1,11 +1,11 @@
 """Event-driven simulation of a training step by stages.
 
-The simulated PS assigns requests by the rules in `rules.py`, and first sends the trained weights,
-layer by layer. Each link carries one message at a time, and each processor runs one graph at a
-time. The PS's card transfers pieces of messages in the order of arrival. The PS computes PS layers
-and losses one at a time. Each slice of the loss receives the output of the last stage. A
-slice's backward pass starts after the forward passes of all slices. The last stage's backward pass
-starts after the backward passes of all slices.
+The simulated PS first sends the trained weights, layer by layer. It assigns requests by the rules
+in `rules.py`. Each link carries one message at a time, and each processor runs one graph at a time.
+The PS's card transfers pieces of messages in the order of arrival. The PS computes PS layers and
+losses one at a time. Each slice of the loss receives the output of the last stage. A slice's
+backward pass starts after the forward passes of all slices. The last stage's backward pass starts
+after the backward passes of all slices.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StageSimulation:
 
     Attributes:
         egress, ingress: sending and receiving direction of the PS's network card.
-        loss_s: seconds per token of the loss and the PS layers after the last stage, on the PS.
+        loss_s: time per token that the PS needs for the loss and the layers after the last stage.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StageSimulation:
         self._received_event, self._send_up_event = self._received, self._send_up
 
     def end_s(self) -> float:
-        """Simulate the step; return the seconds until all accumulated gradients have arrived."""
+        """Simulate the step; return the time in seconds until all results have arrived."""
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
@@ -154,7 +154,7 @@ class StageSimulation:
     # only to devices for which the event may have made a request ready.
 
     def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
-        """Assign requests to the given devices in turn, until none of them gets a request."""
+        """Assign requests to `devices` in turn, until no device gets another request."""
         turn = [device for device in devices if device.under_way < REQUESTS_AT_ONCE]
         while turn:
             if len(turn) > 1:
@@ -174,10 +174,7 @@ class StageSimulation:
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
     ) -> None:
-        """Assign an arrived micro-batch to one of `others`, and a request to `device`.
-
-        `device` has just finished a request, so it may get another request.
-        """
+        """Assign an arrived micro-batch to one of `others`, and the next request to `device`."""
         free = [other for other in others if other.under_way < REQUESTS_AT_ONCE]
         if not free:
             self._ask_one(now_s, device)
@@ -252,7 +249,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return the messages of a pass; `forward` is False if it includes a backward pass."""
+        """Return a request's messages; `forward` is False for a request with a backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known
@@ -329,7 +326,7 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Queue a task of `token_s` seconds per token on the PS; return the time of its end."""
+        """Queue a task of `token_s` seconds per token on the PS; return when the task ends."""
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 

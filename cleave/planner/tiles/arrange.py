@@ -44,7 +44,7 @@ def _by_depth(frame: Frame, best: BestTile, order: Places, columns: int) -> Draf
     """Distribute devices over about `columns` columns, with separate columns for each depth.
 
     If the devices of one depth have too little volume for a column, they share a column with the
-    devices of the next depth. `best` must have few different depths (`shape.snapped`).
+    devices of the next depth. The depths in `best` must have few distinct values (`shape.snapped`).
     """
     volume, depth = best.volume[order], best.depth[order]
     firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
@@ -95,7 +95,7 @@ def _stack(
 
 
 def _deal(weights: Floats, groups: int) -> Places:
-    """Divide weights into consecutive groups of similar sums; return each weight's group."""
+    """Divide weights into consecutive groups with similar sums; return the group of each weight."""
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])

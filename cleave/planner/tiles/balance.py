@@ -1,8 +1,8 @@
 """Division of a GEMM into columns, slabs and rows so that all devices finish together.
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
-if devices return finished blocks), and each slab into ranges of rows, one per device. The slab of
-each device is given. Sizes are balanced first as real numbers, then as integers.
+if devices return finished blocks), and each slab into ranges of rows, one per device. The caller
+assigns devices to slabs. Sizes are balanced first as real numbers, then as integers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Arrangement(NamedTuple):
 
 
 class Fluid(NamedTuple):
-    """A balanced arrangement with real-valued sides; `time_s` has the seconds of each slab."""
+    """A balanced arrangement with real-valued sides; `time_s` is the time of each slab."""
 
     arrangement: Arrangement
     widths: Floats
@@ -91,7 +91,7 @@ class Fluid(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Integer tiles, one per array row: device, slab, and start and stop on each axis."""
+    """Integer tiles, one per row: the device, the slab, and the start and stop on each axis."""
 
     device: Places
     slab: Places
@@ -103,7 +103,7 @@ class Boxes(NamedTuple):
 class Balancer:
     """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
-    `slowdown` has, for each device, a factor by which tiles take longer than predicted.
+    `slowdown` is, for each device, the factor by which its tiles take longer than predicted.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -125,7 +125,7 @@ class Balancer:
         Args:
             widths: initial width of each column. Only proportions matter.
             depths: initial depth of each slab. Only proportions matter.
-            time_s: initial guess of the seconds of a slab.
+            time_s: initial guess of the time of a slab in seconds.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -156,7 +156,7 @@ class Balancer:
         return depths * (self.frame.depth / total)[column_of]
 
     def slab_rows(self, slab: Arrangement, width: int, depth: int, guess_s: float) -> Ints:
-        """Return the start and stop row of each device in one slab of given width and depth."""
+        """Return the start and stop row of each device in a slab of size `width` x `depth`."""
         lone = np.array([depth == self.frame.depth])
         slabs = _Slabs(self, slab, lone)
         widths, depths = np.array([float(width)]), np.array([float(depth)])
@@ -166,7 +166,7 @@ class Balancer:
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
         """Round the sides of tiles to integers; return None if a column or slab would be empty.
 
-        Sides of at least 512 become multiples of `most_aligned`, which is at most 16.
+        Sides of at least 512 are aligned to multiples of `most_aligned`, which is at most 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -191,7 +191,7 @@ class Balancer:
 
 
 class _Slabs:
-    """The slabs of an arrangement as functions of their widths and depths.
+    """Computes the times and the rows of an arrangement's slabs from their widths and depths.
 
     `lone` marks the slabs of full depth; None derives `lone` from the arrangement.
     """
@@ -229,7 +229,7 @@ class _Slabs:
         return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
-        """Return, for each slab, the shortest seconds in which its devices compute all rows.
+        """Return, for each slab, the shortest time in which its devices can compute all rows.
 
         The number of rows is nearly linear in time, so bracketed secant steps converge fast.
         """
@@ -264,7 +264,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Return integer start and stop rows of the devices that minimise each slab's time."""
+        """Return each device's start and stop row, as integers that minimise each slab's time."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]
@@ -318,7 +318,7 @@ def _labels(starts: Places, size: int) -> Places:
 
 
 def _alignment(sizes: Floats, most: int) -> Floats:
-    """Return alignments for sizes: large for fast kernels, but small relative to the size."""
+    """Return the alignment of each size: large for fast kernels, small relative to the size."""
     steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
     return np.minimum(steps, float(most))
 

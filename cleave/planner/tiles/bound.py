@@ -73,7 +73,7 @@ def isolated_bound_s(
 def _through_card(
     gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
 ) -> float:
-    """Return the maximum multiply-adds of all devices within `time_s`, given the PS's card.
+    """Return the maximum number of multiply-adds in `time_s`, within the limits of the PS's card.
 
     A device computes at most ``sqrt(returned) / 2`` multiply-adds per element that it receives, so
     the best use of the card's egress is a fractional knapsack problem. Each element that the PS
@@ -96,7 +96,7 @@ def _through_card(
 
 
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
-    """Return the seconds in which the devices can compute the whole GEMM, rounded down slightly.
+    """Return the time in which the devices can compute the whole GEMM, rounded down slightly.
 
     The search uses secant steps, because the logarithm of `volume` is nearly linear in the
     logarithm of the time after `least_s`. Every third step bisects.

@@ -41,7 +41,7 @@ def collector_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector in a `with` block.
 
     The collector runs after a fixed number of new objects. Without the pause, it would take a third
-    of the time of large plans and of the emulator's event heap.
+    of the time for large plans and for the emulator's event heap.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -61,15 +61,15 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return the tile of each device. A device with too little memory gets several smaller tiles.
+    """Return the planned tiles. A device with too little memory gets several smaller tiles.
 
     Args:
         boxes: the share of each device in the GEMM's index space.
         tiles: approximate number of tiles in the plan.
-        block_s: seconds for which one block occupies the PS.
+        block_s: time in seconds for which one block occupies the PS.
 
     Raises:
-        PlanError: when a device has too little memory for a single multiplication.
+        PlanError: if a device has too little memory for one multiplication, or for its whole tile.
     """
     parts = [
         (device, part)
@@ -130,9 +130,10 @@ def _messages(nbytes: Floats, rate: Floats) -> Floats:
 def _fit_memory(
     tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
 ) -> Iterable[Tile]:
-    """Return the given tile, or smaller tiles if the device has too little memory for it.
+    """Return `tile`, or smaller tiles if the device has too little memory for `tile`.
 
-    Tiles are halved along the longest side until their strips and blocks fit in memory.
+    Tiles are halved along the longest side until their strips and blocks fit in memory. The depth
+    is halved only as a last resort.
     """
     budget = device.memory_bytes * USABLE_MEMORY
     need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
@@ -160,7 +161,7 @@ def _fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan of tiles without strip fill, and with strip fill, in seconds.
+    """Return the makespan of tiles in seconds, first without and then with the strip fill.
 
     Each device computes its tiles one after another.
     """
@@ -173,7 +174,7 @@ def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
 
 
 def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
-    """Return the total seconds of all tiles of each device, by device ID."""
+    """Return the total time of each device's tiles in seconds, by device ID, without strip fill."""
     total: dict[int, float] = {}
     for tile in tiles:
         total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
@@ -186,7 +187,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return a plan that reuses operands on devices; None if a device has too little memory."""
+    """Return a plan that reuses operands held by devices; None if a device lacks memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

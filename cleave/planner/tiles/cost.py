@@ -17,7 +17,7 @@ PS_BYTE_S: Final = 5e-10
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
-    """Return the seconds of one tile, in the limit of infinitely many strips and without latency.
+    """Return the time of one tile in seconds, with infinitely many strips and without latency.
 
     When a share f of the download has arrived, a share f^2 of the blocks can be computed. With
     ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else
@@ -30,7 +30,7 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 
 
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
-    """Return the predicted seconds of one tile, in the limit of infinitely many strips.
+    """Return the predicted time of one tile in seconds, with infinitely many strips.
 
     The time is from the first byte that the PS sends to the last byte that the PS receives.
     """

@@ -2,7 +2,7 @@
 
 The planner computes each device's best tile and the lower bound (`shape`, `bound`), distributes
 devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). The plan
-does not depend on the order in which the devices are given.
+does not depend on the order of the `devices` argument.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PlanMethod(Enum):
 
 
 class _Latest(NamedTuple):
-    """The latest plan of a GEMM, the plan's fleet, and the makespan of the last complete plan."""
+    """The latest plan of a GEMM, its fleet, and the makespan of the last plan made from scratch."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -198,7 +198,7 @@ class TilePlanner:
 
 
 def _score_s(plan: Plan, ps: PsRates) -> float:
-    """Return the score by which plans are compared: seconds of the fleet plus seconds of the PS."""
+    """Return the score by which plans are compared: the fleet's time plus the PS's time."""
     fleet_s = plan.makespan_s + plan.fill_s
     if not ps.block_s:
         return fleet_s
@@ -238,7 +238,7 @@ class _Search:
         return roomy[np.lexsort((roomy, -self._volume[roomy]))]
 
     def useful(self) -> Sequence[DeviceRates]:
-        """Return the devices, without far slower devices that contribute almost nothing."""
+        """Return the devices, except far slower devices that would contribute almost nothing."""
         volume = self._volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if (
@@ -260,9 +260,9 @@ class _Search:
         return plan
 
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
-        """Return the approximate seconds of the GEMM on the fastest devices, by number of devices.
+        """Return the approximate time in seconds on the n fastest devices, for each n in `sizes`.
 
-        The times are in the fluid limit, and include the limits of the PS's card.
+        The times hold in the fluid limit, and take the limits of the PS's card into account.
         """
         times_s = {}
         for size in sizes:
@@ -282,7 +282,7 @@ class _Search:
         return times_s
 
     def _best_on(self, subsets: Iterable[Indices]) -> Plan | None:
-        """Return the best plan for any of the given subsets of devices; None if all fail."""
+        """Return the best plan for any of the subsets of devices; None if no subset has a plan."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             plan = self._on(subset)
@@ -304,10 +304,10 @@ class _Search:
         return min(filter(None, plans), key=lambda plan: _score_s(plan, self.ps), default=None)
 
     def _subsets(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the subsets of devices to plan for, the most promising first, and all others.
+        """Return the promising subsets of devices, the most promising first, and all others.
 
-        The first subset consists of all devices, with two exceptions: the PS's card is too slow for
-        all devices, or the GEMM is so small that each device's share would be tiny.
+        Normally, only the set of all devices is promising. Smaller subsets are promising if the
+        PS's card is too slow for all devices, or if a device's share of the GEMM would be tiny.
         """
         ranked, ps = self.ranked, self.ps
         everyone = len(ranked)
@@ -326,12 +326,12 @@ class _Search:
         return [np.sort(ranked[:n]) for n in sizes], [np.sort(ranked[:n]) for n in others]
 
     def _roomy(self) -> Indices:
-        """Return the devices with enough memory for an equal share of C, cut into a few tiles.
+        """Return the indices of devices with memory for an equal share of C, cut into a few tiles.
 
-        If no device has that much memory, return all devices that can compute any tile.
+        If no device has that much memory, return those of all devices that can hold any tile.
 
         Raises:
-            PlanError: when no device has enough memory for a single multiplication.
+            PlanError: if no device has enough memory for a single multiplication.
         """
         gemm, element, rates = self.gemm, self.element, self.rates
         side = (gemm.m * gemm.n / len(rates)) ** 0.5
@@ -416,10 +416,10 @@ class _Task:
         return best
 
     def _tiling(self, slowdown: Floats) -> tuple[Plan, Floats, Floats] | None:
-        """Return a plan and two arrays of seconds with one value per device.
+        """Return a plan, and two arrays of times in seconds with one value per device.
 
-        The first array has the time of all tiles of the device. The second array has the time that
-        the device would need if it computed its share as a single tile.
+        The first array contains the time of all tiles of a device. The second array contains the
+        time that the device would need if it could compute its share as a single tile.
         """
         memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
         problem = self.gemm, self.element, self.rates, self.fluid_s
@@ -503,7 +503,7 @@ class _Task:
 
 
 def _order(best: BestTile) -> Indices:
-    """Return the indices of devices with a tile, in descending order of depth, then width."""
+    """Return the indices of devices with a tile, in descending order of depth, then of area."""
     active = np.flatnonzero(best.volume > 0)
     sides = best.volume[active] / best.depth[active]
     return active[np.lexsort((active, -sides, -best.depth[active]))]

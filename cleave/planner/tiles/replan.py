@@ -56,7 +56,7 @@ class PlanCache:
     def find(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan | None:
-        """Return the cached plan for this fleet or a fleet with equal rates; None if not cached."""
+        """Return the plan cached for this fleet or a fleet with equal rates; None if absent."""
         fleet = gemm, element, tuple(devices)
         found = self._by_fleet.get(fleet)
         if found is None:
@@ -76,7 +76,7 @@ class PlanCache:
         devices: Sequence[DeviceRates],
         cached: CachedPlan,
     ) -> CachedPlan:
-        """Add a plan to the cache, replacing an earlier plan for this fleet; return the plan."""
+        """Add a plan to the cache in place of an earlier plan for this fleet; return `cached`."""
         numbers, rates = _split(devices)
         self._by_fleet[gemm, element, tuple(devices)] = cached
         self._by_rates[gemm, element, rates] = numbers, cached
@@ -100,8 +100,8 @@ def updated(
     """Return a plan updated for a device that left or joined; None if an update is impossible.
 
     The rows of a lost device are divided among the other devices of its slab. A plan cannot be
-    updated if the lost device had several tiles. A new device joins the slowest slab. `rates` has
-    the rates of all connected devices, by ID.
+    updated if the lost device had several tiles. A new device joins the slowest slab. `rates`
+    contains the rates of all connected devices, by ID.
     """
     if device in rates:
         tile = max(plan.tiles, key=lambda t: (t.time_s, -t.device)).tile
@@ -118,7 +118,7 @@ def updated(
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
-    """Return the tiles of the slab that contains `tile`, which share its columns and depth."""
+    """Return the tiles in the slab of `tile`. Tiles of a slab have equal columns and depth."""
     if plan.columns_cut_n:
         return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
     return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]

@@ -21,7 +21,7 @@ from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
 
 class Bottleneck(Enum):
-    """The main limit of the predicted time. Enum values are texts for the user."""
+    """The main limit on the predicted time. Enum values are shown to the user."""
 
     DOWNLINK = "downlink"
     UPLINK = "uplink"
@@ -37,10 +37,10 @@ class PlanReport:
 
     Attributes:
         gap: predicted makespan divided by the isolated bound, minus one.
-        overlap_bound_s: lower bound on the seconds of any plan.
-        predicted_s: seconds of the plan with the actual strips (`cleave.planner.tiles.streaming`).
-        bottleneck: the limit whose improvement would shorten the plan most.
-        download_bytes, upload_bytes: the largest traffic of any device.
+        overlap_bound_s: lower bound on the time of any plan.
+        predicted_s: time of the plan with its actual strips (`cleave.planner.tiles.streaming`).
+        bottleneck: the limit whose improvement would shorten the predicted time most.
+        download_bytes, upload_bytes: the most that any device downloads, and that any uploads.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
     """
@@ -69,7 +69,7 @@ class PlanReport:
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time on these devices and this server."""
+    """Compare a plan with the lower bounds on its time, for `devices` and the server `ps`."""
     return _report(plan, element, _Fleet(devices), ps)
 
 
@@ -119,14 +119,14 @@ def _together_s(
 def _bottleneck(
     plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
 ) -> Bottleneck:
-    """Return the limit with the largest share in the times of all tiles.
+    """Return the limit with the largest share of the total time of all tiles.
 
     The time of a tile is ``T = 2 L + X + d^2 / (4 X)``, where L is the one-way latency, d the
     download time, and X the larger of compute and upload time. The shares are T's elasticities:
     ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
-    `down` and `up` are bytes of each tile. `rates` has the rates of each tile's device, limited by
-    the PS's card. `alone` has the rates of each used device without this limit.
+    `down` and `up` are the traffic of each tile in bytes. `rates` holds the rates of each tile's
+    device, limited by the PS's card. `alone` holds the unlimited rates of each device in the plan.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -211,14 +211,14 @@ class StepReport:
 
     @property
     def predicted_s(self) -> float:
-        """Return the predicted seconds of all GEMMs of the step, including repeated GEMMs."""
+        """Return the predicted time of all GEMMs of the step in seconds, repetitions included."""
         return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
 
     @property
     def apart_s(self) -> float:
-        """Return the seconds of all GEMMs if each is submitted after the previous GEMM's end.
+        """Return the time in seconds of all GEMMs, each submitted after the previous GEMM's end.
 
-        If the PS's card is the bottleneck, `predicted_s` may be longer than this.
+        If the PS's card is the bottleneck, `predicted_s` may be longer than `apart_s`.
         """
         return self._sum(r.predicted_s for r in self.reports)
 
@@ -269,7 +269,7 @@ class StepReport:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """Return the bottleneck with the largest total time of the GEMMs that it limits."""
+        """Return the bottleneck that limits the GEMMs with the largest total time."""
         shares = dict.fromkeys(Bottleneck, 0.0)
         for r, count in zip(self.reports, self.counts, strict=True):
             shares[r.bottleneck] += r.plan.makespan_s * count
@@ -288,7 +288,7 @@ def plan_step(
     `gemms` are in the order of submission.
 
     Raises:
-        PlanError: when no device has enough memory for a tile of some GEMM.
+        PlanError: if no device has enough memory for a tile of some GEMM.
     """
     known: dict[Gemm, PlanReport] = {}
     fleet = _Fleet(devices)

@@ -29,7 +29,7 @@ SEARCH_ERROR: Final = 3e-4  # maximum relative error of the best tile's volume
 
 @dataclass(frozen=True, slots=True)
 class RateArrays:
-    """The rates of several devices. Unlike in `DeviceRates`, `latency_s` is a round trip."""
+    """The rates of several devices. Unlike in `DeviceRates`, `latency_s` is for a round trip."""
 
     downlink: Floats
     uplink: Floats
@@ -67,9 +67,9 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Return a copy whose link rates, summed over all devices, do not exceed the card's rates.
+        """Return rates whose sum over all devices does not exceed the rates of the PS's card.
 
-        In each direction, all link rates are reduced by the same factor.
+        In each direction, all link rates are multiplied by the same factor.
         """
         down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
         up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
@@ -101,14 +101,14 @@ def best_tile(
 ) -> BestTile:
     """Return the largest tile that each device can download, compute and return within `time_s`.
 
-    Sides and depth of the tile may have any values up to the sides and depth of the GEMM. A tile
-    of full depth returns finished elements of C. Any other tile returns partial sums.
+    The sides and the depth of a tile are at most those of the GEMM. A tile of full depth returns
+    finished elements of C. Any other tile returns partial sums.
 
     Args:
         least_depth: minimum depth of a tile, which limits the PS's memory for partial sums.
         two_dimensional: whether to use only tiles of full depth.
-        memory: for each device, memory in bytes for all strips and blocks of the tile; None if
-            memory is not limited.
+        memory: for each device, the memory in bytes for all strips and blocks of the tile; None if
+            memory is unlimited.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     depth = np.full(len(rates), float(gemm.k))
@@ -136,7 +136,7 @@ def snapped(
 ) -> BestTile:
     """Return each device's largest tile among tiles of depth k, k/2, k/3, ... or k / `SNAPPED`.
 
-    `best` has the largest tiles of any depth. Tiles of `best` with less than these depths are
+    `best` contains the largest tiles of any depth. Tiles shallower than about k / `SNAPPED` are
     returned unchanged, because any small depth is close to a divisor of k. See `best_tile` for the
     other arguments.
     """
@@ -200,7 +200,7 @@ def _best_depth(
 def _by_grids(
     volume: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the same as `_best_depth`, found on increasingly fine grids of log(depth)."""
+    """Return the result of `_best_depth`, found on increasingly fine grids of log(depth)."""
     shares = np.linspace(0.0, 1.0, _GRID)[:, None]
     devices = np.arange(len(low))
     for _ in range(_GRIDS):
@@ -221,7 +221,7 @@ def _area(
     depth: Floats,
     memory: Floats | None,
 ) -> Floats:
-    """Return the maximum number of elements of C in a tile of a given depth.
+    """Return, for each device, the maximum number of elements of C in a tile of depth `depth`.
 
     Each device must download, compute and return its tile within `available` seconds. The
     tile is square unless C is too narrow.
@@ -252,15 +252,15 @@ def _area(
 
 
 class LongestSide:
-    """Function that maps available seconds to the maximum length of a tile of given width.
+    """Function that maps the available time to the maximum length of a tile of fixed width.
 
     With length a and width b: ``download = (a + b) per_side_s`` and ``X = a b per_element_s``. The
     time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
 
     Args:
         width: b.
-        per_side_s: seconds of download for each row or column of the tile.
-        per_element_s: the larger of compute and upload seconds for each element of C.
+        per_side_s: download time in seconds of each row or column of the tile.
+        per_element_s: the larger of the compute and upload times of each element of C.
     """
 
     def __init__(self, width: Floats, per_side_s: Floats, per_element_s: Floats) -> None:
@@ -279,7 +279,7 @@ class LongestSide:
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """Return the maximum length of each tile; 0 if the available seconds are too few."""
+        """Return the maximum length of each tile; 0 if the available time is too short."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -298,7 +298,7 @@ class LongestSide:
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """Return `cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload time."""
+    """Return `cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload times."""
     slower = np.maximum(slower_s, 1e-300)
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)
@@ -306,14 +306,14 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
 
 
 def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
-    """Return the strip fill: the seconds that a finite number of strips adds to a tile's time."""
+    """Return the strip fill: the time that a finite number of strips adds to a tile's time."""
     return np.divide(
         FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
     )
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return the best number of strips per side of a tile in a plan with this number of tiles.
+    """Return the best number of strips per side of a tile in a plan with `tiles` tiles.
 
     With p strips per side and a tile time of T, the strip fill is 0.48 T / p. The PS must handle
     p^2 blocks of each tile. The best p satisfies ``2 tiles block_s p^3 = 0.48 T``.

@@ -34,15 +34,15 @@ _MOST_TIMES: Final = 256
 
 Places = npt.NDArray[np.intp]
 Arrivals = Callable[[Places, Floats], Floats]
-"""Function that returns, given device indices and byte counts, the seconds until bytes are sent."""
+"""Function that maps device indices and byte counts to the times when these bytes are sent."""
 
 
 class SharedCard:
     """The times of downloads that share the PS's network card.
 
     The card divides its rate equally among the devices to which it is still sending. If a device's
-    own link is slower than an equal share, the other devices get the unused bandwidth. `nbytes` has
-    the total bytes of each device's download.
+    own link is slower than an equal share, the other devices get the unused bandwidth. `nbytes` is
+    the size of each device's download.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:
@@ -78,7 +78,7 @@ class SharedCard:
 
 
 def equal_shares(most: Floats, total: float) -> Floats:
-    """Divide `total` equally, but at most `most` per recipient; redistribute the remainder."""
+    """Divide `total` equally, with each share capped by `most`; other shares get the excess."""
     order = np.sort(most)
     count = len(order)
     # Candidate levels: the first n get their maximum, and the others share the rest equally.
@@ -108,7 +108,7 @@ def finish_times_s(
     places: Mapping[int, int],
     egress_bytes_per_s: float = math.inf,
 ) -> Floats:
-    """Return the seconds until each device has returned its last block; 0 for an idle device.
+    """Return the time in seconds until each device has returned its last block; 0 if it is idle.
 
     The plans are for GEMMs that are submitted together. A device runs its tiles of one plan after
     its tiles of the previous plan, without a pause of its link or processor.
@@ -132,7 +132,7 @@ def finish_times_s(
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return the bytes of operands that need no download, because devices already hold them."""
+    """Return the size of operands that need no download, because devices already hold them."""
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)
@@ -212,9 +212,9 @@ class _Progress:
         rows: int,
         columns: int,
     ) -> bool:
-        """Add one tile of each chosen device. All tiles have the same numbers of strips.
+        """Add one tile for each of the `chosen` devices. All tiles have `rows` x `columns` blocks.
 
-        Return False, and add nothing, if a tile is too small for the number of strips.
+        Return False, and add nothing, if a tile is too small for so many blocks.
         """
         m, n, k = box_sizes(boxes)
         align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
@@ -259,7 +259,7 @@ def even_sizes(
 
 
 def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Return blocks (i, j) in wavefront order, each with the new strips that it requires."""
+    """Return blocks (i, j) in wavefront order, each with the strips that are sent for the block."""
     tile = Tile(Span(0, rows), Span(0, columns), Span(0, 1))
     order: list[tuple[int, int, list[tuple[int, int]]]] = []
     sent: set[tuple[int, int]] = set()

@@ -27,21 +27,21 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The sizes of a model and the folder of its weights, or None for new random weights."""
+    """The sizes of a model, and the folder of its weights (None for new random weights)."""
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of a model, given its name or folder, without reading weights.
+    """Return the source of a model, from the model's name or folder, without reading weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
     path separator or the folder contains a ``config.json``.
 
     Raises:
-        UsageError: when there is no such folder and no such model in the registry, or when the
-            ``config.json`` of the folder does not describe a causal language model.
+        UsageError: if no folder and no model in the registry has this name, or if the folder's
+            ``config.json`` is unusable (see `read_spec`).
     """
     folder = Path(name_or_folder).expanduser()
     looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
@@ -64,11 +64,11 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder, with the folder's name.
+    """Return the spec of the model in a local Hugging Face folder, named after the folder.
 
     Raises:
-        UsageError: when the folder does not exist, or its ``config.json`` is missing, is
-            unreadable or does not describe a causal language model.
+        UsageError: if the folder does not exist, or its ``config.json`` is missing, is unreadable
+            or does not describe a causal language model with unquantized weights.
     """
     config = _read_config(folder)
     return spec_from_config(config, folder.resolve().name)
@@ -77,11 +77,12 @@ def read_spec(folder: Path) -> ModelSpec:
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    `dropout` is the probability after each OPT sub-layer. The default is 0 instead of the published
-    0.1, because Cleave's exactness tests use no dropout.
+    `dropout` is the dropout probability after each OPT sub-layer. The default is 0 instead of the
+    published 0.1, because Cleave's exactness tests use no dropout.
 
     Raises:
-        UsageError: when a Llama model gets a dropout other than 0, or the vocabulary is too small.
+        UsageError: if `dropout` is invalid or is not 0 for a Llama model, or if the vocabulary is
+            too small.
     """
     from transformers import LlamaConfig, OPTConfig
 
@@ -137,7 +138,7 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
 def build_model(
     spec: ModelSpec, *, seed: int, dropout: float = 0.0, narrow: bool = False
 ) -> "PreTrainedModel":
-    """Build a model of the registry with new random weights, on the CPU, in training mode.
+    """Build a model with new random weights, on the CPU, in training mode.
 
     The weights are initialised by transformers, without a second copy in memory. The global random
     state of torch does not change.
@@ -179,11 +180,11 @@ def load_folder(
     Args:
         dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
             All other dropout probabilities are set to 0.
-        narrow: whether to keep the dtype of the config instead of fp32, if no buffer of the model
-            would lose precision.
+        narrow: whether to keep the dtype of the config instead of converting weights to fp32. It
+            is ignored if a buffer of the model would lose precision.
 
     Raises:
-        UsageError: when the folder is missing or incomplete, the model is not a causal language
+        UsageError: if the folder is missing or incomplete, the model is not a causal language
             model, or the weights are damaged, are quantized or do not match the config.
     """
     import torch
@@ -254,7 +255,7 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
     """Enable activation checkpointing, which does not change outputs and gradients.
 
     Raises:
-        UsageError: when the model does not support activation checkpointing.
+        UsageError: if the model does not support activation checkpointing.
     """
     # transformers 5 has `activation_checkpointing_enable`. Earlier releases only have
     # `gradient_checkpointing_enable`.
@@ -268,7 +269,7 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
 
 
 def disable_checkpointing(model: "PreTrainedModel") -> None:
-    """Disable activation checkpointing, after `enable_checkpointing`."""
+    """Disable the activation checkpointing that `enable_checkpointing` has enabled."""
     disable = getattr(model, "activation_checkpointing_disable", None)
     (disable or model.gradient_checkpointing_disable)()
     model.disable_input_require_grads()  # removes the hook on the input embeddings
@@ -362,10 +363,10 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def _record_ties(model: "PreTrainedModel") -> None:
-    """Set `tie_word_embeddings` to False if LM head and token embedding have different weights.
+    """Set `tie_word_embeddings` to False if the LM head and the token embedding are not tied.
 
     If the config ties the two weights but the files contain different values, transformers loads
-    both. If a checkpoint kept the setting, transformers would tie the weights on loading it.
+    both. If a checkpoint kept the setting, loading the checkpoint would tie the weights.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
