@@ -167,5 +167,5 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
         assert_close(model, plain, 3e-6)
         assert found.plan is not None
         assert [stage.stop for stage in found.plan.stages] == [1, 2, 3, 4]
-    assert "cut in parts" in said[0]
+    assert "divided into attention and MLP" in said[0]
     assert "stages: part 1 on 1 device, part 2 on 1 device" in said[1]

@@ -60,7 +60,7 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
         assert again.stdout == trained.stdout
         energy, last = records(trained.stdout)[-2:]
         assert (energy["event"], last["event"]) == ("energy", "done")
-        (usage,) = energy["usages"]
+        (usage,) = energy["spells"]
         assert (usage["profile"], usage["devices"]) == (PHONE[1], 1)
         assert (energy["virtual"], energy["devices_here"]) == (False, 1)
         assert usage["compute_s"] > 0
