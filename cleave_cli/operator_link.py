@@ -64,7 +64,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return `server`, or the operator URL of the server that uses `data`; empty if none runs."""
+    """Return `server` if given, else the URL of the server that uses `data`; empty if none runs."""
     from cleave.server.store import data_folder
 
     if server:

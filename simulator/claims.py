@@ -343,7 +343,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
     """Return the outcome of the largest useful fleet; None if no fleet has a plan.
 
-    A fleet is useful if it is at least 10 % faster per step than the next smaller fleet.
+    A fleet is useful if its step takes at most 90 % of the next smaller fleet's time.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):

@@ -288,9 +288,9 @@ def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typica
 def _making(
     kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
 ) -> float | None:
-    """Return a run's share of manufacturing carbon in gCO2e; None if unknown.
+    """Return a run's share of a device's manufacturing carbon in gCO2e; None if unknown.
 
-    `own` is the manufacturing carbon in the profile; None means the typical carbon of the kind.
+    `own` is the figure from the device's profile; None means the typical figure for its kind.
     """
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)

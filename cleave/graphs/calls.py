@@ -233,7 +233,7 @@ class OutsideLayers:
         raise LayerGraphError("the model did not call all of its layers")
 
     def logits(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the logits of sequences of one token, shape (tokens, 1, vocabulary).
+        """Return the logits for one-token sequences, shape (tokens, 1, vocabulary).
 
         Args:
             parameters: parameters and buffers to use instead of the model's own, by name.

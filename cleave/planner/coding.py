@@ -59,7 +59,7 @@ class CodingPolicy(Enum):
 
         Args:
             device: a device that supports compression, with the rates of its own link.
-            card: rates of the server's network card; None if the card limits no transfer.
+            card: rates of the server's network card; None if it is never the bottleneck.
             devices: number of devices that share the card, at least 1.
         """
         card = card or PsRates()

@@ -74,7 +74,7 @@ def exchange_s(
 ) -> float:
     """Return the time in seconds of the exchange between servers, without any other traffic.
 
-    `card` holds the rates of each server's network card; None if the card limits no transfer.
+    `card` holds the rates of each server's network card; None if it is never the bottleneck.
     """
     if card is None:
         return 0.0
@@ -146,10 +146,10 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        devices: total number of devices of all servers.
+        devices: total number of devices across all servers.
         rows: number of sequences in the whole batch.
         found: forecasts of the servers' fleets that could be slowest (see `weakest`).
-        card: rates of each server's network card; None if the card limits no transfer.
+        card: rates of each server's network card; None if it is never the bottleneck.
         weights: sizes of the shared weights; None if each server holds the whole model.
     """
     slowest = max(found, key=lambda each: each.step_s)

@@ -69,7 +69,7 @@ class WaitingPlace:
 
 
 class PendingConnections:
-    """Counts pending connections, and decides whether another connection may be pending."""
+    """Counts pending connections, and decides whether to accept another one."""
 
     def __init__(self, allowed: ConnectionLimits) -> None:
         self.allowed = allowed

@@ -9,7 +9,7 @@ columns (`across`). Both loops take these arguments:
     weights: a weight for each column, shape (columns,)
     bounds: the boundaries of the groups of columns, shape (groups + 1,)
     out: accumulates the matrix-vector products, shape (groups, vectors, rows)
-    squares: accumulates weighted sums of squared elements, shape (groups, rows), unless empty
+    squares: accumulates weighted sums of squared elements, shape (groups, rows), or is empty
 
 A loop reads four lines and two vectors at a time, because their sums fill the registers. The loop
 also prefetches the same part of the next four lines. Processors do not predict this access pattern,

@@ -110,7 +110,7 @@ def published() -> SetupScope:
 
 
 def quick() -> SetupScope:
-    """Return a scope for quick trials: one laptop and four phones train very small models."""
+    """Return a scope for quick trials of two setups: a laptop and four phones, with tiny models."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),

@@ -233,13 +233,13 @@ class StageTables:
 
 
 class Estimator:
-    """Computes the closed-form estimate of the step time of arrangements.
+    """Computes a closed-form estimate of each arrangement's step time.
 
     Args:
         tables: costs of each run of consecutive layers.
         columns: rates of the devices, or of the groups of devices.
-        fixed: whether all arrangements have as many stages as columns, with exactly one column in
-            each stage. If so, the times of each possible stage are computed only once.
+        fixed: whether every stage in every arrangement has exactly one column. If so, the times of
+            each possible stage are computed only once.
     """
 
     def __init__(

@@ -192,7 +192,7 @@ class StageModel:
 class PsCompute:
     """The throughput, optimizer time and network card of the parameter server.
 
-    `rates` describes the card; None if the card limits no transfer.
+    `rates` describes the card; None if it is never the bottleneck.
     """
 
     flops_per_s: float

@@ -439,7 +439,7 @@ class StageSimulation:
         message: SimulatedMessage,
         request: SimulatedRequest | None,
     ) -> None:
-        """Queue the graph run for a message on the device's processor."""
+        """Queue, on the device's simulated processor, the graph run that a message asks for."""
         if message.flops or message.answered:
             begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:

@@ -214,7 +214,7 @@ class _Progress:
     ) -> bool:
         """Add one tile for each of the `chosen` devices. All tiles have `rows` x `columns` blocks.
 
-        Return False, and add nothing, if a tile is too small for so many blocks.
+        Return False, and add nothing, if a tile is too small for that many blocks.
         """
         m, n, k = box_sizes(boxes)
         align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)

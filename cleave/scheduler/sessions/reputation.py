@@ -108,7 +108,7 @@ class Suspects:
     the first such result counts as a fault, and the PS sends the array again. Later wrong results
     are excused if their runs were sent before the array was sent again, and if all the wrong
     results share an input array. A device that returns only wrong results soon returns two that
-    share no input array.
+    share no input array, and is then no longer excused.
     """
 
     common: frozenset[int] = frozenset()  # IDs of the input arrays that all wrong results share

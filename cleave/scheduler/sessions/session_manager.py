@@ -433,7 +433,7 @@ class SessionManager:
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """Withdraw a GEMM job; see `events.Withdrawn`."""
+        """Withdraw a GEMM whose product is no longer needed; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:

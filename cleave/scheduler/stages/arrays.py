@@ -16,7 +16,7 @@ class StageArray:
 
     Attributes:
         rows, columns, dtype: shape and dtype, as in the `put` message.
-        parts: the array's rows as several arrays, if the array is too large for one message.
+        parts: the array split by rows, if it is too large for one message; empty otherwise.
     """
 
     rows: int

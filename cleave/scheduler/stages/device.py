@@ -230,7 +230,7 @@ class StageDevice:
         return array in self._sent
 
     def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
-        """Send each array or graph that is not on the device yet."""
+        """Queue each array or graph that has not been sent to the device yet."""
         for array in arrays:
             if isinstance(array, StageGraph):
                 self._put_graph(array)

@@ -86,7 +86,7 @@ class _Entry:
 class _Product:
     """A product in the write queue.
 
-    `step` is the number of steps before the product's own, and `place` its index within the step.
+    `step` is the 0-based step that computes the product; `place` is its index within that step.
     """
 
     step: int

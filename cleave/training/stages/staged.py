@@ -295,7 +295,7 @@ class StagedModel:
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
     ) -> tuple[StepResult, dict[int, float]]:
-        """Run a step on the fleet; return the step's result and the losses from the PS."""
+        """Run a step on the fleet; return the step's result, and the PS's losses by micro-batch."""
         self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:

@@ -59,7 +59,7 @@ _MOST_KEPT: Final = 8  # cached sets of graphs, such as with and without adapter
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Cache key of the graphs that a forward pass needs. `state` is from `model_state`."""
+    """Cache key of a `StagedModel`. `state` is the value that `model_state` returned."""
 
     tokens: int
     padded: bool
@@ -173,7 +173,7 @@ class StagedForward:
         self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log a switch to local computation, or to the fleet if `why_here` is empty."""
+        """Log once why layers run locally, or that they run on the fleet if `why_here` is empty."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)

@@ -1,4 +1,4 @@
-"""Replacement of a model's forward pass with a forward pass by stages.
+"""Replaces a model's forward pass with one that runs by stages on the fleet.
 
 The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
 library has wrapped `forward`, the wrapper calls the original `forward` once the model is restored.

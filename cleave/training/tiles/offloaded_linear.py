@@ -270,7 +270,7 @@ class OffloadedLinear(nn.Linear):
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return the class of transformers' Conv1D, GPT-2's linear layer; None without transformers."""
+    """Return transformers' `Conv1D` class (for GPT-2); None if transformers is not installed."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
