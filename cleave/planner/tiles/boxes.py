@@ -40,8 +40,8 @@ _MOST_BY_TIME = 64  # maximum number of messages that `_LONGEST_MESSAGE_S` can r
 def collector_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector in a `with` block.
 
-    The collector runs after a fixed number of new objects. Without the pause, it would account for a
-    third of the time spent on large plans and on the emulator's event heap.
+    The collector runs after a fixed number of new objects. Without the pause, it would account for
+    a third of the time spent on large plans and on the emulator's event heap.
     """
     was_enabled = gc.isenabled()
     gc.disable()
