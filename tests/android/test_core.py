@@ -52,6 +52,7 @@ def device(
     return printing(classes.command("--threads", "1", "--state", str(state), link))
 
 
+@pytest.mark.nightly
 def test_the_unit_tests_pass(classes: Classes) -> None:
     command = classes.unit_tests(without=[] if thorough() else ["ProfileRunTest"])  # 8 s
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -70,7 +70,8 @@ def joined(stack: ExitStack, endpoint: Endpoint, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["tiles", "stages"])
 def test_training_behind_a_endpoint_is_that_of_one_process_and_a_new_worker_goes_on(
     endpoint: Endpoint, tmp_path: Path, method: str
 ) -> None:

@@ -60,6 +60,7 @@ def check(future: GemmFuture) -> None:
 # --- coming and going ---
 
 
+@pytest.mark.nightly
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0, 4.0]), st.booleans())
 @settings(max_examples=examples(8))
 def test_products_are_right_whoever_comes_and_goes(

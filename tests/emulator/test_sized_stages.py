@@ -103,6 +103,7 @@ def sizes(arrays: dict[str, StageArray]) -> Counter[tuple[int, int]]:
     return Counter((array.rows, array.columns) for array in arrays.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", "llama"])
 def test_figures_are_those_of_a_real_model(family: str) -> None:

@@ -91,7 +91,9 @@ def count_gemms(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Counter[Gemm]:
 # --- the GEMMs of training ---
 
 
-@pytest.mark.parametrize("model", ["opt-nano", "llama-nano"])
+@pytest.mark.parametrize(
+    "model", ["opt-nano", pytest.param("llama-nano", marks=pytest.mark.nightly)]
+)
 def test_a_step_submits_what_training_submits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import cleave

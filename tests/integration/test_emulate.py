@@ -425,6 +425,7 @@ def test_an_interrupted_emulation_leaves_what_it_saw(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in log.read_text().splitlines())
 
 
+@pytest.mark.nightly
 def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
     logs = []
     for emulated, name, seed in ((run, "a", "7"), (here, "b", "7"), (here, "c", "8")):

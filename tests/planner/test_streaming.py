@@ -105,6 +105,7 @@ def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices:
     assert took == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @settings(max_examples=examples(12), deadline=None)
 @given(

@@ -67,6 +67,7 @@ def test_every_fleet_method_says_what_a_loss_costs(name: str) -> None:
         assert math.isfinite(row.recovery_s)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_stragglers_slow_down() -> None:
     conditions = paper(24, "opt-tiny", batch=8, seq=128)

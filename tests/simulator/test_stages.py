@@ -60,6 +60,7 @@ def test_the_forward_pass_is_counted_twice_and_the_loss_where_it_is() -> None:
     assert row.flops == pytest.approx(4 / 3 * train_flops(SPEC, 16, 128))
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_fast_computes_the_loss() -> None:
     slow, fast = (on(replace(small(), ps_flops_per_s=speed)) for speed in (1e6, 1e16))
     assert "loss on the parameter server" not in slow.setting

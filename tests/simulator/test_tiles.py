@@ -25,7 +25,10 @@ KNOWN = methods()
 
 @pytest.mark.parametrize(
     ("name", "shape", "fused"),
-    [("cleave", TileShape.THREE_D, True), ("cleave-2d", TileShape.TWO_D, False)],
+    [
+        pytest.param("cleave", TileShape.THREE_D, True, marks=pytest.mark.nightly),
+        ("cleave-2d", TileShape.TWO_D, False),
+    ],
 )
 def test_a_step_is_the_plan_of_its_linears_and_its_attention(
     name: str, shape: TileShape, fused: bool

@@ -108,6 +108,7 @@ def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None
         assert fleet.device_count == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
 def test_slices_of_the_loss_are_audited(dtype: DType, cache: GraphCache) -> None:
     """Devices 1 and 2 have layers; in the second fleet device 1 has a slice, and lies."""

@@ -116,6 +116,7 @@ def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> N
     assert model.training
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",

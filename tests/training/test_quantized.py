@@ -244,7 +244,8 @@ def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lies", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.nightly
+@pytest.mark.parametrize("lies", [False, True])
 def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies: bool) -> None:
     model = adapted_base(base)
     cleave.quantize(model, 4)

@@ -199,6 +199,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(
         assert_close(model, plain, 3e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
 def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
     """As those do that are larger than a message."""
@@ -280,7 +281,7 @@ def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
     assert max(sent[1:]) < trainable + activations + 60_000  # messages, of small numbers
 
 
-@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, sliced: bool) -> None:
     model, plain, graphs = twice(small_model("opt"), cache)
     fleet = emulated(8, seed=1)

@@ -74,7 +74,11 @@ def losses(seen: list[Record]) -> dict[int, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "clip"),
-    [("plain", 1.0), pytest.param("lean", 1.0, marks=pytest.mark.nightly), ("lean", 0.0)],
+    [
+        pytest.param("plain", 1.0, marks=pytest.mark.nightly),
+        pytest.param("lean", 1.0, marks=pytest.mark.nightly),
+        ("lean", 0.0),
+    ],
 )
 def test_a_step_is_given_up_or_finished_and_never_halved(
     corpus_file: Path, tmp_path: Path, planner: TilePlanner, memory: str, clip: float
