@@ -104,7 +104,6 @@ BENCHMARKS: Final = (
                "--methods", "plain:fp32,stages:fp32,ddp:fp32,pipeline:fp32"),
     ),
     Benchmark("smollm2", 60, left_out="needs the folder of the real model, which is not here"),
-    Benchmark("before_after", 60, left_out="compares with another commit, which it is told"),
     Benchmark("dashboard_states", 20, left_out=_FIGURELESS),
     Benchmark("screenshots", 20, left_out=_FIGURELESS),
 )  # fmt: skip
