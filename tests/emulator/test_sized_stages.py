@@ -129,7 +129,14 @@ def test_figures_are_those_of_a_real_model(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "lora"), [("opt", False), ("llama", False), ("llama", True)])
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [
+        pytest.param("opt", False, marks=pytest.mark.nightly),
+        pytest.param("llama", False, marks=pytest.mark.nightly),
+        ("llama", True),
+    ],
+)
 def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -228,6 +228,7 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     assert home.manager.sessions[1].setbacks.times == 0
 
 
+@pytest.mark.nightly
 @settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**32), failing=st.sampled_from([0.03, 0.3]))
 def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failing: float) -> None:

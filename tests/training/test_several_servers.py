@@ -128,7 +128,12 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("method", "memory"), [("stages", "auto"), ("local", "auto"), ("local", "sharded")]
+    ("method", "memory"),
+    [
+        pytest.param("stages", "auto", marks=pytest.mark.nightly),
+        ("local", "auto"),
+        ("local", "sharded"),
+    ],
 )
 def test_what_fails_on_one_server_ends_all_and_says_where(
     servers: Servers, tmp_path: Path, method: str, memory: str
