@@ -222,6 +222,7 @@ def test_it_talks_to_the_server_with_the_fingerprint_of_its_link_alone(
             wait_for_event(said, "working")
 
 
+@pytest.mark.nightly
 def test_what_it_cannot_do_is_explained(classes: Classes, tmp_path: Path) -> None:
     for arguments, words in (
         ((), "usage"),

@@ -132,6 +132,7 @@ def test_a_step_submits_what_the_workload_lists(
     assert submitted == listed
 
 
+@pytest.mark.nightly
 def test_layers_make_the_step() -> None:
     """All decoder layers, and the head, are all GEMMs of a step."""
     spec = find_model("opt-nano")

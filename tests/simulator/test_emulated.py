@@ -64,6 +64,7 @@ def emulated_s(fleet: Fleet, gemm: Gemm) -> float:
     return took_s
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "seq", "devices"),

@@ -36,6 +36,7 @@ def test_no_devices_are_an_error(text: str) -> None:
         counts(text)
 
 
+@pytest.mark.nightly
 def test_json_says_time_and_memory_of_every_row() -> None:
     document = json.loads(run("--json"))
     assert document["batch"] == 8

@@ -63,6 +63,7 @@ def test_a_process_that_is_ended_is_said() -> None:
         list(Processes(2).run(ended, [1, 2, 3]))
 
 
+@pytest.mark.nightly
 def test_rows_do_not_depend_on_who_computes_them() -> None:
     every, done = tiny("cleave", "cleave-stages", "dtfm", "cloud-1xa100"), list[str]()
     alone = simulate(every)

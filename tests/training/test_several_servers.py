@@ -372,7 +372,7 @@ def _with_fault(
     [
         pytest.param("local", 2, False, marks=pytest.mark.nightly),
         ("local", 5, False),
-        ("tiles", 2, True),
+        pytest.param("tiles", 2, True, marks=pytest.mark.nightly),
         pytest.param("local", 2, True, marks=pytest.mark.nightly),
         pytest.param("tiles", 2, False, marks=pytest.mark.nightly),
         pytest.param("tiles", 5, False, marks=pytest.mark.nightly),

@@ -105,6 +105,7 @@ def test_keys_walk_through_all_devices_and_a_chosen_one_is_shown(seen: Watched, 
     expect(canvas).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_sorting_and_filtering_and_what_is_told_in_words(seen: Watched, url: str) -> None:
     page = seen.page
     open_dashboard(page, url)
