@@ -32,8 +32,8 @@ settings.load_profile("cleave")
 # it takes a quarter of an export.
 gc.set_threshold(100_000)
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and so all processes that
-# they start and interrupt.
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and with them all
+# processes that they start. Some tests interrupt these processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -95,9 +95,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _shared_caches() -> Path:
-    """Return the folder of tokenizers and exported graphs, which later runs use again.
+    """Return the folder of trained tokenizers and exported graphs, which later runs reuse.
 
-    It depends on the code that makes them, and on the versions of the libraries.
+    Its name depends on the code that makes them, and on the versions of the libraries.
     """
     root = Path(__file__).parents[1]
     makers = [root / "constraints.txt", root / "cleave/training/data/tokenizer.py"]

@@ -317,6 +317,7 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
         run(job, cut, Snapshots((), lambda _: None), resume=True)
         steps = [r for r in RunFolder(cut).records() if r["event"] == "step"]
         assert [r["loss"] for r in steps] == whole, cut
+        assert {r["method"] for r in steps} == {"tiles"}  # of a first step, all is in the journal
         (done,) = [r for r in RunFolder(cut).records() if r["event"] == "done"]
         taken += done["journal_gemms"]
     assert taken > 0

@@ -255,7 +255,7 @@ def _held(model: nn.Module) -> int:
 
 
 def _pass(ranks: Ranks, computing: Sequence[int]) -> dict[str, Any]:
-    """Do a step of two passes; return the bytes of weights that are held, and what came of it."""
+    """Do a step of two passes. Return what the server holds before and after, and the errors."""
     spec = find_model("opt-nano")
     model, plain = (build_model(spec, seed=0) for _ in range(2))
     enable_checkpointing(model)

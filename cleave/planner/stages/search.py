@@ -111,9 +111,8 @@ def _candidates(
         for row, seconds in enumerate(climb.seconds.tolist())
     )
     return [
-        _Candidate(rank, seconds, climb, climb.found.take(np.array([row])), slices)
-        for rank, (seconds, number, row) in enumerate(found[:_SIMULATED])
-        for climb in (climbs[number],)
+        _Candidate(rank, seconds, climbs[n], climbs[n].found.take(np.array([row])), slices)
+        for rank, (seconds, n, row) in enumerate(found[:_SIMULATED])
     ]
 
 

@@ -26,9 +26,6 @@ from cleave.training.loop.job import (
     Packing,
 )
 from cleave.training.loop.journal import holds_beginning
-from cleave.training.loop.records import (
-    NoteRecord,
-)
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
 from cleave.training.loop.state_files import check_folder
 from cleave.training.loop.trackers import tracker_kinds
@@ -169,11 +166,7 @@ def changes_since(
             )
     if known is None:  # an earlier version of Cleave wrote the checkpoint
         known = {"tokenizer": meta.get("tokenizer")}
-        context.report(
-            NoteRecord(
-                "whether the data is the same is not known: an earlier version began the run"
-            )
-        )
+        context.note("whether the data is the same is not known: an earlier version began the run")
     changed = dataset.fingerprints.changed(known)
     if changed and not accepted:
         raise CleaveError(

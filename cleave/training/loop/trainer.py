@@ -69,7 +69,6 @@ from cleave.training.loop.ps_memory import memory_mode
 from cleave.training.loop.records import (
     DoneRecord,
     EvalRecord,
-    NoteRecord,
     PresenceRecord,
     Record,
     StartRecord,
@@ -461,6 +460,7 @@ class Trainer:
                 f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
                 f"scaled by {self._factor:g} from now on"
             )
+        work = self._work(spent, journal_before)
         return StepRecord(
             step=self.step,
             loss=loss,
@@ -468,14 +468,14 @@ class Trainer:
             learning_rate=rate,
             wall_s=wall_s,
             ps_s=wall_s - spent.waited_s,
-            method=_method(spent).value,
+            method=_method(spent, from_journal=work["journal_saved_s"] > 0).value,
             predicted_s=spent.predicted_s,
             planning_s=spent.planning_s,
             audit_s=spent.audit_s,
             verify_s=spent.verify_s,
             floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
             against_loss=self.compared.against(self.step, loss),
-            **self._work(spent, journal_before),
+            **work,
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
@@ -770,7 +770,7 @@ class Trainer:
         self._report(PresenceRecord(self.step + 1, presence.value, _PRESENCE[presence]))
 
     def _report(self, record: Record) -> None:
-        if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
+        if self.ranks.rank and not isinstance(record, PresenceRecord):
             return  # rank 0 reports this record
         self.write(lambda: self.folder.append(to_dict(record)))
         self.trackers.report(record)
@@ -784,11 +784,16 @@ _PRESENCE = {
 }
 
 
-def _method(spent: FleetCounters) -> Method:
-    """Return the method of a step from the increase of the fleet's counters in that step."""
-    if spent.predicted_s:  # only finished steps by stages count
+def _method(spent: FleetCounters, *, from_journal: bool) -> Method:
+    """Return how a step was computed.
+
+    Args:
+        spent: increase of the fleet's counters during the step.
+        from_journal: whether GEMM results were read from the journal.
+    """
+    if spent.predicted_s:  # only completed steps by stages count
         return Method.STAGES
-    return Method.TILES if spent.tiles else Method.LOCAL
+    return Method.TILES if spent.tiles or from_journal else Method.LOCAL
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
