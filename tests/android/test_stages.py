@@ -56,6 +56,7 @@ def device(
     return printing(classes.device("--threads", "1", "--state", str(state), link))
 
 
+@pytest.mark.nightly
 def test_the_unit_tests_pass(graph_classes: GraphClasses) -> None:
     for command in (graph_classes.unit_tests(), graph_classes.unit_tests_without()):
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
