@@ -423,8 +423,18 @@ def lies(
 class Kept(Auditor):
     """Keeps a step instead of auditing it."""
 
+    def faults_of(
+        self, work: StepWork, record: StageRecord, losses: Mapping[int, Any]
+    ) -> list[Fault]:
+        """Return no faults."""
+        return []
+
     def faults(
-        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+        self,
+        work: StepWork,
+        result: StepResult,
+        surely: Collection[int] = (),
+        audited: Collection[int] = (),
     ) -> list[Fault]:
         """Keep the step and return no faults."""
         self.step = work, result

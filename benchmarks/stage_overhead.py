@@ -39,6 +39,7 @@ from cleave.device import compute_thread
 from cleave.machine import graph_run
 from cleave.machine.graph_session import GraphSession
 from cleave.training.loop.job import JobSpec
+from cleave.training.stages.gradients import StepGradients
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 
@@ -51,7 +52,7 @@ PARTS: Final = (
     (StagedModel, "embed", "before the layers, on the server"),
     (StagedModel, "_loss", "loss and its gradients, on the server"),
     (ModelWork, "layers", "parameters as they travel"),
-    (ModelWork, "gradients_of", "gradients that came"),
+    (StepGradients, "read", "gradients that came"),
     (torch.optim.AdamW, "step", "AdamW"),
 )
 """Functions that are timed separately; none of them calls another."""

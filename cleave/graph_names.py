@@ -13,6 +13,7 @@ DY: Final = "dy"  # the gradient of the loss with respect to the output
 TARGETS: Final = "targets"  # target token of each position; -100 for positions without loss
 SCALE: Final = "scale"  # factor of each token's loss: 1 / number of tokens in the global batch
 FIRST: Final = "first"  # first row of a slice of the LM head
+LOGITS: Final = "logits"  # a slice's logits, which the forward graph returns for the backward graph
 SLICE_COLUMNS: Final = 2  # values per token that a slice returns: log-sum-exp and target logit
 LOSS: Final = "loss"  # the sum of the losses of all tokens, each multiplied by the scale
 

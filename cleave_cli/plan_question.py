@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cleave.errors import PlanError, UsageError
 from cleave.planner.coding import CodingPolicy
@@ -76,16 +74,25 @@ class PlanQuestion:
         return forecaster.by_tiles(step, self.gemms)
 
 
-def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return `--ps-gflops` in FLOP/s; if it is 0, measure this machine's throughput in `dtype`."""
+def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> PsCompute:
+    """Return the speed of a server with `--ps-gflops`; if it is 0, measure this machine's."""
     if gflops:
-        return gflops * 1e9
+        return sizes.server(gflops * 1e9, card)
     from cleave.arrays import DType
-    from cleave.fleet.selection import measure_ps
-    from cleave.machine.backends import backend_named
+    from cleave.fleet.server_speed import measured_server
 
-    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
-    return measure_ps(backend, DType(dtype), time.perf_counter).flops_per_s
+    spec, trained = sizes.spec, sizes.trained_parameters
+    found = measured_server(spec.width, spec.ffn_width, spec.vocabulary, trained, DType(dtype))
+    return replace(found, rates=card)
+
+
+def alone_by_dtype(question: PlanQuestion) -> dict[str, float]:
+    """Return the step time of this machine alone in fp32 and in bf16, in seconds."""
+    card, found = question.ps.rates or PsRates(), dict[str, float]()
+    for dtype in ("fp32", "bf16"):
+        ps = question.ps if dtype == question.dtype else server_of(question.sizes, 0.0, dtype, card)
+        found[dtype] = question.sizes.forecaster(question.rows, ps).alone().step_s
+    return found
 
 
 def adapters_of(rank: int, bits: int) -> Adapters | None:

@@ -14,7 +14,6 @@ from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import FleetError
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.plan import PsRates
 from cleave.planner.stages.model import HeadSlice, PsCompute, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
@@ -158,7 +157,8 @@ class SizedModel:
             _sums(head),
             self._targets,
             self.sizes.loss_forward_flops / part.of,
-            self.sizes.loss_flops / part.of,
+            (self.sizes.loss_flops - self.sizes.loss_forward_flops) / part.of,
+            _FP32_BYTES * (stop - first),
         )
 
     def _parameters(
@@ -204,10 +204,10 @@ class SizedModel:
         """Return the forward and backward graphs of a slice of the vocabulary-parallel loss."""
         parameters, totals, new_totals = _names(self.sizes.head)
         held = (names.X, names.TARGETS, names.FIRST, *parameters)
-        of_backward = (*held, names.SCALE, names.DY, *totals)
+        of_backward = (*held, names.SCALE, names.DY, names.LOGITS, *totals)
         size = bytes(_LOSS_GRAPH_BYTES)
         backward = StageGraph(size, of_backward, (names.DX, *new_totals))
-        return StageGraph(size, held, (names.Y,)), backward
+        return StageGraph(size, held, (names.Y, names.LOGITS)), backward
 
 
 def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[str]]:
@@ -356,9 +356,6 @@ class _Meter:
         self.most_bytes[device] = max(self.most_bytes.get(device, 0), now_bytes)
 
 
-OPTIMIZER_PER_S = 1e9  # parameters that the PS's optimizer updates per second, on several cores
-
-
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
     """Result of `emulate_stages`. `alone_s`: predicted time (s) of a step without devices."""
@@ -380,8 +377,7 @@ def emulate_stages(
     rows: int,
     sequence: int,
     members: Sequence[FleetDevice],
-    ps_flops_per_s: float,
-    card: PsRates,
+    ps: PsCompute,
     *,
     dtype: DType = DType.BF16,
     steps: int = 2,
@@ -394,8 +390,7 @@ def emulate_stages(
     Args:
         rows: number of sequences in the batch.
         members: devices of the fleet, with their fp32 throughput, because graphs run in fp32.
-        ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
-        card: rates of the PS's network card and event loop.
+        ps: speed of the PS, for its part of a step and for a step without devices.
         dtype: dtype of parameters, activations and gradients in messages.
         coding, seed: as for `emulator.virtual.emulated`.
 
@@ -403,17 +398,16 @@ def emulate_stages(
         PlanError: if the devices cannot run the model in stages, such as for lack of memory.
     """
     runtime = VirtualRuntime(
-        members, None, Arithmetic.NONE, card, verify=False, coding=coding, seed=seed
+        members, None, Arithmetic.NONE, ps.rates, verify=False, coding=coding, seed=seed
     )
     runtime.observers.extend(observers)
 
     sizes = StageSizes(spec, sequence, dtype.itemsize, dtype.itemsize)
-    ps = PsCompute(ps_flops_per_s, sizes.trained_parameters / OPTIMIZER_PER_S, card)
     forecaster = sizes.forecaster(rows, ps)
     found = forecaster.by_stages(list(runtime.stage_devices().values()))
     assert found.stages is not None
     model, plan = found.stages
     sized = SizedModel(spec, rows, sequence, len(model.tokens), dtype, in_parts=model.in_parts)
-    loss_s = [tokens * sized.sizes.loss_flops / ps_flops_per_s for tokens in model.tokens]
+    loss_s = [tokens * ps.loss_s(model.loss) for tokens in model.tokens]
     ran = run_steps(runtime, lambda: sized.work(plan), loss_s, steps)
     return EmulatedStages(model, plan, ran.steps, ps, forecaster.alone().step_s)

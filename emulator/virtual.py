@@ -480,6 +480,8 @@ class VirtualRuntime(Runtime):
             self._counters.saved.down.count(kind, saved_bytes)
             nbytes -= saved_bytes
         self._counters.traffic.down.count(kind, nbytes)
+        if (session := self.manager.sessions.get(device.id)) is not None:
+            session.counters.downlink_bytes += nbytes
         self._transmit(device, device.down, message, nbytes)
 
     def _send_up(self, device: _VirtualDevice, message: Message) -> None:
@@ -491,6 +493,8 @@ class VirtualRuntime(Runtime):
             self._counters.saved.up.count(kind, saved_bytes)
             nbytes -= saved_bytes
         self._counters.traffic.up.count(kind, nbytes)
+        if session is not None:
+            session.counters.uplink_bytes += nbytes
         self._transmit(device, device.up, message, nbytes)
 
     def _transmit(self, device: _VirtualDevice, link: Link, message: Message, nbytes: int) -> None:

@@ -25,6 +25,7 @@ from cleave.errors import UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates, PsRates
+from cleave.scheduler.stages.outcomes import StageDone
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
@@ -168,9 +169,14 @@ class Endpoint:
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Wait for the step's next outcome. Return it packed for the worker; None on timeout."""
+        """Wait for the step's next outcome. Return it packed for the worker; None on timeout.
+
+        Finished stages also return None, because `StepResult` contains their results again.
+        """
         outcome = self._runtime.next_outcome(timeout_s)
-        return None if outcome is None else sent_back(outcome, self._unpacker)
+        if outcome is None or isinstance(outcome, StageDone):
+            return None
+        return sent_back(outcome, self._unpacker)
 
     def count_tasks(self, counts: bool) -> None:
         """Start a new count of a step's tasks if `counts` is True. Otherwise, stop counting."""

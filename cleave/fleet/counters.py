@@ -30,6 +30,10 @@ class FleetCounters:
             fleet's clock.
         planning_s: wall-clock time in seconds for which training waited for stage plans.
         audit_s: wall-clock time in seconds for which training waited for audits of steps by stages.
+        loss_s: wall-clock time, in seconds, that the PS spent on the loss and on its own layers in
+            steps by stages. Devices may work at the same time.
+        sums_s: wall-clock time, in seconds, that the PS spent on reading and adding the gradients
+            that steps by stages returned.
     """
 
     fleet_s: float = 0.0
@@ -48,6 +52,8 @@ class FleetCounters:
     predicted_s: float = 0.0
     planning_s: float = 0.0
     audit_s: float = 0.0
+    loss_s: float = 0.0
+    sums_s: float = 0.0
 
     @property
     def downlink_bytes(self) -> int:

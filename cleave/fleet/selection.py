@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
-from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, Multiplier, Pending, Side, product_of
 from cleave.gemm import Gemm
-from cleave.machine.backends import MatmulBackend
+from cleave.machine.backends import MatmulBackend, measure
 from cleave.planner.coding import payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
-_SIDE = 512
-_FEWEST, _MOST, _ENOUGH_S = 3, 200, 0.1
+_CALL_S: Final = 0.02  # duration of the measurement of the overhead per GEMM, in seconds
 _MOST_REASONS = 20  # limits the list: expert routing changes the GEMM shapes in every step
 
 
@@ -41,25 +40,9 @@ class PsSpeed:
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Measure the speed of GEMMs on this machine. This takes about 0.2 s.
-
-    The fastest of several equal GEMMs counts, because other processes affect it least. `clock`
-    returns the time in seconds.
-    """
-
-    def best_s(side: int) -> float:
-        a, b, out = (arrays.empty(side, side, dtype) for _ in range(3))
-        for buffer in (a, b):
-            buffer.array[...] = 0
-        backend.matmul(a, b, out)  # starts threads, loads kernels
-        times: list[float] = []
-        while len(times) < _FEWEST or (sum(times) < _ENOUGH_S and len(times) < _MOST):
-            began_s = clock()
-            backend.matmul(a, b, out)
-            times.append(clock() - began_s)
-        return max(min(times), 1e-9)
-
-    return PsSpeed(2 * _SIDE**3 / best_s(_SIDE), best_s(1))
+    """Measure the speed that this machine sustains in GEMMs. `clock` returns seconds."""
+    call = measure(backend, 1, dtype, clock, least_s=_CALL_S)
+    return PsSpeed(measure(backend, 512, dtype, clock).flops_per_s, 2 / call.flops_per_s)
 
 
 @dataclass(frozen=True, slots=True)

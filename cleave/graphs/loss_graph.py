@@ -95,8 +95,8 @@ class SliceGraphs:
     A *slice* is a range of rows of the LM head, together with the modules between the last
     layer and the LM head:
 
-        forward    x, targets, first, parameters -> y
-        backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
+        forward    x, targets, first, parameters -> y, logits
+        backward   x, targets, first, scale, dy, logits, parameters, sums -> dx, sums + gradients
 
     `first` is the slice's first row. `y` has the shape (tokens, 2): for each token, the log-sum-exp
     of the logits in the slice, and the logit of the target token, or 0 if the target token is in
@@ -142,7 +142,7 @@ def export_slice(
     def y_of(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         logits = outside.logits(parameters_in(given), given[names.X]).flatten(0, 1).float()
         own = torch.where(is_target(given, logits), logits, 0.0).sum(1)
-        return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
+        return torch.stack([torch.logsumexp(logits, 1), own], 1), logits
 
     def gradients(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         held = parameters_in(given)
@@ -151,7 +151,8 @@ def export_slice(
             return outside.logits({**held, **trained}, x).flatten(0, 1).float()
 
         trained = {n: held[n] for n in loss.trainable}
-        logits, pulled = torch.func.vjp(logits_of, given[names.X], trained)  # type: ignore[misc]
+        _, pulled = torch.func.vjp(logits_of, given[names.X], trained)  # type: ignore[misc]
+        logits = given[names.LOGITS]
         counts = (given[names.TARGETS] >= 0).float() * given[names.SCALE]
         off = torch.exp(logits - given[names.DY]) - is_target(given, logits).float()
         dx, found = pulled(off * counts[:, None])
@@ -164,9 +165,10 @@ def export_slice(
     }
     sliced = {n: held[n][:rows] if n in cut else held[n] for n in loss.parameters}
     inputs |= {names.parameter(n): tensor for n, tensor in sliced.items()}
-    varying = {names.X, names.TARGETS, names.DY}
-    forward = to_onnx(TracedGraph(y_of, inputs, (names.Y,), varying))
+    varying = {names.X, names.TARGETS, names.DY, names.LOGITS}
+    forward = to_onnx(TracedGraph(y_of, inputs, (names.Y, names.LOGITS), varying))
     inputs |= {names.SCALE: torch.zeros(()), names.DY: torch.zeros(_EXAMPLE_TOKENS, 1)}
+    inputs[names.LOGITS] = torch.zeros(_EXAMPLE_TOKENS, rows)
     inputs |= {names.total(n): sliced[n] for n in loss.trainable}
     outputs = (names.DX, *(names.new_total(n) for n in loss.trainable))
     backward = to_onnx(TracedGraph(gradients, inputs, outputs, varying))

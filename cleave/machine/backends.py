@@ -180,18 +180,27 @@ class Speed:
     flops_per_s: float
 
 
+SUSTAINED_S: Final = 0.3  # duration of a measurement of the speed that plans use, in seconds
+_COMPARED_S: Final = 0.05  # duration of a measurement that only compares backends, in seconds
+_FEWEST: Final = 3  # multiplications that are timed, however long they take
+
+
 def measure(
     backend: MatmulBackend,
     side: int = 512,
-    repeats: int = 3,
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    least_s: float = SUSTAINED_S,
 ) -> Speed:
-    """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
+    """Measure the throughput that a backend sustains.
+
+    All timed multiplications count, not only the fastest: a single one can run in a burst, at a
+    speed that a CPU quota, a turbo clock or heat does not allow for long.
 
     Args:
         side: number of rows and columns of the square operands.
-        repeats: number of timed multiplications, of which the fastest counts.
+        least_s: minimum total duration of the timed multiplications, in seconds.
     """
     rng = np.random.default_rng(0)
     a, b = (
@@ -200,12 +209,11 @@ def measure(
     )
     out = arrays.empty(side, side, dtype)
     backend.matmul(a, b, out)  # warm-up: starts threads and loads kernels
-    best_s = float("inf")
-    for _ in range(repeats):
-        start_s = clock()
+    start_s, took_s, count = clock(), 0.0, 0
+    while count < _FEWEST or took_s < least_s:
         backend.matmul(a, b, out)
-        best_s = min(best_s, clock() - start_s)
-    return Speed(backend, 2 * side**3 / max(best_s, 1e-9))
+        took_s, count = clock() - start_s, count + 1
+    return Speed(backend, 2 * side**3 * count / max(took_s, 1e-9))
 
 
 # Maximum relative error of a result: from rounding for 16-bit dtypes, from summation for fp32.
@@ -315,7 +323,7 @@ def choose(
             backend = candidate.make()
             fault = self_check(backend)
             if fault is None:
-                speeds.append(measure(backend, clock=clock))
+                speeds.append(measure(backend, clock=clock, least_s=_COMPARED_S))
         except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other backends
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
@@ -323,14 +331,14 @@ def choose(
             notify(faults[-1])
     if not speeds:
         raise CleaveError(f"{'; '.join(faults)}; choose another with --backend")
-    if len(speeds) == 1:
-        return speeds[0]
-    return min(speeds, key=lambda speed: _time_in_both(speed, clock))
+    if len(speeds) > 1:
+        speeds.sort(key=lambda speed: _time_in_both(speed, clock))
+    return measure(speeds[0].backend, clock=clock)
 
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
     """Return the time in seconds that one fp32 FLOP and one bf16 FLOP take together."""
-    in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
+    in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock, least_s=_COMPARED_S)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 
 

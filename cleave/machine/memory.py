@@ -1,4 +1,4 @@
-"""Memory allocator settings for a device process, which often allocates hundreds of megabytes."""
+"""Memory allocator settings for processes that often allocate hundreds of megabytes."""
 
 from __future__ import annotations
 

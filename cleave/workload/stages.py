@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
+from cleave.planner.plan import PsRates
 from cleave.planner.stages.model import (
     LayerCost,
     PsCompute,
@@ -36,6 +37,7 @@ _ATTENTION: Final = (
     *("self_attn_layer_norm", "input_layernorm"),
 )
 _DTYPES: Final = {2: "bf16", 4: "fp32"}  # maps bytes per element to the dtype in messages
+_OPTIMIZER_PER_S: Final = 1e9  # parameters per second that an optimizer on several cores updates
 _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two moments, in fp32
 
 
@@ -261,6 +263,10 @@ class StageSizes:
             self.in_parts,
             spec.vocabulary,
         )
+
+    def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:
+        """Return the speed of a PS with a stated throughput and an ordinary optimizer."""
+        return PsCompute(flops_per_s, self.trained_parameters / _OPTIMIZER_PER_S, card)
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
         """Return a forecaster of training steps on a batch of `rows` sequences."""

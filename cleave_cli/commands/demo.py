@@ -154,31 +154,23 @@ def _train(
 
 def _large() -> dict[str, Any]:
     """Emulate a step of a large model on a household's devices; return its time and traffic."""
-    from cleave.arrays import DType
-    from cleave.fleet.selection import measure_ps
-    from cleave.machine.backends import TorchBackend
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
+    from cleave.workload.stages import StageSizes
+    from cleave_cli.plan_question import server_of
     from emulator.sized_stages import emulate_stages
     from profiles.fleets import find_fleet
 
-    backend = TorchBackend()
-    tries = (measure_ps(backend, DType.FP32, time.perf_counter) for _ in range(_TRIES))
-    speed = max(tries, key=lambda found: found.flops_per_s)
-    found = emulate_stages(
-        find_model(_REAL_MODEL),
-        _REAL_BATCH,
-        _REAL_SEQUENCE,
-        find_fleet(_HOUSEHOLD, seed=42),
-        speed.flops_per_s,
-        PsRates(_CARD_BYTES_PER_S, _CARD_BYTES_PER_S),
-    )
+    spec, card = find_model(_REAL_MODEL), PsRates(_CARD_BYTES_PER_S, _CARD_BYTES_PER_S)
+    ps = server_of(StageSizes(spec, _REAL_SEQUENCE), 0.0, "fp32", card)
+    household = find_fleet(_HOUSEHOLD, seed=42)
+    found = emulate_stages(spec, _REAL_BATCH, _REAL_SEQUENCE, household, ps)
     return {
         "model": _REAL_MODEL,
         "fleet": _HOUSEHOLD,
         "simulated_step_s": found.step_s,
         "simulated_alone_s": found.alone_s,
-        "flops_per_s": speed.flops_per_s,
+        "flops_per_s": ps.flops_per_s,
         "downlink_bytes": found.steps[-1].downlink_bytes,
         "uplink_bytes": found.steps[-1].uplink_bytes,
     }

@@ -242,16 +242,18 @@ def _stages(asked: _Asked) -> None:
     from cleave.planner.plan import PsRates
     from cleave.planner.stages.prediction import in_seconds
     from cleave.workload.registry import find_model
-    from cleave_cli.plan_question import server_flops_per_s
+    from cleave.workload.stages import StageSizes
+    from cleave_cli.plan_question import server_of
     from emulator.sized_stages import emulate_stages
 
     card, form, members = asked.card_bytes_per_s, asked.form, asked.members
-    speed = server_flops_per_s(asked.ps_gflops, "fp32")
+    spec, dtype = find_model(asked.model), DType(asked.dtype)
+    sizes = StageSizes(spec, asked.sequence, dtype.itemsize, dtype.itemsize)
+    ps = server_of(sizes, asked.ps_gflops, asked.dtype, PsRates(card, card))
     try:
         with Console(stderr=True).status(f"planning and emulating {asked.model} by stages"):
             found = emulate_stages(
-                find_model(asked.model), asked.rows, asked.sequence, members, speed,
-                PsRates(card, card), dtype=DType(asked.dtype), steps=asked.steps,
+                spec, asked.rows, asked.sequence, members, ps, dtype=dtype, steps=asked.steps,
                 coding=asked.coding, seed=asked.seed, observers=asked.watch.observers,
             )  # fmt: skip
     finally:
@@ -276,14 +278,14 @@ def _stages(asked: _Asked) -> None:
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
             f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
-            f"PS's optimizer, which cleave plan leaves out; the PS sends "
+            f"PS's optimizer; the PS sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
     whose = "of --ps-gflops" if asked.ps_gflops else "of this machine"
     text = (
         f"  the PS alone: {in_seconds(found.alone_s)}, simulated, at the "
-        f"{speed / 1e9:.3g} GFLOP/s {whose}\n"
+        f"{ps.flops_per_s / 1e9:.3g} GFLOP/s {whose}\n"
         f"  {found.plan.described(found.model)}"
     )
     typer.echo(filled(text))

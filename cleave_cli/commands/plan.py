@@ -33,7 +33,7 @@ def plan(
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
     stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
     lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
@@ -80,7 +80,6 @@ def plan(
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.plan import ElementBytes, Method, PsRates
-    from cleave.planner.stages.model import PsCompute
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.tiles.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
@@ -89,9 +88,10 @@ def plan(
     from cleave_cli.plan_question import (
         PlanQuestion,
         adapters_of,
+        alone_by_dtype,
         fleet_devices,
         rates_of,
-        server_flops_per_s,
+        server_of,
     )
     from cleave_cli.render import plan as render
 
@@ -157,7 +157,7 @@ def plan(
         element,
         devices,
         in_fp32,
-        PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, ps),
+        server_of(sizes, ps_gflops, dtype, ps),
     )
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
@@ -166,6 +166,7 @@ def plan(
         _plan_servers(question, counts, by, fused, about, form, sharded=sharded)
         return
     found = question.choose(by)
+    alone_s = alone_by_dtype(question) if not ps_gflops else {}
     where = _crossing(question, by) if crossing else None
     names = [profile.name for profile in profiles]
     trained = (
@@ -182,6 +183,7 @@ def plan(
         document = {
             **render.methods_json(found),
             "server_flops_per_s": question.ps.flops_per_s,
+            "server_alone_s": alone_s,
             "stages": None if found.stages is None else render.stages_json(*found.stages, names),
             "tiles": None if found.tiles is None else render.step_json(found.tiles, gemms),
             "crossing": None if where is None else render.crossing_json(where, seq),
@@ -198,6 +200,7 @@ def plan(
         f"{render.coding_text(by_link, dtypes)}"
     )
     render.show_methods(title, found)
+    render.show_faster_dtype(found, dtype, alone_s)
     if found.chosen.method is Method.STAGES and found.stages is not None:
         render.show_stages(*found.stages, names)
     elif found.chosen.method is Method.TILES and found.tiles is not None:

@@ -175,9 +175,11 @@ def serve(
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
+    from cleave.machine.memory import hold_strips_well
     from cleave.planner.plan import PsRates
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.tiles.planner import TilePlanner
+    from cleave.scheduler.fleet_events import EventKind
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
     from cleave.server.fleet_server import ServerConfig
@@ -187,6 +189,7 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
+    give_back = hold_strips_well()
     gc.freeze()  # a collection that scans torch's modules blocks all sessions for 0.25 s
     stop = threading.Event()
     for number in ending_signals():
@@ -234,7 +237,12 @@ def serve(
         )
         listening = serving(server_app, config, runs.absolute(), cluster, electricity)
         with listening as (server, runner):
-            jobs = Jobs(server.fleet, runner, server_app.history, server_app.overview.job_happened)
+
+            def job_happened(kind: EventKind, text: str) -> None:
+                server_app.overview.job_happened(kind, text)
+                give_back()  # the memory of a job that has ended
+
+            jobs = Jobs(server.fleet, runner, server_app.history, job_happened)
             server_app.operators.jobs = server_app.overview.jobs = jobs
             for job in server_app.history.interrupted:
                 _logger.warning(

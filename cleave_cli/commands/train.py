@@ -229,6 +229,7 @@ def _here(
 ) -> None:
     need_train_extra("cleave train")
     from cleave.energy.grid import electricity
+    from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
@@ -237,6 +238,7 @@ def _here(
     from cleave_cli.render.footprint import summary
     from emulator.run_meter import RunMeter
 
+    hold_strips_well()
     if grid:
         electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     asked = JobRequest.from_dict(request)

@@ -6,7 +6,7 @@ A crossing is the smallest batch size at which a step by stages beats a step wit
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,11 +48,25 @@ def show_methods(title: str, found: MethodChoice) -> None:
     for each in found.forecasts:
         typer.echo("\n".join(_lines(each)))
     echo_filled(
-        "A step is forward and backward pass: attention and loss are counted, the optimizer is "
-        "not. down, up: what the server sends and gets; device, server: memory of the device "
-        "that needs most, and of the server."
+        "A step is forward and backward pass, loss and optimizer. down, up: what the server "
+        "sends and gets; device, server: memory of the device that needs most, and of the server."
     )
     echo_filled(found.why, before="\n")
+
+
+def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, float]) -> None:
+    """Say if the server alone is faster in another dtype than the chosen method in `dtype`.
+
+    `alone_s` maps dtypes to step times of the server alone, in seconds.
+    """
+    faster = [(s, other) for other, s in alone_s.items() if other != dtype]
+    for seconds, other in faster:
+        if seconds < found.considered.step_s:
+            echo_filled(
+                f"In {other}, this machine alone takes {in_seconds(seconds)} for a step: "
+                f"give --dtype {other} to `cleave plan` and `cleave train`.",
+                before="\n",
+            )
 
 
 def _lines(each: Forecast) -> Iterator[str]:

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
+from cleave_cli.render.breakdown import bottleneck, breakdown
 from cleave_cli.render.text import by_kind, filled, printable, say
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class HumanDisplay(Display):
             case "step":
                 self._told = ""
                 line = _step_line(record, verbose=self._verbose)
+                if record.get("devices"):  # older servers omit this field
+                    line += f"\nlimited by {bottleneck(record)}"
+                    if self._verbose:
+                        self.note("\n".join(breakdown(record)))
                 self._progress.update(self._task, completed=record["step"], line=line)
                 if not self._console.is_terminal:
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)

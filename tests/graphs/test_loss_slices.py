@@ -57,10 +57,14 @@ def test_slices_are_the_loss(family: str) -> None:
     expected = run(GraphSession(whole.graph), feed(slice(None)))
     forward, backward = GraphSession(cut.forward), GraphSession(cut.backward)
     slices = [slice(*HeadSlice(number, count).rows(VOCABULARY)) for number in range(count)]
-    found = [run(forward, feed(rows))[names.Y] for rows in slices]
+    made = [run(forward, feed(rows)) for rows in slices]
+    found = [each[names.Y] for each in made]
     loss, total = combined(found, targets.numpy(), float(given[names.SCALE]))
     assert loss == pytest.approx(float(expected[names.LOSS][0]), rel=1e-6)
-    back = [run(backward, {**feed(rows), names.DY: total}) for rows in slices]
+    back = [
+        run(backward, {**feed(rows), names.DY: total, names.LOGITS: each[names.LOGITS]})
+        for rows, each in zip(slices, made, strict=True)
+    ]
     dx = sum(part[names.DX] for part in back)
     assert np.abs(dx - expected[names.DX]).max() < 1e-6 * np.abs(expected[names.DX]).max()
     for name in cut.trainable:

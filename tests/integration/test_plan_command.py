@@ -16,7 +16,7 @@ from cleave.gemm import Span, Tile
 from tests.integration.processes import here
 
 STEP = ("--model", "opt-tiny", "--fleet", "paper-4", "--batch", "4", "--seq", "128")
-SMALL = (*STEP, "--ps-gflops", "1")
+SMALL = (*STEP, "--ps-gflops", "1", "--dtype", "bf16")
 ADAPTERS = (*SMALL, "--lora", "8")
 TWO_KINDS = """\
 [[group]]

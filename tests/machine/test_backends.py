@@ -294,6 +294,20 @@ def test_the_fastest_that_is_right_is_chosen_and_others_are_named() -> None:
     assert "torch:cuda is not used: RuntimeError: the driver is too old" in said[1]
 
 
+def test_the_speed_of_a_first_burst_is_not_taken_for_what_lasts() -> None:
+    class Tires(_Faulty):
+        done = 0
+
+        def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
+            self.done += 1
+            self._takes_s[DType.FP32] = 0.001 if self.done < 20 else 0.01
+            super().matmul(a, b, out, accumulate=accumulate)
+
+    watch = _Watch()
+    found = backends.measure(Tires(watch=watch), 8, clock=watch).flops_per_s
+    assert 2 * 8**3 / 0.01 <= found < 2 * 2 * 8**3 / 0.01
+
+
 def test_slow_bf16_counts() -> None:
     watch = _Watch()
     slow = _Faulty(name="slow", takes_s=0.003, watch=watch)

@@ -25,8 +25,8 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.prediction import held_bytes, predict
-from cleave.planner.stages.search import plan_stages
+from cleave.planner.stages.prediction import held_by_device, held_bytes, predict
+from cleave.planner.stages.search import interleaved, plan_stages
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
@@ -128,7 +128,7 @@ def planned(model: StageModel, fleet: Sequence[DeviceRates], ps: PsCompute) -> S
 
 
 def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]) -> None:
-    """Each layer is in one stage, each device in at most one, and no memory is exceeded."""
+    """Each layer is in one stage, each device in at most one slice, and all fits."""
     assert plan.stages[0].first == 0
     assert plan.stages[-1].stop == len(model.layers)
     assert all(before.stop == after.first for before, after in pairwise(plan.stages))
@@ -139,17 +139,16 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
     slices = [stage.slice for stage in plan.slices]
     assert slices == [HeadSlice(number, len(slices)) for number in range(len(slices))]
     assert not slices or not plan.stages[-1].loss
-    used = [device for stage in plan.planned for device in stage.devices]
+    used = [device for part in plan.slices for device in part.devices]
     assert len(used) == len(set(used))
     offered = {device.device: device.memory_bytes for device in fleet}
-    assert set(plan.memory_bytes) == set(used)
-    for stage in plan.planned:
-        for device in stage.devices:
-            kept = plan.kept_batches[device]
-            assert min(kept.inputs, kept.activations) >= 0
-            assert kept.inputs + kept.activations <= len(model.tokens)
-            assert plan.memory_bytes[device] == held_bytes(model, stage, kept)
-            assert plan.memory_bytes[device] <= offered[device]
+    assert set(plan.memory_bytes) == plan.devices
+    assert plan.memory_bytes == held_by_device(model, plan.planned, plan.kept_batches)
+    for device, kept in plan.kept_batches.items():
+        tasks = sum(device in stage.devices for stage in plan.planned)
+        assert min(kept.inputs, kept.activations) >= 0
+        assert kept.inputs + kept.activations <= tasks * len(model.tokens)
+        assert plan.memory_bytes[device] <= offered[device]
 
 
 @few
@@ -393,13 +392,13 @@ class TimedStep:
         cost = self._model.slice_of_loss(count)
         inputs = (names.X, names.TARGETS)
         return SliceWork(
-            StageGraph(b"", inputs, (names.Y,)),
-            StageGraph(b"", (*inputs, names.DY), (names.DX,)),
+            StageGraph(b"", inputs, (names.Y, names.LOGITS)),
+            StageGraph(b"", (*inputs, names.DY, names.LOGITS), (names.DX,)),
             {},
             {},
             targets,
             cost.forward_flops,
-            cost.flops - cost.forward_flops,
+            cost.flops - 2 * cost.forward_flops,
         )
 
     def _activation(self, batch: int) -> StageArray:
@@ -482,6 +481,8 @@ def test_predictions_are_what_the_scheduler_does(
     devices = {device.device: device for device in fleet}
     stages = data.draw(st.sampled_from(list(all_stages(layers, sorted(devices)))))
     stages = (*stages[:-1], replace(stages[-1], loss=loss and not model.ends_at_ps))
+    if turns := data.draw(st.sampled_from([0, 0, 2, 3])):  # devices have several stages
+        stages = interleaved(stages, turns) or stages
     assume({stage.stop for stage in stages} >= set(model.cuts))
     try:
         predicted = predict(model, stages, devices, PS)
@@ -530,6 +531,7 @@ def test_predictions_of_slices_are_what_the_scheduler_does(
     fleet = [replace(fleet[n % len(fleet)], device=n) for n in range(6)]
     stages = PlannedStage(0, 1, (0,)), PlannedStage(1, 2, (1,))
     ways: list[list[tuple[int, ...]]] = [[(2, 3, 4)], [(2, 3), (4, 5)], [(2,), (3,), (4,)]]
+    ways += [[(0,), (1,)], [(1,), (2,), (0,)], [(0, 2), (1, 3)]]  # devices also have layers
     groups = data.draw(st.sampled_from(ways))
     slices = slices_on(groups, 2)
     devices = {device.device: device for device in fleet}

@@ -13,6 +13,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StageDone
 from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
@@ -27,6 +28,7 @@ from cleave.scheduler.traffic import TrafficKind
 WIDTH = 2
 TOKENS = 3
 ACTIVATION_BYTES = 6
+LOGITS_BYTES = 12
 WEIGHTS = TrafficKind.WEIGHTS
 LOST = "lost"  # in place of an array that has no value
 
@@ -119,10 +121,10 @@ def step_work(
     of_slice = (names.X, names.TARGETS, names.parameter("h"))
     works = [
         SliceWork(
-            StageGraph(f"found {number}".encode(), of_slice, (names.Y,)),
+            StageGraph(f"found {number}".encode(), of_slice, (names.Y, names.LOGITS)),
             StageGraph(
                 f"back {number}".encode(),
-                (*of_slice, names.DY, names.total("h")),
+                (*of_slice, names.DY, names.LOGITS, names.total("h")),
                 (names.DX, names.new_total("h")),
             ),
             {names.parameter("h"): array(f"h{number}", 8, WEIGHTS)},
@@ -130,6 +132,7 @@ def step_work(
             targets,
             5,
             10,
+            LOGITS_BYTES,
         )
         for number in range(len(slices))
     ]
@@ -207,10 +210,11 @@ class SymbolicDevice:
         if kind == "found":
             x, targets, h = given
             assert h == f"h{layer}"
-            return [("found", layer, x, targets)]
+            return [("found", layer, x, targets), ("logits", layer, x)]
         if kind == "back":
-            x, targets, h, total, sums = given
+            x, targets, h, total, logits, sums = given
             assert h == f"h{layer}"
+            assert logits == ("logits", layer, x)
             return [("part", layer, x, targets, total), (*sums, (x, targets, total))]
         if kind == "from_activations":
             *given, within = given
@@ -239,7 +243,7 @@ class SymbolicFleet:
                     if device in self.devices:
                         order = None if task is None else task.detail
                         self.devices[device].take(message, order)
-                case TellStep(outcome):
+                case TellStep(outcome) if not isinstance(outcome, StageDone):
                     self.told.append(outcome)
 
     @property

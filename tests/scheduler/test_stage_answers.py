@@ -16,7 +16,7 @@ from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Close, ForRuntime, Send, TellStep
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.outcomes import StepFailed, StepResult
+from cleave.scheduler.stages.outcomes import StageDone, StepFailed, StepResult
 from cleave.scheduler.stages.work import StageOrder, StepWork
 from tests.examples import examples
 from tests.scheduler.stage_devices import SUM_ROWS, SymbolicDevice, step_work
@@ -60,7 +60,7 @@ class Fleet:
                 case Close(session):
                     assert session == HOSTILE
                     del self.devices[session]
-                case TellStep(outcome):
+                case TellStep(outcome) if not isinstance(outcome, StageDone):
                     self.outcome = outcome
 
     def _task(self, session: int, message: Message) -> StageOrder | None:
@@ -169,3 +169,33 @@ def test_whatever_one_device_answers_a_step_is_right_and_nobody_else_pays(
     assert not honest.setbacks.aside
     for session in fleet.manager.sessions.values():
         assert len(session.expected) < 10
+
+
+def test_a_step_shows_what_a_device_sustains_in_graphs() -> None:
+    """What a device says of itself was measured in a moment, and on an idle machine."""
+    work = step_work(LAYERS, 4, [PlannedStage(0, LAYERS, WHO, loss=True)])
+    fleet = Fleet(work)
+    fleet.begin()
+    before = {d: fleet.manager.sessions[d].rates for d in WHO}
+    claimed = fleet.manager.sessions[HOSTILE].claimed_flops_per_s
+    for seconds in (1.0, 1e-12):  # the second one is not to be believed
+        done = {d: fleet.manager.sessions[d].counters.flops for d in WHO}
+        while fleet.outcome is None:
+            for device in [d for d in WHO if fleet.devices[d].orders]:
+                slow = seconds if device == HOSTILE else 0.0
+                fleet.now_s += 1.0
+                fleet.say(device, replace(fleet.right(device), compute_s=slow))
+        assert isinstance(fleet.outcome, StepResult)
+        assert [use.compute_s > 0.2 for use in fleet.outcome.used] == [seconds == 1.0]
+        assert fleet.manager.sessions[HONEST].rates == before[HONEST]
+        rates = fleet.manager.stages.able[HOSTILE]
+        spent = fleet.manager.sessions[HOSTILE].counters.flops - done[HOSTILE]
+        assert rates.flops_per_s <= 2 * claimed
+        if seconds == 1.0:
+            answers = round(fleet.outcome.used[0].compute_s)
+            assert rates.flops_per_s == pytest.approx(max(1e6, spent / answers))
+        fleet.outcome = None
+        fleet.obey(fleet.manager.begin_step(replace(work, token=object()), fleet.now_s))
+    assert fleet.manager.stages.flops == sum(
+        session.counters.flops for session in fleet.manager.sessions.values()
+    )

@@ -459,7 +459,7 @@ def _long_step() -> dict[str, Any]:
     most = 2**53
     kinds = BytesByKind(**{each.name: most for each in dataclasses.fields(BytesByKind)})
     traffic = Traffic(kinds, kinds)
-    numbers = {
+    numbers: dict[str, Any] = {
         each.name: most for each in dataclasses.fields(StepRecord) if each.type in ("int", "float")
     }
     step = StepRecord(**numbers, clock="virtual", method="stages", traffic=traffic, saved=traffic)

@@ -11,8 +11,7 @@ import pytest
 
 import cleave
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.selection import PsSpeed
-from cleave.planner.stages.model import StagePlan
+from cleave.planner.stages.model import PsCompute, StagePlan
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
@@ -33,8 +32,9 @@ STEPS = 2
 @pytest.fixture(autouse=True)
 def server_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the speed of the server, which a busy machine would measure too low."""
-    speed = PsSpeed(1e11, 1e-6)
-    monkeypatch.setattr("cleave.training.loop.job_fleet.measure_ps", lambda *_: speed)
+    monkeypatch.setattr(
+        "cleave.training.loop.job_fleet.measured_server", lambda *_: PsCompute(1e11, 0.0)
+    )
 
 
 def trained(job: JobSpec, folder: Path, fleet: Fleet | None) -> tuple[list[float], str]:

@@ -70,6 +70,18 @@ class EvenStages:
         return StagePlan(stages, {d: self.kept for s in stages for d in s.devices}, 1.0, {}, 0, 0)
 
 
+def in_turn(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Each layer is a stage, each device has every second one and a slice of the loss."""
+    layers, (one, other, *_) = len(model.layers), sorted(rates.device for rates in devices)
+    stages = tuple(PlannedStage(n, n + 1, ((one, other)[n % 2],)) for n in range(layers))
+    slices = tuple(
+        PlannedStage(layers, layers, (device,), slice=HeadSlice(n, 2))
+        for n, device in enumerate((one, other))
+    )
+    kept = {one: KeptBatches(1, 2), other: KeptBatches(2)}
+    return StagePlan(stages, kept, 1.0, {}, 0, 0, slices=slices)
+
+
 @dataclass
 class SlicedLoss:
     """Layers on the first two devices, slices of the loss on the others in turn, or so.
@@ -218,26 +230,31 @@ def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: Gra
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "sliced", "clip", "most"),
+    ("family", "dtype", "planner", "clip", "most"),
     [
-        pytest.param("gpt2", DType.FP32, False, None, 1e-4, marks=pytest.mark.nightly),
-        ("llama", DType.BF16, False, 1.0, 2e-2),
-        ("opt", DType.FP32, True, 1.0, 1e-5),
-        pytest.param("opt", DType.BF16, True, 1.0, 2e-2, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", DType.FP32, True, 1.0, 1e-5, marks=pytest.mark.nightly),
+        pytest.param("gpt2", DType.FP32, None, None, 1e-4, marks=pytest.mark.nightly),
+        ("llama", DType.BF16, None, 1.0, 2e-2),
+        ("opt", DType.FP32, SlicedLoss(2, KEPT), 1.0, 1e-5),
+        ("opt", DType.FP32, in_turn, 1.0, 1e-5),
+        pytest.param("opt", DType.BF16, SlicedLoss(2, KEPT), 1.0, 2e-2, marks=pytest.mark.nightly),
+        pytest.param("opt", DType.BF16, in_turn, 1.0, 2e-2, marks=pytest.mark.nightly),
+        pytest.param("llama-lora", DType.FP32, in_turn, 1.0, 1e-5, marks=pytest.mark.nightly),
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(
-    family: str, dtype: DType, sliced: bool, clip: float | None, most: float, cache: GraphCache
+    family: str,
+    dtype: DType,
+    planner: StagePlanner | None,
+    clip: float | None,
+    most: float,
+    cache: GraphCache,
 ) -> None:
     model, plain, graphs = twice(
         with_lora(small_model("llama")) if family == "llama-lora" else small_model(family), cache
     )
-    count = 4 if sliced else 6
-    with emulated(5 if sliced else 3, seed=1) as fleet:
-        found = staged(
-            model, graphs, fleet, dtype=dtype, planner=SlicedLoss(2, KEPT) if sliced else None
-        )
+    count = 4 if planner else 6
+    with emulated(5 if planner else 3, seed=1) as fleet:
+        found = staged(model, graphs, fleet, dtype=dtype, planner=planner)
         mine = trained(model, gradients_of(found), batches(count), clip=clip)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
     assert mine == pytest.approx(expected, rel=most)
@@ -304,6 +321,43 @@ def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, slice
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-4)
     fleet.close()
+
+
+def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(
+    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, graphs = twice(small_model("opt"), cache)
+    notes: list[str] = []
+    with emulated(2, seed=1) as fleet:
+        monkeypatch.setattr(fleet.runtime, "clock", "wall", raising=False)
+        found = staged(model, graphs, fleet, note=notes.append)
+
+        def step(step_s: float) -> StagePlan | None:
+            model.zero_grad()
+            found.gradients(rows(batches(1)[0]))
+            found.learn(step_s, 0.5)
+            return found.plan
+
+        plan = step(9.0)
+        assert plan is not None
+        assert plan.step_s == 1.0  # as EvenStages says; graphs were sent in the first step
+        plan = step(9.0)
+        assert plan is not None
+        assert plan.step_s == pytest.approx(1.5, abs=0.4)  # with what the server does
+        runtime, slow = (
+            fleet.runtime,
+            {
+                device: replace(rates, graph_flops_per_s=rates.for_graphs.flops_per_s / 2)
+                for device, rates in fleet.runtime.stage_devices().items()
+            },
+        )
+        monkeypatch.setattr(runtime, "stage_devices", lambda: slow)
+        plan = step(plan.step_s)
+        assert plan is not None  # the step took what was predicted
+        assert not [note for note in notes if "planned again" in note]
+        assert step(2 * plan.step_s) is None
+        assert "planned again" in notes[-1]
+        assert step(9.0) is not None
 
 
 def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -> None:

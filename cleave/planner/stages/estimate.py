@@ -254,7 +254,7 @@ class Estimator:
         self._tokens = sum(model.tokens) / self._batches
         self._activation_bytes = self._tokens * model.width * model.element_bytes
         self._input_bytes = self._activation_bytes + self._tokens * model.beside_bytes
-        self._loss_s = model.loss.flops * self._tokens / ps.flops_per_s
+        self._loss_s = self._tokens * ps.loss_s(model.loss)
         self._optimizer_s = ps.optimizer_s
         self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
         self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)

@@ -1,7 +1,9 @@
 """Ways to compute the loss on devices in slices of the vocabulary (vocabulary-parallel loss).
 
-Slices are useful if no stage has enough memory for the whole loss. Each slice is assigned to a
-group of devices that compute no layers. Each micro-batch passes through one device of each group.
+Slices are useful if no stage has enough memory for the whole loss, or if there are few
+micro-batches, because several devices then work on one micro-batch at the same time. Either each
+slice has a group of devices that compute no layers, and each micro-batch passes through one device
+of each group. Or each slice has one device, which also computes layers.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 
 _MOST_WAYS: Final = 5
+_FEW_DEVICES: Final = 64  # a larger fleet has enough devices for the slices alone
+_MOST_SHARED: Final = 16  # maximum number of slices on devices that also compute layers
 _WORTH: Final = 0.95  # slices are tried if a step without the loss takes at most this share
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
@@ -35,11 +39,25 @@ class LossSlices:
     Attributes:
         stages: the slices in order, as stages without layers.
         flops_per_s: throughput of a PS that would compute the loss as fast as the slices.
+        shared_bytes: memory for one slice, if its device also computes layers; otherwise 0.
     """
 
     stages: tuple[PlannedStage, ...]
     devices: tuple[DeviceRates, ...]
     flops_per_s: float
+    shared_bytes: int = 0
+
+    def others(self, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
+        """Return the devices that may compute layers, with the memory that the slices leave."""
+        used = {device.device for device in self.devices}
+        if not self.shared_bytes:
+            return [device for device in devices if device.device not in used]
+        return [
+            replace(device, memory_bytes=device.memory_bytes - self.shared_bytes)
+            if device.device in used
+            else device
+            for device in devices
+        ]
 
 
 def ways_to_slice(
@@ -56,9 +74,11 @@ def ways_to_slice(
     """
     by_id = {device.device: device for device in devices}
     stages = (*plan.stages[:-1], replace(plan.stages[-1], loss=False))
-    without = predict(model, stages, by_id, replace(ps, flops_per_s=float("inf")))
+    without = predict(model, stages, by_id, replace(ps, loss_flops_per_s=math.inf))
     if without.step_s > _WORTH * plan.step_s:
         return
+    if len(devices) <= _FEW_DEVICES:
+        yield from _shared(model, devices)
     layers_s = max(without.step_s - ps.optimizer_s, 1e-9)
     tried: set[tuple[PlannedStage, ...]] = set()
     least = _fewest(model, devices)
@@ -71,6 +91,23 @@ def ways_to_slice(
             if found is not None and found.stages not in tried and len(tried) < _MOST_WAYS:
                 tried.add(found.stages)
                 yield found
+
+
+def _shared(model: StageModel, devices: Sequence[DeviceRates]) -> Iterator[LossSlices]:
+    """Yield ways with one slice on each of the fastest devices, which also compute layers."""
+    most = min(len(devices), _MOST_SHARED, model.most_slices // 2)
+    for count in dict.fromkeys((most, (most + 1) // 2)):
+        fitting = _fitting(model, devices, count)[:count] if count > 1 else []
+        if len(fitting) < max(count, 2):
+            continue
+        chosen = tuple(device for _, device in fitting)
+        last, flops = len(model.layers), sum(model.tokens) * model.loss.flops
+        stages = tuple(
+            PlannedStage(last, last, (device.device,), slice=HeadSlice(number, count))
+            for number, device in enumerate(chosen)
+        )
+        slowest_s = max(seconds for seconds, _ in fitting)
+        yield LossSlices(stages, chosen, flops / slowest_s, _needed_bytes(model, count))
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:

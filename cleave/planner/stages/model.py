@@ -61,6 +61,9 @@ class LayerCost:
     pieces: int = 1
 
 
+NO_COST: Final = LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
 class Keep(StrEnum):
     """The data of a micro-batch that a device retains between the forward and backward passes."""
 
@@ -126,8 +129,8 @@ class StageModel:
         coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, for weights
             and activations, and for weight gradients.
         in_parts: whether the attention and the MLP of each layer are separate entries of `layers`.
-        most_slices: maximum number of slices for a vocabulary-parallel loss; 1 if the loss cannot
-            be cut into slices.
+        most_slices: maximum number of slices for a vocabulary-parallel loss, which is the number of
+            tokens in the vocabulary; 1 if the loss cannot be cut into slices.
         ps_layers: layers that only the PS can compute, in order. They separate stages. If PS layers
             follow the last of `layers`, the PS computes the loss.
         beside_bytes: size per token, in messages, of the layer arguments that differ between
@@ -169,10 +172,9 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one slice of a loss that is cut into `count` slices.
 
-        The backward pass of a slice recomputes the logits. The costs of the modules before the LM
-        head, which are small, are divided by `count` as well.
+        The backward pass recomputes the logits, unless the device retains them. The costs of the
+        modules before the LM head, which are small, are divided by `count` as well.
         """
-
         loss = self.loss
         sizes = loss.frozen_bytes, loss.weight_bytes, loss.gradient_bytes, loss.sum_bytes
         frozen, weights, gradients, sums = (-(-nbytes // count) for nbytes in sizes)
@@ -185,6 +187,8 @@ class StageModel:
             loss.forward_flops / count,
             loss.working_bytes / count,
             -(-loss.largest_bytes // count),
+            _FP32_BYTES * self.most_slices / count,
+            loss.forward_flops / count,
         )
 
 
@@ -192,12 +196,22 @@ class StageModel:
 class PsCompute:
     """The throughput, optimizer time and network card of the parameter server.
 
-    `rates` describes the card; None if it is never the bottleneck.
+    Attributes:
+        flops_per_s: throughput in both passes of layers.
+        optimizer_s: time per step, in seconds, in which devices wait for the PS: reading gradients,
+            updating the parameters, and preparing the next step.
+        rates: rates of the network card; None if it is never the bottleneck.
+        loss_flops_per_s: throughput in the LM head and the loss; 0 means `flops_per_s`.
     """
 
     flops_per_s: float
     optimizer_s: float
     rates: PsRates | None = None
+    loss_flops_per_s: float = 0.0
+
+    def loss_s(self, loss: LayerCost) -> float:
+        """Return the time in seconds for both passes of the loss, per token."""
+        return loss.flops / (self.loss_flops_per_s or self.flops_per_s)
 
 
 @dataclass(frozen=True, slots=True)

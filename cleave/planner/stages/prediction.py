@@ -38,7 +38,8 @@ def local_step_s(model: StageModel, ps: PsCompute) -> float:
     """Return the step time of the PS alone in seconds, without activation recomputation."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
     flops += math.fsum(layers.flops for layers in model.ps_layers)
-    return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
+    token_s = flops / ps.flops_per_s + ps.loss_s(model.loss)
+    return sum(model.tokens) * token_s + ps.optimizer_s
 
 
 def held_bytes(
@@ -66,6 +67,29 @@ def held_bytes(
     )
 
 
+def held_by_device(
+    model: StageModel,
+    stages: Iterable[PlannedStage],
+    kept_batches: Mapping[int, KeptBatches] | None = None,
+) -> dict[int, int]:
+    """Return the memory requirement of each device for all its stages and slices, in bytes.
+
+    Args:
+        stages: all stages, followed by all slices of the loss.
+        kept_batches: micro-batches that each device retains besides those that it computes; none by
+            default. Each counts with the size of the device's stage that retains the most.
+    """
+    found: dict[int, int] = {}
+    most: dict[int, int] = {}  # memory for the retained micro-batches
+    for stage in stages:
+        for device in stage.devices:
+            kept = NOTHING_KEPT if kept_batches is None else kept_batches[device]
+            alone = held_bytes(model, stage)
+            found[device] = found.get(device, 0) + alone
+            most[device] = max(most.get(device, 0), held_bytes(model, stage, kept) - alone)
+    return {device: found[device] + most[device] for device in found}
+
+
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
     """Return the memory for the data that a stage's device retains of a micro-batch, in bytes."""
     layers = model.layers[stage.first : stage.stop]
@@ -76,32 +100,39 @@ def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
     inputs = number * tokens * model.width * _FP32_BYTES + mask_bytes(model) * bool(layers)
     if keep is Keep.INPUTS:
         return inputs
-    return inputs + math.ceil(tokens * math.fsum(layer.activation_bytes for layer in layers))
+    return inputs + math.ceil(
+        tokens * math.fsum(cost.activation_bytes for cost in costs_of(model, stage))
+    )
 
 
 def most_kept(
-    model: StageModel, stage: PlannedStage, offered_bytes: int, batches: int
+    model: StageModel, stages: Sequence[PlannedStage], spare_bytes: int, batches: int
 ) -> KeptBatches:
     """Return how many micro-batches a device has enough memory to retain.
 
-    The layer inputs of `batches` micro-batches take precedence over activations. On a stage with
-    the loss, a device retains at most one micro-batch, because the backward pass follows the
-    forward pass immediately.
+    The inputs of `batches` micro-batches of each stage or slice take precedence over activations.
+    On a stage with the loss, a device retains at most one micro-batch, because the backward pass
+    follows the forward pass immediately.
+
+    Args:
+        stages: all stages and slices of the device. Any of them may retain each micro-batch.
+        spare_bytes: the device's memory besides the requirements without retained micro-batches.
     """
-    spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (
-        math.ceil(SPARE * kept_bytes(model, stage, keep))
+        math.ceil(SPARE * max(kept_bytes(model, stage, keep) for stage in stages))
         for keep in (Keep.INPUTS, Keep.ACTIVATIONS)
     )
-    spared = any(layer.spared_flops for layer in model.layers[stage.first : stage.stop])
-    if not inputs or spare < 0:
+    spared = any(cost.spared_flops for stage in stages for cost in costs_of(model, stage))
+    if not inputs or spare_bytes < 0:
         return KeptBatches()
-    if stage.loss:
-        return KeptBatches(activations=int(spared and whole - inputs <= spare))
-    most = min(len(model.tokens), batches, spare // inputs)
+    if any(stage.loss for stage in stages):
+        return KeptBatches(activations=int(spared and whole - inputs <= spare_bytes))
+    each = min(len(model.tokens), batches)
+    most = min(len(stages) * each, spare_bytes // inputs)
     if not spared:
         return KeptBatches(most)
-    activations = min(most, (spare - most * inputs) // max(1, whole - inputs))
+    activations = (spare_bytes - most * inputs) // max(1, whole - inputs)
+    activations = min(most, activations)
     return KeptBatches(most - activations, activations)
 
 
@@ -174,27 +205,31 @@ def predict(
 
     Args:
         stages: the stages in order. Each layer is in exactly one stage.
-        devices_by_id: maps device IDs to devices, and includes all devices of the stages. Each
-            device is in at most one stage.
+        devices_by_id: maps device IDs to devices, and includes all devices of the stages. A device
+            may have several stages, and one slice of the loss.
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
 
     Raises:
         PlanError: if a device has too little memory for its stage.
     """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
+    held = held_by_device(model, (*stages, *slices))
+    for device, needed in held.items():
+        if needed > (offered := devices_by_id[device].memory_bytes):
+            raise PlanError(
+                f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+            )
+    parts: dict[int, list[PlannedStage]] = {}
     for stage in (*stages, *slices):
-        needed = held_bytes(model, stage)
         for device in stage.devices:
-            if needed > (offered := devices_by_id[device].memory_bytes):
-                raise PlanError(
-                    f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                    f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
-                )
+            parts.setdefault(device, []).append(stage)
     policies = [
         {
-            device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
-            for stage in (*stages, *slices)
-            for device in stage.devices
+            device: most_kept(
+                model, mine, devices_by_id[device].memory_bytes - held[device], batches
+            )
+            for device, mine in parts.items()
         }
         for batches in (len(model.tokens), REQUESTS_AT_ONCE * (len(stages) + 1))
     ]
@@ -217,11 +252,7 @@ def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute
     step_s = run.end_s() + first_s + ps.optimizer_s
     stages = [stage.plan for stage in run.stages]
     slices = [stage.plan for stage in run.slices]
-    memory = {
-        device: held_bytes(model, stage, kept[device])
-        for stage in (*stages, *slices)
-        for device in stage.devices
-    }
+    memory = held_by_device(model, (*stages, *slices), kept)
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
     return StagePlan(
@@ -249,7 +280,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
     found = [
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
         (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
-        (ps.optimizer_s, "the optimizer takes"),
+        (ps.optimizer_s, "the PS's gradient sums and optimizer take"),
         (
             sum(model.tokens) * math.fsum(p.flops for p in model.ps_layers) / ps.flops_per_s,
             "the layers that stay on the PS take",
@@ -268,7 +299,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
             (device.computes_s, f"the multiplications of {layers} on {name} take"),
         ]
     if not run.slices and not run.stages[-1].plan.loss:
-        loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
+        loss_s = sum(model.tokens) * ps.loss_s(model.loss)
         found.append((loss_s, "the loss on the PS takes"))
     seconds, what = max(found, key=lambda each: each[0])
     return f"{what} {in_seconds(seconds)} of {in_seconds(step_s)}"

@@ -39,6 +39,8 @@ _AT_ONCE: Final = 8  # changes to an arrangement that are simulated before other
 _PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
+_INTERLEAVED: Final = 12  # plans whose stages are interleaved
+_TURNS: Final = (2, 3, 4)  # numbers of stages into which a stage is divided
 _GAIN: Final = 1e-6  # minimum relative gain of a new best plan
 
 
@@ -74,10 +76,13 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     best = judge.search(plain, requests)
     sliced, ways = [], 0
     for slices in ways_to_slice(model, devices, ps, best) if model.most_slices > 1 else ():
-        used = {device for part in slices.stages for device in part.devices}
-        sliced += _candidates(tables, [d for d in able if d.device not in used], ps, slices)
+        least = float(tables.memory_of_layers.diagonal(1).min())
+        others = [d for d in slices.others(able) if d.memory_bytes >= least]
+        sliced += _candidates(tables, others, ps, slices)
         ways += 1
-    return judge.search(sliced, round(requests * ways * _SHARE_OF_WAY)) if sliced else best
+    if sliced:
+        judge.search(sliced, round(requests * ways * _SHARE_OF_WAY))
+    return judge.interleave(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def _candidates(
 ) -> list[_Candidate]:
     """Return the arrangements with the shortest estimates; empty if devices lack memory."""
     # The closed form treats the slices of the loss as a PS of the same throughput.
-    as_ps = ps if slices is None else replace(ps, flops_per_s=slices.flops_per_s)
+    as_ps = ps if slices is None else replace(ps, loss_flops_per_s=slices.flops_per_s)
     climbs = list(_climbs(tables, able, as_ps)) if able else []
     found = sorted(
         (seconds, number, row)
@@ -195,6 +200,29 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
     return climb
 
 
+def interleaved(stages: Sequence[PlannedStage], turns: int) -> tuple[PlannedStage, ...] | None:
+    """Divide each stage into `turns` stages that are not adjacent; None if all are too small.
+
+    The devices keep the number of their layers. A micro-batch passes through all devices `turns`
+    times, so the last devices begin earlier (arXiv 2104.04473, section 2.2).
+    """
+    sizes = [stage.stop - stage.first for stage in stages]
+    if max(sizes) < turns or len(stages) == 1:
+        return None
+    found: list[PlannedStage] = []
+    first = 0
+    for turn in range(turns):
+        for stage, size in zip(stages, sizes, strict=True):
+            count = size * (turn + 1) // turns - size * turn // turns
+            if count:
+                found.append(replace(stage, first=first, stop=first + count, loss=False, pieces=1))
+                first += count
+    last = stages[-1]
+    if last.loss and found[-1].devices != last.devices:
+        return None
+    return (*found[:-1], replace(found[-1], loss=last.loss))
+
+
 @dataclass(slots=True)
 class _Judge:
     """Simulates the most promising arrangements, and stores the fastest plan.
@@ -211,6 +239,7 @@ class _Judge:
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
     _next: list[tuple[float, int, Iterator[_Candidate]]] = field(default_factory=list)
+    _plans: list[StagePlan] = field(default_factory=list)
 
     def search(self, candidates: Sequence[_Candidate], requests: int) -> StagePlan:
         """Simulate candidates and their best changes; return the fastest plan so far.
@@ -248,11 +277,34 @@ class _Judge:
         self._seen.add(key)
         self.requests_left -= round(2 * len(key) * self._weight)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
+        self._plans.append(plan)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), self._changes(candidate)))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
             return False
         self.best = plan
         return True
+
+    def interleave(self, requests: int) -> StagePlan:
+        """Try to interleave the stages of the fastest plans; return the fastest plan so far.
+
+        Args:
+            requests: number of micro-batch passes that may be simulated.
+        """
+        assert self.best is not None
+        ranked = heapq.nsmallest(_INTERLEAVED, self._plans, key=lambda plan: plan.step_s)
+        for plan in () if self.model.cuts else ranked:
+            for turns in _TURNS:
+                stages = interleaved(plan.stages, turns)
+                if stages is None or requests <= 0:
+                    break
+                requests -= round(2 * (len(stages) + len(plan.slices)) * self._weight)
+                try:
+                    found = predict(self.model, stages, self.devices, self.ps, plan.slices)
+                except PlanError:  # the working memory of several stages does not fit
+                    break
+                if found.step_s < self.best.step_s * (1 - _GAIN):
+                    self.best = found
+        return self.best
 
     @property
     def _weight(self) -> float:

@@ -155,7 +155,7 @@ class SimulatedStage:
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
         went, passed: number of finished forward passes, and number of finished backward passes.
-        summed: IDs of the devices that hold accumulated gradients.
+        summed: IDs of the devices that hold accumulated gradients, which were not taken yet.
     """
 
     number: int

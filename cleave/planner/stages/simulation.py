@@ -94,7 +94,8 @@ class StageSimulation:
             flops = math.fsum(cost.flops for cost in stage.costs) * tokens
             for number in stage.plan.devices:
                 device = self.devices[number]
-                device.request_s = device.rates.request_s(activation, flops)
+                if not device.stages:
+                    device.request_s = device.rates.request_s(activation, flops)
                 own = stage.own[number] = []
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
@@ -105,7 +106,7 @@ class StageSimulation:
             for layers in model.ps_layers
         }
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
-        self.loss_s = model.loss.flops / ps.flops_per_s + last_s
+        self.loss_s = ps.loss_s(model.loss) + last_s
         self._ps_free_s = self._end_s = 0.0
         self._answers: Counter[tuple[int, bool]] = Counter()  # finished slices by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
@@ -367,19 +368,29 @@ class StageSimulation:
         return (device,)
 
     def _take_sums(self, now_s: float, stage: SimulatedStage) -> None:
+        """Take the sums of finished stages from a stage's devices that owe no input gradients."""
+        batches = len(self.model.tokens)
         for number in sorted(stage.summed):
             device = self.devices[number]
-            rates, ratio = device.rates, self.model.gradient_coded_ratio
-            sizes = [
-                float(round(rates.up_bytes(cost.gradient_bytes, ratio)))
-                for cost in reversed(stage.costs)
-                if cost.gradient_bytes
-            ]
-            if sizes:
-                device.under_way += 1
-                device.gradients_s += sum(sizes) / rates.uplink_bytes_per_s
-                request = SimulatedRequest(stage, -1, device, False, sizes)
-                self._answer(max(now_s + rates.latency_s, device.computed_s), request)
+            awaited = any(one.number and one.passed < batches for one, _ in device.stages)
+            for one, _ in reversed(device.stages):
+                left = batches - one.passed
+                if number in one.summed and rules.may_take_sums(left, gradients_awaited=awaited):
+                    one.summed.discard(number)
+                    self._take_sums_of(now_s, one, device)
+
+    def _take_sums_of(self, now_s: float, stage: SimulatedStage, device: SimulatedDevice) -> None:
+        rates, ratio = device.rates, self.model.gradient_coded_ratio
+        sizes = [
+            float(round(rates.up_bytes(cost.gradient_bytes, ratio)))
+            for cost in reversed(stage.costs)
+            if cost.gradient_bytes
+        ]
+        if sizes:
+            device.under_way += 1
+            device.gradients_s += sum(sizes) / rates.uplink_bytes_per_s
+            request = SimulatedRequest(stage, -1, device, False, sizes)
+            self._answer(max(now_s + rates.latency_s, device.computed_s), request)
 
     # --- devices ---
 

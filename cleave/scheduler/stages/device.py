@@ -150,6 +150,8 @@ class StageDevice:
         tokens = self.work.tokens[request.batch]
         x_array = self._put(x)
         made = {names.Y: _FP32 * names.SLICE_COLUMNS * tokens}
+        if request.keep is Keep.ACTIVATIONS:
+            made[names.LOGITS] = part.logits_bytes * tokens
         flops = round(part.forward_flops * tokens)
         found = self._run(request, part.forward, {names.X: x_array} | held, made, flops)
         self._fetch(request, names.Y, found[names.Y], 0, tokens, names.SLICE_COLUMNS, "fp32")
@@ -158,7 +160,7 @@ class StageDevice:
         if request.keep is Keep.NOTHING:
             self.drop([x_array])
         else:
-            request.kept = [(x_array,)]
+            request.kept = [(x_array, *(found[name] for name in made if name != names.Y))]
         self.drop([found[names.Y]])
 
     def slice_backward(
@@ -170,18 +172,23 @@ class StageDevice:
         this slice's share of the gradient of the last layer's output.
 
         Args:
-            given: the slice's input, or the wire ID of the retained input.
+            given: the slice's input, or the wire IDs of the retained input and logits.
             total: the log-sum-exp over the whole vocabulary.
         """
         work = self.work
         number, part, held = self._slice(request)
         tokens = work.tokens[request.batch]
         if isinstance(given, StageArray):
-            x = self._put(given)
+            x, logits = self._put(given), []
             self._rename(given)
         else:
-            ((x, *_),) = given
-        feed = {names.X: x, names.DY: self._put(total)} | held
+            ((x, *logits),) = given
+        if not logits:
+            made = {names.LOGITS: part.logits_bytes * tokens}
+            flops = round(part.forward_flops * tokens)
+            found = self._run(request, part.forward, {names.X: x} | held, made, flops)
+            logits = [found[names.LOGITS]]
+        feed = {names.X: x, names.DY: self._put(total), names.LOGITS: logits[0]} | held
         made = {names.DX: _FP32 * tokens * work.width}
         flops = round(part.backward_flops * tokens)
         found = self._added(request, part.backward, feed, made, flops, slice_layer(number), part)
@@ -189,7 +196,7 @@ class StageDevice:
         self._forget(part.targets[request.batch])
         if request.dx_wanted:
             self._fetch(request, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
-        self.drop([x, found[names.DX]])
+        self.drop([x, *logits, found[names.DX]])
 
     def sums(
         self, request: StageRequest, accumulator: GradientAccumulator, wanted: Container[SumName]

@@ -111,12 +111,44 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class StageDone:
+    """A stage has finished before the whole step. The training thread may use its results early.
+
+    Attributes:
+        number: index of the stage in `StepResult.records`.
+        losses, gradients: as in `StepResult`, but only those of this stage.
+    """
+
+    number: int
+    record: StageRecord
+    losses: Mapping[int, Any]
+    gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """How long one device was busy in a step by stages, in seconds.
+
+    Attributes:
+        name: the device's name.
+        compute_s: computation time that the device reported.
+        down_s, up_s: sizes of all messages to and from the device, divided by its link rates.
+    """
+
+    name: str
+    compute_s: float
+    down_s: float
+    up_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a completed step by stages.
 
     Attributes:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
+        used: the busiest devices in the step, the busiest first.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -124,6 +156,7 @@ class StepResult:
     dx: Mapping[int, Any]
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
     records: Sequence[StageRecord] = ()  # one record for each stage
+    used: Sequence[DeviceUse] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +174,7 @@ StageOutcome = (
     | SlicesReady
     | SlicesBack
     | Suspect
+    | StageDone
     | StepResult
     | StepFailed
 )

@@ -47,6 +47,10 @@ class StageRuns:
 
     Args:
         any_device: whether all capable devices may take part, not only the operator's own devices.
+
+    Attributes:
+        results: number of arrays that devices have returned in all steps.
+        flops: number of floating-point operations that devices have completed in all steps.
     """
 
     def __init__(self, sessions: Mapping[int, Session], ids: Names, *, any_device: bool) -> None:
@@ -57,6 +61,7 @@ class StageRuns:
         self._step: StageStep | None = None
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
+        self.results = self.flops = 0
 
     @property
     def repeated(self) -> int:

@@ -95,6 +95,22 @@ class StageState:
     dx: dict[int, Any] = field(default_factory=dict)
     forward_by: dict[int, int] = field(default_factory=dict)
     backward_by: dict[int, int] = field(default_factory=dict)
+    told: bool = False  # the training thread knows that the stage has finished
+
+    @property
+    def gradients(self) -> dict[SumName, list[list[Any]]]:
+        """Return the gradient sums that have arrived, in the form of `StepResult.gradients`."""
+        found: dict[SumName, list[list[Any]]] = {}
+        # A fixed order makes the result independent of which device answers first.
+        landed = (g for g in self.accumulators if g.landed)
+        for accumulator in sorted(landed, key=lambda g: (g.device, min(g.batches))):
+            parts: dict[SumName, list[Any]] = {}
+            for layer, name, first in sorted(accumulator.found):
+                rows = accumulator.found[layer, name, first]
+                parts.setdefault((layer, name), []).append(rows)
+            for key, part in parts.items():
+                found.setdefault(key, []).append(part)
+        return found
 
     @property
     def record(self) -> StageRecord:

@@ -29,6 +29,7 @@ from cleave.scheduler.stages.outcomes import (
     OutputReady,
     SlicesBack,
     SlicesReady,
+    StageDone,
     StageRecord,
     StepFailed,
     StepResult,
@@ -441,6 +442,7 @@ class StageStep:
             pass
         if not self.ended:
             self._take_sums()
+            self._tell_done()
             self._finish_step()
         out, self._out = self._out, []
         return out
@@ -572,20 +574,20 @@ class StageStep:
             for stage in self._stages[1:]
         )
 
+    def _tell_done(self) -> None:
+        """Tell the training thread which stages have finished since the last call."""
+        for number, stage in enumerate(self._stages):
+            if stage.has_landed and not stage.told:
+                stage.told = True
+                losses = self._losses if stage.plan.loss else {}
+                done = StageDone(number, stage.record, losses, stage.gradients)
+                self._out.append(TellStep(done, self.work))
+
     def _finish_step(self) -> None:
         """End the step successfully if all gradient sums of all stages have arrived at the PS."""
         if not all(stage.has_landed for stage in self._stages):
             return
-        gradients: dict[tuple[int, str], list[list[Any]]] = {}
-        for stage in self._stages:
-            # A fixed order makes the result independent of which device answers first.
-            for accumulator in sorted(stage.accumulators, key=lambda g: (g.device, min(g.batches))):
-                parts: dict[tuple[int, str], list[Any]] = {}
-                for layer, name, first in sorted(accumulator.found):
-                    rows = accumulator.found[layer, name, first]
-                    parts.setdefault((layer, name), []).append(rows)
-                for key, part in parts.items():
-                    gradients.setdefault(key, []).append(part)
+        gradients = {k: v for stage in self._stages for k, v in stage.gradients.items()}
         records = [stage.record for stage in self._stages]
         self._end(StepResult(self._losses, self._dx, gradients, records))
 

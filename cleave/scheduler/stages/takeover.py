@@ -135,13 +135,13 @@ class Takeover:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs per token of the forward and backward passes together."""
+        """Return the FLOPs per token of both passes together, with all recomputation."""
         flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops
         if self.stage.slice is not None:
             part = self.work.slice_works[self.stage.slice.number]
-            flops += part.forward_flops + part.backward_flops
+            flops += 2 * part.forward_flops + part.backward_flops  # the logits are recomputed
         return flops
 
     def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:

@@ -140,7 +140,8 @@ class SliceWork:
     sums: Mapping[str, SumShape]
     targets: Sequence[StageArray]  # one array of targets for each micro-batch, shared by all slices
     forward_flops: float
-    backward_flops: float  # includes recomputation of the logits
+    backward_flops: float
+    logits_bytes: int = 0  # size of the logits per token, in fp32
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
-STEP_BYTES: Final = 1000  # maximum size of a training step's record, in bytes
+STEP_BYTES: Final = 1000  # maximum size of a training step's record without devices, in bytes
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its name and reason
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
@@ -213,11 +213,10 @@ class Overview:
         manager, sessions = live.manager, _joined(live)
         used = [self._energy.used(session, now_s) for session in sessions]
         done, counters = manager.scheduler.counters, live.counters()
+        blocks, flops = done.results + manager.stages.results, done.flops + manager.stages.flops
         now = Look(
             now_s,
-            DeviceCounters(
-                done.results, done.flops, counters.downlink_bytes, counters.uplink_bytes
-            ),
+            DeviceCounters(blocks, flops, counters.downlink_bytes, counters.uplink_bytes),
             {session.id: replace(session.counters) for session in sessions},
         )
         before = self._rates.since(now)
@@ -228,8 +227,8 @@ class Overview:
                 "ingress_bytes_per_s": self._facts.ingress_bytes_per_s,
             },
             "totals": {
-                "blocks": done.results,
-                "flops": float(done.flops),  # msgpack integers are below 2^64
+                "blocks": blocks,
+                "flops": float(flops),  # msgpack integers are below 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
                 "reissued": done.reissued + done.speculative + manager.stages.repeated,
@@ -283,7 +282,7 @@ class Overview:
         room = MAX_RECORDS_BYTES
         first = min(question.after_record, len(job.records))
         for record in job.records[first : first + MAX_RECORDS]:
-            plain = record.get("event") in ("step", "eval")
+            plain = record.get("event") in ("step", "eval") and not record.get("devices")
             room -= STEP_BYTES if plain else len(repr(record).encode())
             if room < 0 and records:
                 break

@@ -7,11 +7,11 @@ fastest on the connected devices. Layer graphs are built once a device can run t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import nn
@@ -21,12 +21,14 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, Leaving
 from cleave.fleet.product import Multiplier
-from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute
+from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.loop.journal import Journal, JournaledFleet
@@ -36,6 +38,8 @@ from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from cleave.training.tiles.offload import restore, send
 from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
+
+_SLOW_DTYPE: Final = 1.5  # ratio of speeds above which a user is told to use fp32
 
 
 class JobFleet:
@@ -129,8 +133,18 @@ class JobFleet:
 
     @cached_property
     def _ps(self) -> PsCompute:
-        speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
-        return PsCompute(speed.flops_per_s, 0.0)
+        spec, parameters = self._spec, self._model.parameters()
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        sizes = spec.width, spec.ffn_width, spec.vocabulary, trained
+        found = measured_server(*sizes, DType(self._job.dtype))
+        if self._job.dtype != Precision.FP32.value:
+            ratio = measured_server(*sizes, DType.FP32).flops_per_s / found.flops_per_s
+            if ratio > _SLOW_DTYPE:
+                self._note(
+                    f"this server multiplies {ratio:.0f} times as fast in fp32 as in "
+                    f"{self._job.dtype}; without devices, --dtype fp32 is faster"
+                )
+        return found
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
         """Return the predicted duration, in seconds, of a step with the micro-batches `batches`."""
@@ -198,7 +212,19 @@ class JobFleet:
             predicted_s=staged.predicted_s,
             planning_s=staged.planning_s,
             audit_s=staged.audit_s,
+            loss_s=staged.loss_s,
+            sums_s=staged.sums_s,
         )
+
+    def learn(self, step_s: float, update_s: float) -> None:
+        """Correct the forecasts of steps by stages by the last step; see `StagedModel.learn`."""
+        if self.staged is not None:
+            self.staged.learn(step_s, update_s)
+
+    @property
+    def used(self) -> Sequence[DeviceUse]:
+        """Return how long each device was busy in the last step by stages."""
+        return self.staged.used if self.staged is not None else ()
 
     def kept(self) -> Kept:
         """Summarize the GEMMs that the PS is predicted to compute faster than the fleet."""

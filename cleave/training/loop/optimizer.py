@@ -7,6 +7,7 @@ the parameters that it owns.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -179,6 +180,7 @@ class Optimizer:
     Attributes:
         applied: True if the current step has already updated some parameters.
         parameters: all trained parameters by name.
+        update_s: total time in seconds of all updates with complete gradients, including clipping.
     """
 
     def __init__(
@@ -201,6 +203,7 @@ class Optimizer:
         self.scale = scale
         self.in_backward = in_backward
         self.applied = False
+        self.update_s = 0.0
         self._files = files
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         sizes = [parameter.numel() for parameter in self.parameters.values()]
@@ -306,6 +309,7 @@ class Optimizer:
             parameter.grad = None
 
     def _step(self, loss: float) -> None:
+        began_s = time.perf_counter()
         check_loss(loss)
         if self.scale is not None and not self._unscale(self.scale):
             return
@@ -314,11 +318,12 @@ class Optimizer:
             self._update(name)
         if self._weights is not None:
             self._weights.updated()
-            return
-        self._ranks.spread(
-            [self.parameters[name].detach() for name in self._found],
-            [self._owners[name] for name in self._found],
-        )
+        else:
+            self._ranks.spread(
+                [self.parameters[name].detach() for name in self._found],
+                [self._owners[name] for name in self._found],
+            )
+        self.update_s += time.perf_counter() - began_s
 
     def _clip(self) -> None:
         """Clip the gradients to a global norm. Raise DivergedError if their norm is not finite."""

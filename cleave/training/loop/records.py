@@ -6,9 +6,11 @@ Steps, evaluations, changes of the fleet and the end of the run are also written
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
+from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.scheduler.traffic import Traffic
 
 
@@ -34,7 +36,10 @@ class StepRecord:
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
-        planning_s, audit_s: parts of `ps_s` spent on planning stages and on audits, in seconds.
+        planning_s, audit_s, loss_s, sums_s: parts of `ps_s` in a step by stages, in seconds; see
+            `FleetCounters`.
+        optimizer_s: part of `ps_s` spent on updating the parameters, in seconds.
+        devices: how long the busiest devices were busy in a step by stages.
         wall_s: wall-clock duration of the step in seconds.
         fleet_s: time spent waiting for GEMMs or a step by stages, in seconds on `clock`.
         ps_s: wall-clock time in seconds during which the PS did not wait for the fleet.
@@ -74,6 +79,10 @@ class StepRecord:
     predicted_s: float = 0.0
     planning_s: float = 0.0
     audit_s: float = 0.0
+    loss_s: float = 0.0
+    sums_s: float = 0.0
+    optimizer_s: float = 0.0
+    devices: Sequence[DeviceUse] = ()
     journal_bytes: int = 0
     journal_s: float = 0.0
     journal_saved_s: float = 0.0

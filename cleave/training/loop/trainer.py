@@ -435,7 +435,7 @@ class Trainer:
             DivergedError: if the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
-        journal_before = self._journal_counters()
+        journal_before, updated_s = self._journal_counters(), self.optimizer.update_s
         if self.journal is not None:
             self.journal.begin(self.step)
         rate, factor = self.schedule.rate(self.step), self._factor
@@ -461,6 +461,10 @@ class Trainer:
                 f"scaled by {self._factor:g} from now on"
             )
         work = self._work(spent, journal_before)
+        updated_s = self.optimizer.update_s - updated_s
+        method = _method(spent, from_journal=work["journal_saved_s"] > 0)
+        if self.fleet is not None and method is Method.STAGES and not self.shared.several:
+            self.fleet.learn(wall_s - spent.planning_s, updated_s)
         return StepRecord(
             step=self.step,
             loss=loss,
@@ -468,10 +472,14 @@ class Trainer:
             learning_rate=rate,
             wall_s=wall_s,
             ps_s=wall_s - spent.waited_s,
-            method=_method(spent, from_journal=work["journal_saved_s"] > 0).value,
+            method=method.value,
             predicted_s=spent.predicted_s,
             planning_s=spent.planning_s,
             audit_s=spent.audit_s,
+            loss_s=spent.loss_s,
+            sums_s=spent.sums_s,
+            optimizer_s=updated_s,
+            devices=self.fleet.used if self.fleet and method is Method.STAGES else (),
             verify_s=spent.verify_s,
             floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
             against_loss=self.compared.against(self.step, loss),

@@ -1,9 +1,10 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
 An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
-and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. Audits
-run after all results of a step have arrived, and before any result is used. `honest_error` defines
-which differences are allowed.
+and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. A stage
+is audited after all its results have arrived, while devices may still work on other stages. No
+result of a step changes the model before all audits of the step. `honest_error` defines which
+differences are allowed.
 """
 
 from __future__ import annotations
@@ -93,37 +94,66 @@ class Auditor:
         self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
     def faults(
-        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+        self,
+        work: StepWork,
+        result: StepResult,
+        surely: Collection[int] = (),
+        audited: Collection[int] = (),
     ) -> list[Fault]:
         """Audit a finished step, and return all faults that the audits find.
 
         Args:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
                 results of these devices are audited.
+            audited: indices of the records that `faults_of` has audited.
         """
-        return list(self._faults(work, result, surely)) if self._rate or surely else []
+        found: list[Fault] = []
+        for number, record in enumerate(result.records):
+            if number not in audited:
+                found += self.faults_of(work, record, result.losses)
+            if surely:
+                found += self._faults_of_devices(work, record, result.losses, surely)
+        return found
 
-    def _faults(
-        self, work: StepWork, result: StepResult, surely: Collection[int]
+    def faults_of(
+        self, work: StepWork, record: StageRecord, losses: Mapping[int, Any]
+    ) -> list[Fault]:
+        """Audit a finished stage, and return all faults that the audits find.
+
+        `losses` maps micro-batches to losses, if the stage computed them.
+        """
+        found: list[Fault] = []
+        if not self._rate:
+            return found
+        by_device: dict[int, list[int]] = {}
+        for batch, device in {**record.forward_by, **record.backward_by}.items():
+            by_device.setdefault(device, []).append(batch)
+        for _, batches in sorted(by_device.items()):
+            if self._rng.random() < self._rate:
+                batch = self._rng.choice(sorted(batches))
+                found += self._output_faults(work, record, losses, batch)
+        for sums in record.sums:
+            if self._rng.random() < self._rate / len(sums.batches):
+                found += self._sums_faults(work, record, sums)
+        return found
+
+    def _faults_of_devices(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        losses: Mapping[int, Any],
+        devices: Collection[int],
     ) -> Iterator[Fault]:
-        for record in result.records:
-            by_device: dict[int, list[int]] = {}
-            for batch, device in {**record.forward_by, **record.backward_by}.items():
-                by_device.setdefault(device, []).append(batch)
-            for _, batches in sorted(by_device.items()):
-                if self._rng.random() < self._rate:
-                    batch = self._rng.choice(sorted(batches))
-                    yield from self._output_faults(work, record, result, batch)
-            by = [*record.forward_by.items(), *record.backward_by.items()]
-            for batch in sorted({batch for batch, device in by if device in surely}):
-                yield from self._output_faults(work, record, result, batch)
-            for sums in record.sums:
-                sure = sums.device in surely
-                if sure or self._rng.random() < self._rate / len(sums.batches):
-                    yield from self._sums_faults(work, record, sums)
+        """Audit everything that certain devices did for a stage."""
+        by = [*record.forward_by.items(), *record.backward_by.items()]
+        for batch in sorted({batch for batch, device in by if device in devices}):
+            yield from self._output_faults(work, record, losses, batch)
+        for sums in record.sums:
+            if sums.device in devices:
+                yield from self._sums_faults(work, record, sums)
 
     def _output_faults(
-        self, work: StepWork, record: StageRecord, result: StepResult, batch: int
+        self, work: StepWork, record: StageRecord, losses: Mapping[int, Any], batch: int
     ) -> Iterator[Fault]:
         self.counters.outputs += 1
 
@@ -139,7 +169,7 @@ class Auditor:
         for what, payload, device, dtype in (
             ("output", record.y.get(batch), record.forward_by.get(batch), of_y),
             ("gradient", record.dx.get(batch), back, travels),
-            ("loss", result.losses.get(batch) if "loss" in wanted else None, back, DType.FP32),
+            ("loss", losses.get(batch) if "loss" in wanted else None, back, DType.FP32),
         ):
             if payload is None or device is None:
                 continue
@@ -284,11 +314,12 @@ class Auditor:
         """Implement `repeat` for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, noise)
-        y = self._run(part.forward, feed, noise)[names.Y]
+        made = self._run(part.forward, feed, noise)
+        feed[names.LOGITS] = made[names.LOGITS]
         # `dy` is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
         found = self._add(work, part.backward, feed, slice_layer(number), totals, noise)
-        return y, found[names.DX], None
+        return made[names.Y], found[names.DX], None
 
     def _add(
         self,

@@ -22,6 +22,7 @@ from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.model_state import content
 from cleave.planner.coding import coded_ratio
 from cleave.planner.stages.model import (
+    NO_COST,
     HeadSlice,
     LayerCost,
     PsLayers,
@@ -37,7 +38,6 @@ from cleave.scheduler.stages.work import (
     SliceWork,
     StageGraph,
     SumShape,
-    slice_of_layer,
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.training.lora.quantized import matrix_shapes
@@ -181,7 +181,7 @@ class ModelWork:
             same = {n for n, a in extras[0].items() if all(other[n] is a for other in extras)}
             of_batch = [{n: a for n, a in one.items() if n not in same} for one in extras]
             flops = _forward_flops(part, tokens)
-            sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+            sums = {n: sum_shape(held[n]) for n in graphs.trainable}
             backward_flops = _backward_flops(part, graphs.trainable, tokens)
             found.append(
                 LayerWork(
@@ -213,7 +213,7 @@ class ModelWork:
         assert self._loss is not None
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
         parameters[names.SCALE] = _floats(np.full((1, 1), scale))
-        sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+        sums = {n: sum_shape(held[n]) for n in graphs.trainable}
         given = [_indices(t) for t in targets]
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
@@ -228,7 +228,7 @@ class ModelWork:
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
     ) -> SliceWork:
-        held, graphs = self._held_by_loss, self._graphs_of_slice(part)
+        held, graphs = self._held_by_loss, self.graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
             names.parameter(n): self._parameter(held[n][first:stop], held[n], part)
@@ -242,13 +242,14 @@ class ModelWork:
             self._sent.graph(graphs.forward),
             self._sent.graph(graphs.backward),
             parameters,
-            {n: _sum_shape(tensor) for n, tensor in rows.items()},
+            {n: sum_shape(tensor) for n, tensor in rows.items()},
             targets,
             self.loss_forward_flops / part.of,
-            self.loss_flops / part.of,
+            (self.loss_flops - self.loss_forward_flops) / part.of,
+            _FP32_BYTES * (stop - first),
         )
 
-    def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
+    def graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
         """Return the graphs of a slice of the loss. Slices of equal size share their graphs."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
@@ -303,37 +304,9 @@ class ModelWork:
         values = arrays.unpack(payload, rows, shape[-1], dtype or self.dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
-    def gradients_of(
-        self,
-        gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]],
-        dtype: DType,
-        slices: int = 0,
-    ) -> dict[int, Tensor]:
-        """Return the fp32 parameter gradients of a step, by parameter `id`.
-
-        Args:
-            gradients: the `gradients` of a `StepResult`.
-            slices: number of slices of the loss; 0 if the loss is not vocabulary-parallel.
-        """
-        found: dict[int, Tensor] = {}
-        for (layer, name), groups in gradients.items():
-            held = self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
-            parameter = mine = held[name]
-            number = slice_of_layer(layer)
-            if number is not None:  # a slice contributes only to its rows of the LM head's gradient
-                mine = found.setdefault(id(parameter), torch.zeros_like(parameter))
-                part = HeadSlice(number, slices)
-                if name in self._graphs_of_slice(part).cut:
-                    mine = mine[slice(*part.rows(self.vocabulary))]
-            shape = _sum_shape(mine)
-            made = _total(groups, shape, dtype).reshape(mine.shape)
-            if number is not None:
-                mine += made
-            elif id(parameter) in found:  # several layers share the parameter
-                found[id(parameter)] += made
-            else:
-                found[id(parameter)] = made
-        return found
+    def held(self, layer: int) -> Mapping[str, Tensor]:
+        """Return the parameters of a layer, or of the loss or a slice of it, by name."""
+        return self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
         """Return the planner's cost model: FLOPs, bytes and memory of the layers and the loss.
@@ -389,7 +362,7 @@ class ModelWork:
         """Return the cost of the LM head and the loss; all values are 0 without a loss graph."""
         loss = self.graphs.loss
         if loss is None:
-            return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
+            return NO_COST
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
         largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
         working = 16 * self.vocabulary
@@ -489,14 +462,6 @@ class ModelWork:
         return self._extras.setdefault(key, self._extras_before.get(key, made))
 
 
-def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
-    """Add gradients, keyed by parameter `id`, to the `grad` of a model's parameters."""
-    for parameter in model.parameters():
-        mine = found.get(id(parameter))
-        if mine is not None:
-            parameter.grad = mine if parameter.grad is None else parameter.grad + mine
-
-
 def _floats(matrix: Any) -> StageArray:
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
@@ -508,24 +473,8 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
     return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix), kind)
 
 
-def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Add up gradient sums of several devices, each received in parts of consecutive rows."""
-    total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
-    for number, parts in enumerate(groups):
-        first = 0
-        for part in parts:
-            rows = memoryview(part).nbytes // (shape.columns * dtype.itemsize)
-            values = arrays.unpack(part, rows, shape.columns, dtype).float32()
-            if number:
-                total[first : first + rows] += values
-            else:  # faster than adding to zeros, which would read and write the memory once more
-                total[first : first + rows] = values
-            first += rows
-        assert first == shape.rows
-    return torch.from_numpy(total)
-
-
-def _sum_shape(tensor: Tensor) -> SumShape:
+def sum_shape(tensor: Tensor) -> SumShape:
+    """Return the shape of a parameter's gradient sum."""
     if tensor.dim() < 2:
         return SumShape(1, max(1, tensor.numel()))
     return SumShape(tensor.numel() // tensor.shape[-1], tensor.shape[-1])

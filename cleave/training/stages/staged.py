@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -19,13 +19,15 @@ from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, Flee
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.model import NO_COST, PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stages.outcomes import (
+    DeviceUse,
     GradientWanted,
     InputWanted,
     OutputReady,
     SlicesBack,
     SlicesReady,
+    StageDone,
     StageOutcome,
     StepFailed,
     StepResult,
@@ -33,15 +35,22 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.loop.methods import TilesForecaster
-from cleave.training.stages.audits import Auditor
+from cleave.training.stages.audits import Auditor, Fault
+from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
-from cleave.training.stages.stage_work import ModelWork, add_gradients
+from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.suspicion import examined
 
 # Attempts at a step by stages before training fails, if the caller cannot compute the step itself.
 MOST_TRIES: Final = 3
 
 RETRY_S: Final = 10.0  # wait before a failed step is retried on the same devices
+
+# A plan is made again if a step takes this much more or less time than predicted, as a share, and
+# the speeds that the plan assumes have changed by this factor.
+_OFF: Final = 0.15
+_CHANGED: Final = 1.1
+_STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
 
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
@@ -81,6 +90,11 @@ class NotByStages:
     reason: str
 
 
+def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
+    graphs = rates.for_graphs.flops_per_s
+    return graphs, rates.downlink_bytes_per_s, rates.uplink_bytes_per_s
+
+
 class StagedModel:
     """Model whose loss and gradients are computed by stages on a fleet.
 
@@ -109,7 +123,9 @@ class StagedModel:
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
-        predicted_s, planning_s, audit_s: total times of all steps; see `FleetCounters`.
+        predicted_s, planning_s, audit_s, loss_s, sums_s: total times of all steps; see
+            `FleetCounters`.
+        used: how long each device was busy in the last step.
     """
 
     def __init__(
@@ -130,7 +146,8 @@ class StagedModel:
         own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.plan: StagePlan | None = None
-        self.predicted_s = self.planning_s = self.audit_s = 0.0
+        self.predicted_s = self.planning_s = self.audit_s = self.loss_s = self.sums_s = 0.0
+        self.used: Sequence[DeviceUse] = ()
         self.work = work
         self.runtime = runtime
         self._planner = planner
@@ -140,6 +157,10 @@ class StagedModel:
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
+        self._faults: list[Fault] = []  # found in this step by audits of finished stages
+        self._audited: set[int] = set()  # indices of the stages whose audits are done
+        self._buffers: dict[int, Tensor] = {}  # memory for gradients, by parameter `id`
+        self._read = StepGradients(work, self.gradients_dtype)  # of this step
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
         # Devices that leave during a step may reconnect soon, so the step waits longer.
@@ -151,7 +172,13 @@ class StagedModel:
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self.passes = PsPasses(work.graphs, self.autocast)
         self._planned_for: object = None
-        self._parts = 1  # number of micro-batches in the plan
+        self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
+        self._steps = 0  # steps since the plan was made
+        self._own_s = 0.0  # time in the last step in which devices waited for the PS
+        self._loss_before_s = 0.0  # `loss_s` before the last step
+        self._least_steps = 2  # steps before a plan may be made again for other speeds
+        self._parts, self._tokens = 1, 0  # numbers of micro-batches and tokens in the plan
+        self._loss_cost = NO_COST
         self._said = ""
         self._worth = True  # whether no other method is faster
         # Number of further steps that the caller computes, and the devices that failed.
@@ -192,12 +219,17 @@ class StagedModel:
             plan = self.planned(batch)
             if isinstance(plan, NotByStages):
                 return plan
+            began_s = time.perf_counter()
             parts = self.cut(batch)
-            embedded = [self.embed(part) for part in parts]
+            x, embedded = self._embedded(batch, parts)
+            self._read = StepGradients(
+                self.work, self.gradients_dtype, len(plan.slices), self._buffers_of_step()
+            )
             try:
                 with self._own_products(plan.devices):
                     given = self.first_inputs(embedded)
                     work = self.step_work(plan, parts, given, scale)
+                    self._own_s = time.perf_counter() - began_s
                     result, losses = self._step(work, parts, given, scale)
             except StageFailedError as error:
                 self._begin_again()
@@ -206,15 +238,64 @@ class StagedModel:
                     return NotByStages(str(error))
                 continue
             began_s = time.perf_counter()
-            faults = self._auditor.faults(work, result, self._proven)
+            faults = self._faults + self._auditor.faults(work, result, self._proven, self._audited)
             self.audit_s += time.perf_counter() - began_s
             if not faults:
                 self.predicted_s += plan.step_s
-                return self._take(result, embedded, losses, len(work.slices))
+                self.used = result.used
+                began_s = time.perf_counter()
+                loss = self._take(result, x, embedded, losses)
+                took_s = time.perf_counter() - began_s
+                self.sums_s += took_s
+                self._own_s += took_s
+                return loss
             for fault in faults:  # no result of the step has been used, so it can be repeated
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
                 self.runtime.quarantine(fault.device, fault.reason)
             self._begin_again()
+
+    def learn(self, step_s: float, update_s: float) -> None:
+        """Correct the speeds that plans assume by the duration of the last step.
+
+        The first step with a plan does not count, because devices receive graphs in it. If another
+        step deviates from its prediction, and devices or the PS are faster or slower than the plan
+        assumes, the next step is planned again.
+
+        Args:
+            step_s: duration of the whole step in seconds, without planning.
+            update_s: part of `step_s` in which the optimizer updated the parameters.
+        """
+        plan, before = self.plan, self._ps
+        own_s, loss_s = self._own_s + update_s, self.loss_s - self._loss_before_s
+        self._steps += 1
+        if plan is None or self._steps < _STEADY or self.runtime.clock != "wall":
+            return
+        self._ps = replace(before, optimizer_s=own_s)
+        predicted_s = plan.step_s
+        self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
+        devices = self.runtime.stage_devices()
+        ratios = [
+            now / then
+            for device in plan.devices & devices.keys()
+            for now, then in zip(
+                _speeds(devices[device]), _speeds(self._rates[device]), strict=True
+            )
+        ]
+        if plan.loss_at_ps and loss_s > 0:
+            ratios.append(loss_s / (self._tokens * before.loss_s(self._loss_cost)))
+            loss_flops_per_s = self._tokens * self._loss_cost.flops / loss_s
+            self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
+        if (
+            self._steps >= self._least_steps
+            and abs(step_s / predicted_s - 1) > _OFF
+            and any(not 1 / _CHANGED < ratio < _CHANGED for ratio in ratios)
+        ):
+            self._least_steps *= 2
+            self._say(
+                f"the stages are planned again: a step took {step_s:.3g} s instead of "
+                f"{predicted_s:.3g} s"
+            )
+            self.plan = None
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
@@ -297,9 +378,11 @@ class StagedModel:
     ) -> tuple[StepResult, dict[int, float]]:
         """Run a step on the fleet; return the step's result, and the PS's losses by micro-batch."""
         self.runtime.begin_step(work)
+        self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
         losses: dict[int, float] = {}
         while True:
-            match self.next_outcome():
+            outcome, began_s = self.next_outcome(), time.perf_counter()
+            match outcome:
                 case InputWanted() | GradientWanted() as wanted:
                     self.pass_on(wanted, work, embedded)
                 case OutputReady(number, payload):
@@ -317,12 +400,16 @@ class StagedModel:
                     shape = embedded[number].x.shape
                     each = (self.work.tensor(p, shape) for p in payloads)
                     self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
+                case StageDone() as done:
+                    self._take_early(work, done)
+                    continue
                 case StepFailed(reason, final):
                     if final:
                         raise FleetError(f"the step by stages cannot be completed: {reason}")
                     raise StageFailedError(reason)
                 case StepResult() as result:
                     return result, losses
+            self.loss_s += time.perf_counter() - began_s
 
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
@@ -337,24 +424,39 @@ class StagedModel:
             made = self.passes.backward(run, number, came)
         self.runtime.give(number, self.work.activation(made), wanted.stage)
 
+    def _buffers_of_step(self) -> dict[int, Tensor] | None:
+        """Return the memory for a step's gradients; None if an earlier gradient may be in it."""
+        clear = all(parameter.grad is None for parameter in self.work.model.parameters())
+        return self._buffers if clear else None
+
+    def _take_early(self, work: StepWork, done: StageDone) -> None:
+        """Audit a stage, and read its gradient sums, while devices work on other stages."""
+        began_s = time.perf_counter()
+        self._faults += self._auditor.faults_of(work, done.record, done.losses)
+        self._audited.add(done.number)
+        audited_s = time.perf_counter()
+        self._read.read(done.gradients)
+        self.audit_s += audited_s - began_s
+        self.sums_s += time.perf_counter() - audited_s
+
     def _take(
         self,
         result: StepResult,
+        x: Tensor,
         embedded: Sequence[Embedded],
         losses: dict[int, float],
-        slices: int,
     ) -> float:
         """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
-        for number, payload in sorted(result.dx.items()):
-            x = embedded[number].x
-            dx = self.work.tensor(payload, x.shape)
-            dx = self.passes.backward(0, number, dx)
-            if x.requires_grad:
-                torch.autograd.backward(x, dx.to(x.dtype))
+        dx = [
+            self.passes.backward(0, n, self.work.tensor(payload, embedded[n].x.shape))
+            for n, payload in sorted(result.dx.items())
+        ]
+        if x.requires_grad:
+            torch.autograd.backward(x, torch.cat(dx).to(x.dtype))
         for number, payload in result.losses.items():
             losses[number] = float(self.work.tensor(payload, (1, 1), DType.FP32))
-        found = self.work.gradients_of(result.gradients, self.gradients_dtype, slices)
-        add_gradients(self.work.model, self.passes.add_gradients(found))
+        self._read.read(result.gradients)
+        add_gradients(self.work.model, self.passes.add_gradients(self._read.total()))
         return sum(losses[number] for number in sorted(losses))
 
     @property
@@ -381,6 +483,21 @@ class StagedModel:
                 f"device {faults[0].device} is quarantined: {faults[0].reason}; nothing of this "
                 f"backward pass was used, do the step again"
             )
+
+    def _embedded(self, batch: Rows, parts: Sequence[Rows]) -> tuple[Tensor, list[Embedded]]:
+        """Return the embedded batch, and the arguments of all layers for each micro-batch.
+
+        The embedding runs once for the whole batch, because its backward pass takes about as long
+        for a micro-batch as for the batch: it makes a gradient of the whole embedding matrix.
+        """
+        x = self.embed(batch).x
+        with torch.no_grad():
+            extras = [self.embed(part).extras for part in parts]
+        pieces = torch.split(x.detach(), [len(part.ids) for part in parts])
+        return x, [
+            Embedded(piece.requires_grad_(x.requires_grad), each)
+            for piece, each in zip(pieces, extras, strict=True)
+        ]
 
     def embed(self, part: Rows) -> Embedded:
         """Run the model's embedding locally, and return the arguments of all layers."""
@@ -440,7 +557,7 @@ class StagedModel:
             began_s = time.perf_counter()
             self.plan = self._new_plan(batch, list(devices.values()))
             self.planning_s += time.perf_counter() - began_s
-            self._planned_for = wanted
+            self._planned_for, self._rates, self._steps = wanted, devices, 0
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
@@ -471,7 +588,8 @@ class StagedModel:
             return None
         assert forecast.stages is not None
         costs, plan = forecast.stages
-        self._parts = len(costs.tokens)
+        self._parts, self._tokens = len(costs.tokens), sum(costs.tokens)
+        self._loss_cost = costs.loss
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
         if self._tiles is not None:

@@ -43,6 +43,7 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.stages.audits import Auditor
+from cleave.training.stages.gradients import StepGradients
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.stage_work import ModelWork, Sent
 from cleave.training.stages.staged import Rows, StagedModel
@@ -374,8 +375,9 @@ class _Pass:
             passes.backward(0, n, work.tensor(result.dx[n], piece.shape))
             for n, piece in enumerate(self._split(dy))
         ]
-        found = work.gradients_of(result.gradients, staged.gradients_dtype)
-        return torch.cat(dx), passes.add_gradients(found)
+        found = StepGradients(work, staged.gradients_dtype)
+        found.read(result.gradients)
+        return torch.cat(dx), passes.add_gradients(found.total())
 
     def _values(self) -> dict[int, bytes]:
         """Return the digest of each parameter and buffer of the layers, by the tensor's `id`."""

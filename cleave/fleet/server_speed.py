@@ -1,0 +1,118 @@
+"""Measurement of the parts of a training step that the parameter server (PS) computes itself.
+
+The measured operations have random data and the shapes, dtype and threads of the training run. All
+repetitions count, not only the fastest; see `cleave.machine.backends.measure`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from cleave.arrays import DType
+from cleave.machine.backends import SUSTAINED_S, NumpyBackend, measure
+from cleave.planner.stages.model import PsCompute
+
+_TOKENS: Final = 256
+_TOKENS_OF_LOSS: Final = 64
+_MOST_WIDTH: Final = 1024  # larger matrices are not faster, and take long
+_MOST_INNER: Final = 4096
+_MOST_VOCABULARY: Final = 65536
+_PARAMETERS: Final = 2**21  # far more than a processor's cache holds, with optimizer state
+
+
+@cache
+def measured_server(
+    width: int, inner: int, vocabulary: int, trained: int, dtype: DType
+) -> PsCompute:
+    """Measure the speed that this machine sustains as a PS, in about a second.
+
+    Without torch, only multiplications are measured, and the loss is assumed to be as fast.
+
+    Args:
+        width: elements per token of an activation between layers.
+        inner: number of rows of the largest matrix in a layer.
+        vocabulary: number of rows of the LM head.
+        trained: number of trained parameters.
+        dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32.
+
+    Example:
+        >>> measured_server(768, 3072, 50272, 125_000_000, DType.FP32).flops_per_s
+    """
+    if importlib.util.find_spec("torch") is None:
+        return PsCompute(measure(NumpyBackend(), dtype=dtype).flops_per_s, 0.0)
+    width, inner = min(width, _MOST_WIDTH), min(inner, _MOST_INNER)
+    vocabulary = min(vocabulary, _MOST_VOCABULARY)
+    layer_s = _mean_s(_layer(width, inner, dtype))
+    loss_s = _mean_s(_loss(width, vocabulary, dtype))
+    return PsCompute(
+        12 * _TOKENS * width * inner / layer_s,
+        trained * _mean_s(_update()) / _PARAMETERS,
+        loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
+    )
+
+
+def _mean_s(run: Callable[[], None], least_s: float = SUSTAINED_S) -> float:
+    """Return the mean duration of `run` in seconds, after one run that is not timed."""
+    run()
+    began_s, took_s, count = time.perf_counter(), 0.0, 0
+    while took_s < least_s:
+        run()
+        took_s, count = time.perf_counter() - began_s, count + 1
+    return took_s / count
+
+
+def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:
+    """Return a function that runs both passes of an MLP."""
+    import torch
+    import torch.nn.functional as F
+
+    x = torch.randn(_TOKENS, width, requires_grad=True)
+    first = torch.randn(inner, width, requires_grad=True)
+    second = torch.randn(width, inner, requires_grad=True)
+    narrow = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}.get(dtype)
+
+    def run() -> None:
+        with torch.autocast("cpu", narrow, enabled=narrow is not None):
+            y = F.linear(F.relu(F.linear(x, first)), second)
+        torch.autograd.backward(y, torch.ones_like(y))
+
+    return run
+
+
+def _loss(width: int, vocabulary: int, dtype: DType) -> Callable[[], None]:
+    """Return a function that runs both passes of an LM head and the cross-entropy."""
+    import torch
+    import torch.nn.functional as F
+
+    x = torch.randn(_TOKENS_OF_LOSS, width, requires_grad=True)
+    head = torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.randint(vocabulary, (_TOKENS_OF_LOSS,))
+    narrow = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}.get(dtype)
+
+    def run() -> None:
+        with torch.autocast("cpu", narrow, enabled=narrow is not None):
+            logits = F.linear(x, head)
+        torch.autograd.backward(F.cross_entropy(logits.float(), targets))
+
+    return run
+
+
+def _update() -> Callable[[], None]:
+    """Return a function that reads one gradient, clips it, and updates its parameter by AdamW."""
+    import numpy as np
+    import torch
+
+    received = np.zeros(_PARAMETERS, np.float32)
+    parameter = torch.nn.Parameter(torch.randn(_PARAMETERS))
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+
+    def run() -> None:
+        parameter.grad = torch.from_numpy(received.copy())
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+        optimizer.step()
+
+    return run

@@ -1,0 +1,64 @@
+"""The breakdown of a step by stages: what the server and each device did, and the bottleneck.
+
+The devices' times overlap with one another and with the server's, so they do not add up to the
+duration of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_SERVER: Final = {
+    "loss_s": "the loss",
+    "sums_s": "adding the gradients",
+    "optimizer_s": "the optimizer",
+    "audit_s": "audits",
+    "planning_s": "planning",
+}
+_DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
+_LETTERS: Final = {"compute_s": "c", "down_s": "d", "up_s": "u"}
+_BAR: Final = 40  # characters that stand for the duration of a step
+_NAME: Final = 20  # characters of a device's name
+_LIMITS: Final = 0.6  # smallest share of a step for which a part is called the bottleneck
+
+
+def server_parts(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of the server's own work in a step, by part, in descending order."""
+    parts = {name: record.get(key, 0.0) for key, name in _SERVER.items()}
+    parts["other work"] = max(0.0, record["ps_s"] - sum(parts.values()))
+    return dict(sorted(parts.items(), key=lambda each: -each[1]))
+
+
+def bottleneck(record: Mapping[str, Any]) -> str:
+    """Return a phrase that names what takes most of a step by stages.
+
+    Args:
+        record: a `StepRecord` as a dictionary, with at least one device.
+    """
+    wall_s = max(record["wall_s"], 1e-9)
+    part, part_s = next(iter(server_parts(record).items()))
+    found = [(record["ps_s"], f"the server's own work, most of it {part} ({part_s:.3g} s)")]
+    for key, what in _DEVICE.items():
+        most = max(record["devices"], key=lambda device: device[key])
+        found.append((most[key], f"the {what} of {most['name']}"))
+    seconds, what = max(found)
+    text = f"{seconds:.3g} of {wall_s:.3g} s: {what}"
+    if seconds < _LIMITS * wall_s:
+        text += "; the rest is waiting for one another, which larger batches shorten"
+    return text
+
+
+def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that `--verbose` prints after a step by stages, at most 80 columns wide."""
+    wall_s = max(record["wall_s"], 1e-9)
+    parts = ", ".join(f"{name} {s:.2g} s" for name, s in server_parts(record).items() if s >= 0.01)
+    yield f"server {record['ps_s']:.3g} of {wall_s:.3g} s: {parts}"
+    for device in record["devices"]:
+        bar = "".join(
+            letter * round(_BAR * min(1.0, device[key] / wall_s))
+            for key, letter in _LETTERS.items()
+        )
+        bar = bar if len(bar) <= _BAR else f"{bar[: _BAR - 1]}+"
+        yield f"{device['name'][:_NAME]:{_NAME}} {bar:.<{_BAR}} {device['compute_s']:.3g} s"
+    yield "c: computes, d: downlink busy, u: uplink busy (these may overlap), .: none"

@@ -1,0 +1,51 @@
+"""What `cleave train` says of where the time of a step by stages went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cleave_cli.render.breakdown import bottleneck, breakdown
+from cleave_cli.render.training import make_display
+
+DEVICES = [
+    {"name": f"laptop {n} with a name that is long", "compute_s": 20.0 + n, "down_s": 5.0 * n,
+     "up_s": 30.0}
+    for n in range(3)
+]  # fmt: skip
+STEP: dict[str, Any] = {
+    "event": "step", "step": 2, "loss": 10.9, "tokens": 2048, "clock": "wall", "wall_s": 40.0,
+    "fleet_s": 32.0, "ps_s": 8.0, "loss_s": 4.5, "sums_s": 1.0, "optimizer_s": 2.0, "audit_s": 0.0,
+    "planning_s": 0.0, "downlink_bytes": 1, "uplink_bytes": 1, "tiles": 0, "reissued": 0,
+    "devices": DEVICES,
+}  # fmt: skip
+
+
+def test_the_part_that_takes_longest_is_named() -> None:
+    assert bottleneck(STEP) == "30 of 40 s: the uplink of laptop 0 with a name that is long"
+    server = bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})
+    assert server == "36 of 40 s: the server's own work, most of it the loss (33 s)"
+    assert "waiting for one another" in bottleneck(STEP | {"wall_s": 80.0})
+
+
+def test_a_breakdown_has_all_parts_and_fits_80_columns() -> None:
+    first, *lines, legend = breakdown(STEP)
+    assert first.startswith("server 8 of 40 s: the loss 4.5 s, the optimizer 2 s")
+    assert "audits" not in first
+    assert "c: computes" in legend
+    assert len(lines) == len(DEVICES)
+    assert max(map(len, [*lines, legend])) <= 80
+    assert "c" * 20 + "u" * 19 + "+" in lines[0]  # more than the step, because they overlap
+    (short,) = (line for line in breakdown(STEP | {"wall_s": 200.0}) if "laptop 1" in line)
+    assert "cccc" + "d" + "u" * 6 + "." * 29 in short
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_train_says_it_after_each_step(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    display = make_display(as_json=False, verbose=verbose)
+    display.plain(STEP)
+    display.plain({key: value for key, value in STEP.items() if key != "devices"})
+    said = capsys.readouterr().err
+    assert said.count("limited by 30 of 40 s: the uplink of laptop 0") == 1
+    assert ("server 8 of 40 s" in said) is verbose
