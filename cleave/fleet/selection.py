@@ -146,7 +146,7 @@ class SelectiveFleet:
     """A fleet wrapper that computes a GEMM on the PS if that is faster.
 
     Args:
-        inner: runs GEMMs on the fleet; either `fleet` or a wrapper of it.
+        inner: the fleet that runs GEMMs: `fleet` itself, or a wrapper around it.
         fleet: the fleet whose devices are compared with the PS.
         selector: decides which GEMMs are faster on the PS.
         keep: whether GEMMs that are faster on the PS run there. If False, `kept` only reports them.

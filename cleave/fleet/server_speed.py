@@ -1,19 +1,17 @@
 """Measurement of the parts of a training step that the parameter server (PS) computes itself.
 
-The measured operations have random data and the shapes, dtype and threads of the training run. All
-repetitions count, not only the fastest; see `cleave.machine.backends.measure`.
+The measured operations have random data and the shapes, dtype and threads of the training run.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable
 from functools import cache
 from typing import Final
 
 from cleave.arrays import DType
-from cleave.machine.backends import SUSTAINED_S, NumpyBackend, measure
+from cleave.machine.backends import NumpyBackend, measure, sustained_s
 from cleave.planner.stages.model import PsCompute
 
 _TOKENS: Final = 256
@@ -30,7 +28,8 @@ def measured_server(
 ) -> PsCompute:
     """Measure the speed that this machine sustains as a PS, in about a second.
 
-    Without torch, only multiplications are measured, and the loss is assumed to be as fast.
+    Without torch, only multiplications are measured. The loss is then assumed to be as fast, and
+    the optimizer to take no time.
 
     Args:
         width: elements per token of an activation between layers.
@@ -46,23 +45,18 @@ def measured_server(
         return PsCompute(measure(NumpyBackend(), dtype=dtype).flops_per_s, 0.0)
     width, inner = min(width, _MOST_WIDTH), min(inner, _MOST_INNER)
     vocabulary = min(vocabulary, _MOST_VOCABULARY)
-    layer_s = _mean_s(_layer(width, inner, dtype))
-    loss_s = _mean_s(_loss(width, vocabulary, dtype))
+    import torch
+
+    # The caller's random numbers must not depend on whether this was measured before.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        layer_s = sustained_s(_layer(width, inner, dtype))
+        loss_s = sustained_s(_loss(width, vocabulary, dtype))
+        update_s = sustained_s(_update())
     return PsCompute(
         12 * _TOKENS * width * inner / layer_s,
-        trained * _mean_s(_update()) / _PARAMETERS,
+        trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
     )
-
-
-def _mean_s(run: Callable[[], None], least_s: float = SUSTAINED_S) -> float:
-    """Return the mean duration of `run` in seconds, after one run that is not timed."""
-    run()
-    began_s, took_s, count = time.perf_counter(), 0.0, 0
-    while took_s < least_s:
-        run()
-        took_s, count = time.perf_counter() - began_s, count + 1
-    return took_s / count
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:
@@ -103,15 +97,14 @@ def _loss(width: int, vocabulary: int, dtype: DType) -> Callable[[], None]:
 
 def _update() -> Callable[[], None]:
     """Return a function that reads one gradient, clips it, and updates its parameter by AdamW."""
-    import numpy as np
     import torch
 
-    received = np.zeros(_PARAMETERS, np.float32)
+    received = torch.randn(_PARAMETERS)
     parameter = torch.nn.Parameter(torch.randn(_PARAMETERS))
     optimizer = torch.optim.AdamW([parameter], fused=True)
 
     def run() -> None:
-        parameter.grad = torch.from_numpy(received.copy())
+        parameter.grad = received.clone()
         torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
 

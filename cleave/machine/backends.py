@@ -182,7 +182,25 @@ class Speed:
 
 SUSTAINED_S: Final = 0.3  # duration of a measurement of the speed that plans use, in seconds
 _COMPARED_S: Final = 0.05  # duration of a measurement that only compares backends, in seconds
-_FEWEST: Final = 3  # multiplications that are timed, however long they take
+_FEWEST: Final = 3  # repetitions that are timed, however long they take
+
+
+def sustained_s(
+    run: Callable[[], object],
+    least_s: float = SUSTAINED_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the mean duration of `run` in seconds, over at least `least_s` seconds.
+
+    All repetitions count, not only the fastest: a single one can run in a burst, at a speed that a
+    CPU quota, a turbo clock or heat does not allow for long.
+    """
+    run()  # warm-up: starts threads and loads kernels
+    start_s, took_s, count = clock(), 0.0, 0
+    while count < _FEWEST or took_s < least_s:
+        run()
+        took_s, count = clock() - start_s, count + 1
+    return took_s / count
 
 
 def measure(
@@ -193,10 +211,7 @@ def measure(
     *,
     least_s: float = SUSTAINED_S,
 ) -> Speed:
-    """Measure the throughput that a backend sustains.
-
-    All timed multiplications count, not only the fastest: a single one can run in a burst, at a
-    speed that a CPU quota, a turbo clock or heat does not allow for long.
+    """Measure the throughput that a backend sustains; see `sustained_s`.
 
     Args:
         side: number of rows and columns of the square operands.
@@ -208,12 +223,8 @@ def measure(
         for _ in range(2)
     )
     out = arrays.empty(side, side, dtype)
-    backend.matmul(a, b, out)  # warm-up: starts threads and loads kernels
-    start_s, took_s, count = clock(), 0.0, 0
-    while count < _FEWEST or took_s < least_s:
-        backend.matmul(a, b, out)
-        took_s, count = clock() - start_s, count + 1
-    return Speed(backend, 2 * side**3 * count / max(took_s, 1e-9))
+    took_s = sustained_s(lambda: backend.matmul(a, b, out), least_s, clock)
+    return Speed(backend, 2 * side**3 / max(took_s, 1e-9))
 
 
 # Maximum relative error of a result: from rounding for 16-bit dtypes, from summation for fp32.

@@ -38,19 +38,19 @@ def bottleneck(record: Mapping[str, Any]) -> str:
     """
     wall_s = max(record["wall_s"], 1e-9)
     part, part_s = next(iter(server_parts(record).items()))
-    found = [(record["ps_s"], f"the server's own work, most of it {part} ({part_s:.3g} s)")]
+    found = [(record["ps_s"], f"the server's own work ({part}: {part_s:.3g} s)")]
     for key, what in _DEVICE.items():
         most = max(record["devices"], key=lambda device: device[key])
         found.append((most[key], f"the {what} of {most['name']}"))
     seconds, what = max(found)
     text = f"{seconds:.3g} of {wall_s:.3g} s: {what}"
     if seconds < _LIMITS * wall_s:
-        text += "; the rest is waiting for one another, which larger batches shorten"
+        text += "; server and devices also wait for each other, less so with larger batches"
     return text
 
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that `--verbose` prints after a step by stages, at most 80 columns wide."""
+    """Yield the lines that `--verbose` prints after a step by stages."""
     wall_s = max(record["wall_s"], 1e-9)
     parts = ", ".join(f"{name} {s:.2g} s" for name, s in server_parts(record).items() if s >= 0.01)
     yield f"server {record['ps_s']:.3g} of {wall_s:.3g} s: {parts}"

@@ -59,9 +59,8 @@ def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, flo
 
     `alone_s` maps dtypes to step times of the server alone, in seconds.
     """
-    faster = [(s, other) for other, s in alone_s.items() if other != dtype]
-    for seconds, other in faster:
-        if seconds < found.considered.step_s:
+    for other, seconds in alone_s.items():
+        if other != dtype and seconds < found.considered.step_s:
             echo_filled(
                 f"In {other}, this machine alone takes {in_seconds(seconds)} for a step: "
                 f"give --dtype {other} to `cleave plan` and `cleave train`.",

@@ -25,8 +25,8 @@ STEP: dict[str, Any] = {
 def test_the_part_that_takes_longest_is_named() -> None:
     assert bottleneck(STEP) == "30 of 40 s: the uplink of laptop 0 with a name that is long"
     server = bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})
-    assert server == "36 of 40 s: the server's own work, most of it the loss (33 s)"
-    assert "waiting for one another" in bottleneck(STEP | {"wall_s": 80.0})
+    assert server == "36 of 40 s: the server's own work (the loss: 33 s)"
+    assert "wait for each other" in bottleneck(STEP | {"wall_s": 80.0})
 
 
 def test_a_breakdown_has_all_parts_and_fits_80_columns() -> None:

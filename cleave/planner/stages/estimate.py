@@ -143,6 +143,7 @@ class StageTables:
         pieces: number of chunks into which a device cuts a micro-batch.
         memory_of_layers: `memory` without the loss, indexed by first layer and stop.
         memory_of_loss: `memory` of the last layer together with the loss.
+        least_layer_bytes: `memory` of the smallest layer.
         by_layer: rows are weight bytes, gradient bytes and FLOPs per token. Columns are the layers,
             followed by the loss.
     """
@@ -183,6 +184,7 @@ class StageTables:
         self.pieces = pieces.ravel()
         self.memory = self._memory(costs)
         self.memory_of_layers = self.memory.reshape(2, side, side)[0]
+        self.least_layer_bytes = float(self.memory_of_layers.diagonal(1).min())
         self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 

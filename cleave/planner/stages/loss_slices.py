@@ -65,9 +65,10 @@ def ways_to_slice(
 ) -> Iterator[LossSlices]:
     """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
-    The number of slices is the smallest number for which devices have enough memory, or twice that
-    number. Each slice gets enough devices to finish in the time of the layers, or in a fraction of
-    that time. The fastest devices that `plan` leaves idle are used if enough are idle.
+    In a small fleet, devices with layers may also have slices. In the other ways, the number of
+    slices is the smallest number for which devices have enough memory, or twice that number. Each
+    slice gets enough devices to finish in the time of the layers, or in a fraction of that time.
+    The fastest devices that `plan` leaves idle are used if enough are idle.
 
     Args:
         plan: the best plan with the loss on the PS or on the last stage.

@@ -76,9 +76,9 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     best = judge.search(plain, requests)
     sliced, ways = [], 0
     for slices in ways_to_slice(model, devices, ps, best) if model.most_slices > 1 else ():
-        least = float(tables.memory_of_layers.diagonal(1).min())
-        others = [d for d in slices.others(able) if d.memory_bytes >= least]
-        sliced += _candidates(tables, others, ps, slices)
+        others = slices.others(able)
+        holding = [d for d in others if d.memory_bytes >= tables.least_layer_bytes]
+        sliced += _candidates(tables, holding, ps, slices)
         ways += 1
     if sliced:
         judge.search(sliced, round(requests * ways * _SHARE_OF_WAY))
@@ -139,7 +139,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
     Raises:
         DeviceMemoryError: if no device has enough memory for a layer.
     """
-    least = float(tables.memory_of_layers.diagonal(1).min())
+    least = tables.least_layer_bytes
     able = [device for device in devices if device.memory_bytes >= least]
     if not able:
         most = max((device.memory_bytes for device in devices), default=0)

@@ -7,7 +7,6 @@ pace. Only this module passes events to the scheduler and ends sessions.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,6 @@ from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
-from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
 from cleave.scheduler import events
 from cleave.scheduler.instructions import (
@@ -52,7 +50,7 @@ from cleave.scheduler.sessions.result_judging import ResultJudge, Verification, 
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.trials import Trials, common_delay_of, judge_paces
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.outcomes import DeviceUse, StepFailed, StepResult
+from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
@@ -65,13 +63,6 @@ from cleave.verify import Judgement
 MOVED: Final = "another server needs it more"
 _MOST_NAMED: Final = 3  # maximum number of devices named in one message
 STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
-
-MOST_USED: Final = 16  # number of devices whose use in a step is reported
-
-# Limits for a device's throughput in layer graphs, as measured in a step by stages.
-_LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
-_BELIEVED: Final = 2.0  # largest ratio of measured to stated throughput
-_CHANGED: Final = 1.1  # smallest ratio of the new to the old throughput
 
 
 class SessionManager:
@@ -131,7 +122,6 @@ class SessionManager:
         )
         self._trials = Trials(self.history, self._rng, observe=observe)
         self._judge = ResultJudge(self.auth, self.history)
-        self._before_step: dict[int, DeviceCounters] = {}  # key: device
         self._buffers: dict[int, Buffer] = {}
         self._regions = WeakValueDictionary[int, Buffer]()  # key: array; weak values
         self._stuck_s: float | None = None  # time when a stuck job was last reported
@@ -388,9 +378,7 @@ class SessionManager:
             self.history.remember(session)
         if isinstance(task.detail, StageOrder):
             session.counters.blocks += isinstance(message, messages.Result)
-            self.stages.results += isinstance(message, messages.Result)
-            self.stages.flops += task.flops
-            return self.stages.answered(task.detail, message)
+            return self.stages.answered(task.detail, message, task.flops)
         assert isinstance(message, messages.Result)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
@@ -455,7 +443,6 @@ class SessionManager:
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
         """Start a step by stages, and reserve all memory of its devices until the step ends."""
-        self._before_step = {s.id: replace(s.counters) for s in self.sessions.values()}
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
@@ -520,7 +507,7 @@ class SessionManager:
                             self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
-                    told = TellStep(replace(result, used=self._used()), work)
+                    told = TellStep(replace(result, used=self.stages.used()), work)
                     done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]
@@ -530,39 +517,12 @@ class SessionManager:
                     done.append(decision)
         return done
 
-    def _used(self) -> list[DeviceUse]:
-        """Return how long the busiest devices were busy since the current step by stages began."""
-        found = []
-        for session in self.sessions.values():
-            used = self._counted(session)
-            if used.compute_s and session.rates is not None:
-                down_s = used.downlink_bytes / session.rates.downlink_bytes_per_s
-                up_s = used.uplink_bytes / session.rates.uplink_bytes_per_s
-                found.append(DeviceUse(session.name, used.compute_s, down_s, up_s))
-        return heapq.nlargest(
-            MOST_USED, found, key=lambda use: max(use.compute_s, use.down_s, use.up_s)
-        )
-
-    def _counted(self, session: Session) -> DeviceCounters:
-        """Return the device's counters since the current step by stages began."""
-        return session.counters - self._before_step.get(session.id, DeviceCounters())
-
     def _rate_graphs(self, now_s: float) -> list[ForRuntime]:
-        """Replace each device's throughput in layer graphs by what it sustained in a step.
-
-        A device's own measurement is short, and may not show a quota, heat or other programs. The
-        new throughput is at most `_BELIEVED` times the stated one.
-        """
+        """Plan with the throughput in layer graphs that devices sustained in the last step."""
         done: list[ForRuntime] = []
-        for session in self.sessions.values():
-            used, rates = self._counted(session), session.rates
-            if rates is None or used.compute_s < _LEAST_COMPUTE_S:
-                continue
-            most = _BELIEVED * session.claimed_flops_per_s
-            found = min(used.flops / used.compute_s, most)
-            if not 1 / _CHANGED < found / rates.for_graphs.flops_per_s < _CHANGED:
-                session.rates = bounded(replace(rates, graph_flops_per_s=found))
-                done += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
+        for session, rates in self.stages.sustained():
+            session.rates = bounded(rates)
+            done += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
         return done
 
     def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:

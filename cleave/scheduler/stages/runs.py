@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
@@ -10,11 +11,13 @@ from typing import Final
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
+from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature
 from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
 from cleave.scheduler.stages.usual_sizes import UsualSizes
@@ -23,6 +26,12 @@ from cleave.scheduler.tiles.device_memory import Names
 
 # number of models whose usual magnitudes are remembered, most recently trained first
 _MODELS_KEPT: Final = 8
+_MOST_USED: Final = 16  # number of devices whose use in a step is reported
+
+# Limits for a device's throughput in layer graphs, as measured in a step.
+_LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
+_BELIEVED: Final = 2.0  # largest ratio of measured to stated throughput
+_CHANGED: Final = 1.1  # smallest ratio of the new to the old throughput
 
 
 class StagesOn(Enum):
@@ -61,6 +70,8 @@ class StageRuns:
         self._step: StageStep | None = None
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
+        # counters of all devices when the current step began, by device
+        self._before: dict[int, DeviceCounters] = {}
         self.results = self.flops = 0
 
     @property
@@ -143,6 +154,7 @@ class StageRuns:
                 "the fleet does another step by stages: do its backward pass first, or "
                 "cleave.restore its model"
             )
+        self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
@@ -180,10 +192,47 @@ class StageRuns:
         self._stores.clear()
         return out
 
+    def used(self) -> list[DeviceUse]:
+        """Return how long the busiest devices were busy since the last step began."""
+        found = []
+        for session in self._sessions.values():
+            used = self._counted(session)
+            if used.compute_s and session.rates is not None:
+                down_s = used.downlink_bytes / session.rates.downlink_bytes_per_s
+                up_s = used.uplink_bytes / session.rates.uplink_bytes_per_s
+                found.append(DeviceUse(session.name, used.compute_s, down_s, up_s))
+        return heapq.nlargest(
+            _MOST_USED, found, key=lambda use: max(use.compute_s, use.down_s, use.up_s)
+        )
+
+    def sustained(self) -> list[tuple[Session, DeviceRates]]:
+        """Return the devices whose throughput in layer graphs has changed, with their new rates.
+
+        A device's own measurement is short, and may not show a quota, heat or other programs. So a
+        device's throughput is what it sustained in the last step, but at most `_BELIEVED` times the
+        stated one.
+        """
+        found = []
+        for session in self._sessions.values():
+            used, rates = self._counted(session), session.rates
+            if rates is None or used.compute_s < _LEAST_COMPUTE_S:
+                continue
+            most = _BELIEVED * session.claimed_flops_per_s
+            flops_per_s = min(used.flops / used.compute_s, most)
+            if not 1 / _CHANGED < flops_per_s / rates.for_graphs.flops_per_s < _CHANGED:
+                found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))
+        return found
+
+    def _counted(self, session: Session) -> DeviceCounters:
+        """Return a device's counters since the last step began."""
+        return session.counters - self._before.get(session.id, DeviceCounters())
+
     def answered(
-        self, order: StageOrder, answer: messages.Computed | messages.Result
+        self, order: StageOrder, answer: messages.Computed | messages.Result, flops: int
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order."""
+        """Handle a device's answer to an order, which took `flops` FLOPs."""
+        self.results += isinstance(answer, messages.Result)
+        self.flops += flops
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):

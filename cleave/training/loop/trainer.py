@@ -463,6 +463,7 @@ class Trainer:
         work = self._work(spent, journal_before)
         updated_s = self.optimizer.update_s - updated_s
         method = _method(spent, from_journal=work["journal_saved_s"] > 0)
+        # With several servers, `spent` contains the times of all of them.
         if self.fleet is not None and method is Method.STAGES and not self.shared.several:
             self.fleet.learn(wall_s - spent.planning_s, updated_s)
         return StepRecord(

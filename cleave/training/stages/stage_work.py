@@ -305,7 +305,7 @@ class ModelWork:
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
     def held(self, layer: int) -> Mapping[str, Tensor]:
-        """Return the parameters of a layer, or of the loss or a slice of it, by name."""
+        """Return the parameters of a layer by name. The loss and its slices count as layers."""
         return self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:

@@ -237,10 +237,12 @@ class StagedModel:
                 if not self._tries_again(str(error), failed):
                     return NotByStages(str(error))
                 continue
-            began_s = time.perf_counter()
-            faults = self._faults + self._auditor.faults(work, result, self._proven, self._audited)
-            self.audit_s += time.perf_counter() - began_s
-            if not faults:
+            faults = self._faults
+            if result is not None:
+                began_s = time.perf_counter()
+                faults = self._auditor.faults(work, result, self._proven, self._audited)
+                self.audit_s += time.perf_counter() - began_s
+            if result is not None and not faults:
                 self.predicted_s += plan.step_s
                 self.used = result.used
                 began_s = time.perf_counter()
@@ -375,8 +377,11 @@ class StagedModel:
 
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
-    ) -> tuple[StepResult, dict[int, float]]:
-        """Run a step on the fleet; return the step's result, and the PS's losses by micro-batch."""
+    ) -> tuple[StepResult | None, dict[int, float]]:
+        """Run a step on the fleet; return the step's result, and the PS's losses by micro-batch.
+
+        The result is None if the audit of a stage found a fault, which is then in `_faults`.
+        """
         self.runtime.begin_step(work)
         self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
         losses: dict[int, float] = {}
@@ -402,6 +407,9 @@ class StagedModel:
                     self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
                 case StageDone() as done:
                     self._take_early(work, done)
+                    if self._faults:  # the step must be repeated without the device
+                        self.runtime.withdraw_step()
+                        return None, losses
                     continue
                 case StepFailed(reason, final):
                     if final:
