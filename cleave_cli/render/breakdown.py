@@ -31,19 +31,19 @@ def server_parts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bottleneck(record: Mapping[str, Any]) -> str:
-    """Return a phrase that names what takes most of a step by stages.
+    """Return a clause that names what takes most of a step by stages.
 
     Args:
         record: a `StepRecord` as a dictionary, with at least one device.
     """
     wall_s = max(record["wall_s"], 1e-9)
     part, part_s = next(iter(server_parts(record).items()))
-    found = [(record["ps_s"], f"the server's own work ({part}: {part_s:.3g} s)")]
+    found = [(record["ps_s"], "the server's own work", f" ({part}: {part_s:.3g} s)")]
     for key, what in _DEVICE.items():
         most = max(record["devices"], key=lambda device: device[key])
-        found.append((most[key], f"the {what} of {most['name']}"))
-    seconds, what = max(found)
-    text = f"{seconds:.3g} of {wall_s:.3g} s: {what}"
+        found.append((most[key], f"the {what} of {most['name']}", ""))
+    seconds, what, details = max(found)
+    text = f"{what} takes {seconds:.3g} of {wall_s:.3g} s{details}"
     if seconds < _LIMITS * wall_s:
         text += "; server and devices also wait for each other, less so with larger batches"
     return text

@@ -121,7 +121,7 @@ class HumanDisplay(Display):
                 self._told = ""
                 line = _step_line(record, verbose=self._verbose)
                 if record.get("devices"):  # older servers omit this field
-                    line += f"\nlimited by {printable(bottleneck(record))}"
+                    line += f"\nbottleneck: {printable(bottleneck(record))}"
                     if self._verbose:
                         self.note("\n".join(breakdown(record)))
                 self._progress.update(self._task, completed=record["step"], line=line)

@@ -23,9 +23,9 @@ STEP: dict[str, Any] = {
 
 
 def test_the_part_that_takes_longest_is_named() -> None:
-    assert bottleneck(STEP) == "30 of 40 s: the uplink of laptop 0 with a name that is long"
+    assert bottleneck(STEP) == "the uplink of laptop 0 with a name that is long takes 30 of 40 s"
     server = bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})
-    assert server == "36 of 40 s: the server's own work (the loss: 33 s)"
+    assert server == "the server's own work takes 36 of 40 s (the loss: 33 s)"
     assert "wait for each other" in bottleneck(STEP | {"wall_s": 80.0})
 
 
@@ -47,5 +47,5 @@ def test_train_says_it_after_each_step(verbose: bool, capsys: pytest.CaptureFixt
     display.plain(STEP)
     display.plain({key: value for key, value in STEP.items() if key != "devices"})
     said = capsys.readouterr().err
-    assert said.count("limited by 30 of 40 s: the uplink of laptop 0") == 1
+    assert said.count("bottleneck: the uplink of laptop 0") == 1
     assert ("server 8 of 40 s" in said) is verbose
