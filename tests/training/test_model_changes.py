@@ -84,6 +84,20 @@ def test_stages_see_changed_weights() -> None:
             assert_close(other.model, plain.model, 1e-4)
 
 
+def test_stages_unmerge_disabled_adapters_as_peft_does() -> None:
+    """Under autocast, adapters are merged and unmerged with sums that are rounded to bf16."""
+    some = [
+        (changes.toggle_autocast, 0), (changes.disable_adapters, 0), (changes.merge_adapters, 0),
+        (changes.toggle_autocast, 0),
+    ]  # fmt: skip
+    plain, other = two(adapted=True)
+    with cleave.emulated(2, seed=1) as fleet, changes.on_fleet(other, fleet, "stages"):
+        changes.check(some, plain, other)
+    merged = other.model.state_dict()
+    for name, weight in plain.model.state_dict().items():
+        assert merged[name].equal(weight), name
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", ["tiles", "stages"])
 @settings(max_examples=4)

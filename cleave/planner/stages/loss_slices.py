@@ -28,7 +28,7 @@ from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 _MOST_WAYS: Final = 5
 _FEW_DEVICES: Final = 64  # a larger fleet has enough devices for the slices alone
 _MOST_SHARED: Final = 16  # maximum number of slices on devices that also compute layers
-_WORTH: Final = 0.95  # slices are tried if a step without the loss takes at most this share
+_WORTH: Final = 0.95  # slices are tried if a step without the loss has at most this share
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
 
@@ -65,7 +65,8 @@ def ways_to_slice(
 ) -> Iterator[LossSlices]:
     """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
-    In a small fleet, devices with layers may also have slices. In the other ways, the number of
+    In a small fleet, devices with layers may also have slices, even if `plan` takes as long without
+    the loss, because its layers may then be divided differently. In the other ways, the number of
     slices is the smallest number for which devices have enough memory, or twice that number. Each
     slice gets enough devices to finish in the time of the layers, or in a fraction of that time.
     The fastest devices that `plan` leaves idle are used if enough are idle.
@@ -73,13 +74,14 @@ def ways_to_slice(
     Args:
         plan: the best plan with the loss on the PS or on the last stage.
     """
+    share_of_loss = model.loss.flops / (model.loss.flops + sum(each.flops for each in model.layers))
+    if len(devices) <= _FEW_DEVICES and share_of_loss > 1 - _WORTH:
+        yield from _shared(model, devices)
     by_id = {device.device: device for device in devices}
     stages = (*plan.stages[:-1], replace(plan.stages[-1], loss=False))
     without = predict(model, stages, by_id, replace(ps, loss_flops_per_s=math.inf))
     if without.step_s > _WORTH * plan.step_s:
         return
-    if len(devices) <= _FEW_DEVICES:
-        yield from _shared(model, devices)
     layers_s = max(without.step_s - ps.optimizer_s, 1e-9)
     tried: set[tuple[PlannedStage, ...]] = set()
     least = _fewest(model, devices)

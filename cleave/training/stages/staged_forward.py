@@ -143,6 +143,7 @@ class StagedForward:
             ) from error
 
     def _on_fleet(self, batch: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _unmerge_disabled_adapters(self._model)
         tokens, packed = batch.ids.shape[1], batch.positions is not None
         staged = self._of(tokens, padded=batch.mask is not None, packed=packed)
         one = _Pass(self, staged, torch.is_grad_enabled())
@@ -239,6 +240,18 @@ class StagedForward:
         """Unregister a pass that no longer needs the fleet."""
         if self._under_way is one:
             self._under_way = None
+
+
+def _unmerge_disabled_adapters(model: nn.Module) -> None:
+    """Unmerge peft's adapters that are disabled, which the forward pass of their layers would do.
+
+    This changes weights, so it must happen before graphs are made of the layers, and under the
+    caller's autocast.
+    """
+    each: Any
+    for each in model.modules():
+        if getattr(each, "merged", False) and getattr(each, "disable_adapters", False):
+            each.unmerge()
 
 
 @contextmanager
