@@ -99,6 +99,11 @@ BENCHMARKS: Final = (
     Benchmark("web_graphs", 20),
     Benchmark("android_kernels", 15),
     Benchmark(
+        "real_fleet", 120,
+        quick=("--devices", "2", "--link", "1000/1000", "--", "--model", "opt-tiny", "--batch", "4",
+               "--seq", "64", "--dtype", "fp32", "--method", "stages"),
+    ),
+    Benchmark(
         "side_by_side", 1800, ("--json", "docs/side-by-side.json"),
         quick=("--model", "opt-tiny", "--links", "1000/1000", "--tokens", "512", "--seq", "64",
                "--methods", "plain:fp32,stages:fp32,ddp:fp32,pipeline:fp32"),
