@@ -78,8 +78,20 @@ def train(
     attach: Annotated[str, Option(help="Follow this job of --server again.")] = "",
     grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
     verbose: Annotated[
-        bool, Option("--verbose", help="Also print tiles, traffic by kind, and compression.")
+        bool,
+        Option(
+            "--verbose",
+            help="Also print tiles, traffic by kind, compression, and what each device did.",
+        ),
     ] = False,
+    log_every: Annotated[
+        int | None,
+        Option(
+            help="Print a line every N steps; 0 for none [default: 1, but 0 with a progress bar]",
+            metavar="N",
+            min=0,
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
     help_all: Annotated[
         bool,
@@ -124,7 +136,7 @@ def train(
             f"--servers, or [{TABLE}] of --config, starts servers for this training and --server "
             "trains on one that runs; give one of the two"
         )
-    display = make_display(as_json=as_json, verbose=verbose)
+    display = make_display(as_json=as_json, verbose=verbose, log_every=log_every)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
     if not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED):

@@ -78,14 +78,19 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr; if stderr is not a terminal, prints a line per step.
+    """Shows a progress bar on stderr, if it is a terminal, and a line every few steps.
 
-    If `verbose`, also shows tiles, traffic by kind, and the bytes that compression saved.
+    Args:
+        verbose: whether to show tiles, traffic by kind, the bytes that compression saved, and what
+            each device did in a step by stages.
+        log_every: number of steps after which a line is printed, 0 for no lines; None for a line
+            after each step, or for no lines on a terminal.
     """
 
-    def __init__(self, *, verbose: bool = False) -> None:
+    def __init__(self, *, verbose: bool = False, log_every: int | None = None) -> None:
         self._verbose = verbose
         self._console = Console(stderr=True, highlight=False, markup=False)
+        self._log_every = not self._console.is_terminal if log_every is None else log_every
         self._progress = _StepProgress(
             TextColumn("step"),
             BarColumn(bar_width=24),
@@ -125,7 +130,7 @@ class HumanDisplay(Display):
                     if self._verbose:
                         self.note("\n".join(breakdown(record)))
                 self._progress.update(self._task, completed=record["step"], line=line)
-                if not self._console.is_terminal:
+                if self._log_every and record["step"] % self._log_every == 0:
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
                 loss = loss_text(record["eval_loss"])
@@ -181,9 +186,9 @@ def tasks_text(done: int, of: int) -> str:
     return f"task {done:,} of {of:,}" if of else f"task {done:,}"
 
 
-def make_display(*, as_json: bool, verbose: bool = False) -> Display:
+def make_display(*, as_json: bool, verbose: bool = False, log_every: int | None = None) -> Display:
     """Return a display that prints JSON lines (`as_json`) or shows a progress bar."""
-    return Display() if as_json else HumanDisplay(verbose=verbose)
+    return Display() if as_json else HumanDisplay(verbose=verbose, log_every=log_every)
 
 
 def _step_line(record: dict[str, Any], *, verbose: bool) -> str:

@@ -161,6 +161,27 @@ def test_a_steps_line_leaves_the_progress_bar_its_room(
     assert ("27840 tiles" in shown) == verbose
 
 
+@pytest.mark.parametrize(
+    ("on_terminal", "log_every", "lines"),
+    [(False, None, 20), (True, None, 0), (False, 10, 2), (True, 10, 2), (False, 0, 0)],
+)
+def test_a_line_is_printed_every_few_steps(
+    on_terminal: bool,
+    log_every: int | None,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    display = make_display(as_json=False, log_every=log_every)
+    for step in range(1, 21):
+        display.plain(STEP | {"step": step})
+    said = capsys.readouterr().err
+    assert said.count("loss 6.3062") == lines
+    assert ("step 10  loss" in said) == (lines > 0)
+
+
 def test_a_note_is_broken_between_words_on_a_terminal_only(
     terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
