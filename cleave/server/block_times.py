@@ -17,6 +17,9 @@ class Lane(Enum):
     SEND = "send"
 
 
+MOST_SPANS: Final = len(Lane) * KEPT  # maximum number of time spans kept for each session
+
+
 class TimeSpan(NamedTuple):
     """One activity of a device, with start and end in seconds on the runtime's clock."""
 
@@ -37,7 +40,7 @@ class BlockTimes:
         self._began_s: float | None = None
         self._asked: dict[int, tuple[float, float]] = {}
         self._fetched: dict[int, float] = {}
-        self._spans: deque[TimeSpan] = deque(maxlen=len(Lane) * KEPT)
+        self._spans: deque[TimeSpan] = deque(maxlen=MOST_SPANS)
         self._computed_s = self._sent_s = 0.0
 
     def sending(self, now_s: float) -> None:

@@ -41,7 +41,7 @@ from cleave.server.api.overview import (
     ServerFacts,
     stages_answer,
 )
-from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
+from cleave.server.block_times import KEPT, MOST_SPANS, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
@@ -330,10 +330,23 @@ def test_a_stream_of_what_devices_did_lately(
     seen = overview.answer(Question.of({"stream": True}))["stream"]
     (first, spans), *others = seen["devices"]
     assert first == 1
-    assert spans == [[1, 32_000, 3_000]]  # what it received is too long ago
+    assert spans == [[1, 302_000, 3_000]]  # what it received is too long ago
     assert (len(others), seen["hidden"]) == (MAX_STREAMS - 1, 2)
+    assert seen["window_s"] == STREAM_S
     clock.now_s += STREAM_S
     assert overview.answer(Question(stream=True))["stream"]["devices"] == []
+
+
+def test_a_stream_covers_the_time_of_which_all_is_known(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    fleet.join(1)
+    fleet.spans = [TimeSpan(Lane.COMPUTE, clock() - 40, clock() - 30)]
+    assert overview.answer(Question(stream=True))["stream"]["window_s"] == pytest.approx(40)
+    fleet.spans += [TimeSpan(Lane.SEND, clock() - 20, clock())] * (MOST_SPANS - 1)
+    assert overview.answer(Question(stream=True))["stream"]["window_s"] == pytest.approx(40)
+    fleet.spans = fleet.spans[1:] + fleet.spans[-1:]  # the oldest is dropped
+    assert overview.answer(Question(stream=True))["stream"]["window_s"] == pytest.approx(20)
 
 
 @pytest.mark.parametrize(

@@ -85,4 +85,5 @@ def _stream(streams: Sequence[Answer]) -> Answer | None:
         return None
     devices = [device for stream in streams for device in stream["devices"]]
     hidden = sum(stream["hidden"] for stream in streams) + max(0, len(devices) - MAX_STREAMS)
-    return {**streams[0], "devices": devices[:MAX_STREAMS], "hidden": hidden}
+    window_s = min(stream["window_s"] for stream in streams)
+    return {"window_s": window_s, "devices": devices[:MAX_STREAMS], "hidden": hidden}

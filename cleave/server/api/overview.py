@@ -24,7 +24,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog
 from cleave.server.auth.access import Clocks
-from cleave.server.block_times import Lane, TimeSpan
+from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, TrainingJob
 from profiles.device_profile import DeviceProfile
@@ -82,7 +82,7 @@ MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
-STREAM_S: Final = 30.0  # length in seconds of the device activity that a stream covers
+STREAM_S: Final = 300.0  # maximum length in seconds of the device activity that a stream covers
 STEP_BYTES: Final = 1000  # maximum size of a training step's record without devices, in bytes
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its name and reason
 _NAME: Final = DEVICE_COLUMNS.index("name")
@@ -119,7 +119,7 @@ class Question:
     job: str = ""  # id of the job to include; empty for the running or else the latest job
     after_record: int = 0  # number of the job's records that the client already has
     device: int = 0  # session number of the device whose timeline to include; 0 for none
-    stream: bool = False  # whether to include what all devices did in the last `STREAM_S` seconds
+    stream: bool = False  # whether to include what all devices did recently
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
@@ -417,19 +417,32 @@ def row_bytes(row: Sequence[object]) -> int:
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return the devices' activities in the last `STREAM_S` seconds. Times are in milliseconds."""
+    """Return the devices' recent activities. Times are in milliseconds."""
     lanes = list(Lane)
+    timelines = {session.id: live.timeline(session.id) for session in sessions}
+    window_s = _known_s([spans for spans in timelines.values() if spans], now_s)
     rows = []
-    for session in sessions:
+    for device, timeline in timelines.items():
         spans = [
             [lanes.index(lane), round(1e3 * (now_s - start_s)), round(1e3 * (end_s - start_s))]
-            for lane, start_s, end_s in live.timeline(session.id)
-            if end_s > now_s - STREAM_S
+            for lane, start_s, end_s in timeline
+            if end_s > now_s - window_s
         ]
         if spans:
-            rows.append([session.id, spans])
+            rows.append([device, spans])
     shown = rows[:MAX_STREAMS]
-    return {"window_s": STREAM_S, "devices": shown, "hidden": len(rows) - len(shown)}
+    return {"window_s": window_s, "devices": shown, "hidden": len(rows) - len(shown)}
+
+
+def _known_s(timelines: Sequence[Sequence[TimeSpan]], now_s: float) -> float:
+    """Return for how many recent seconds all activities of the devices are known."""
+    began_s = [now_s - timeline[0].start_s for timeline in timelines]
+    dropped = (
+        age_s
+        for age_s, timeline in zip(began_s, timelines, strict=True)
+        if len(timeline) >= MOST_SPANS  # earlier activities may have been dropped
+    )
+    return min(STREAM_S, *dropped, max(began_s, default=STREAM_S))
 
 
 def _joined(live: Live) -> list[Session]:

@@ -1,5 +1,13 @@
 /** Records of a job, as `cleave train --json` prints them; the dashboard reads what it shows. */
 
+/** How long a device was busy in a step by stages, in seconds. */
+export interface DeviceUse {
+  readonly name: string;
+  readonly compute_s: number;
+  readonly down_s: number;
+  readonly up_s: number;
+}
+
 export interface StepRecord {
   readonly event: "step";
   readonly step: number;
@@ -17,6 +25,14 @@ export interface StepRecord {
   readonly uplink_bytes: number;
   readonly floor_bytes: number;
   readonly reissued: number;
+  /** The server's own work in a step by stages, by part. */
+  readonly loss_s: number;
+  readonly sums_s: number;
+  readonly optimizer_s: number;
+  readonly audit_s: number;
+  readonly planning_s: number;
+  /** The busiest devices of a step by stages; empty for other steps. */
+  readonly devices: readonly DeviceUse[];
 }
 
 export interface EvalRecord {
@@ -48,6 +64,11 @@ const STEP_NUMBERS = [
   "uplink_bytes",
   "floor_bytes",
   "reissued",
+  "loss_s",
+  "sums_s",
+  "optimizer_s",
+  "audit_s",
+  "planning_s",
 ] as const;
 
 /** The records that are known here, in their order; others are left out. */
@@ -68,7 +89,8 @@ function readRecord(value: unknown): JobRecord | null {
       const read = Object.fromEntries(STEP_NUMBERS.map((name) => [name, real(map[name])]));
       const clock = map.clock === "virtual" ? "virtual" : "wall";
       const against_loss = realOrNull(map.against_loss);
-      return { ...read, event: "step", clock, against_loss } as unknown as StepRecord;
+      const devices = readDevices(map.devices);
+      return { ...read, event: "step", clock, against_loss, devices } as unknown as StepRecord;
     }
     case "eval":
       return { event: "eval", step: real(map.step), eval_loss: realOrNull(map.eval_loss) ?? NaN };
@@ -82,6 +104,16 @@ function readRecord(value: unknown): JobRecord | null {
     default:
       return null;
   }
+}
+
+function readDevices(value: unknown): DeviceUse[] {
+  if (!Array.isArray(value)) return [];
+  return value.flatMap((item: unknown) => {
+    if (typeof item !== "object" || item === null) return [];
+    const map = item as Record<string, unknown>;
+    const [compute_s, down_s, up_s] = [real(map.compute_s), real(map.down_s), real(map.up_s)];
+    return [{ name: String(map.name ?? ""), compute_s, down_s, up_s }];
+  });
 }
 
 /** A loss may be NaN or infinite, and stays so; a number that is not there counts nothing. */

@@ -6,6 +6,7 @@ import type { FinishedGemm } from "../overview";
 import { type Pace, pace, scaleTop, timeSeries } from "../series";
 import { count } from "../../ui/figures";
 import { percent, seconds, timeOfDay } from "../text";
+import { BreakdownView } from "./BreakdownView";
 import { Chart } from "./Chart";
 import { Figure } from "./Figure";
 import { GemmChart } from "./GemmChart";
@@ -19,7 +20,8 @@ export function JobView(props: {
 }) {
   const { job } = props;
   if (job === null) return <NoJob devices={props.devices} />;
-  const done = job.step_records.at(-1)?.step ?? 0;
+  const last = job.step_records.at(-1);
+  const done = last?.step ?? 0;
   const recent = pace(job.step_records, job.steps);
   return (
     <section class="card wide" aria-labelledby="job">
@@ -66,6 +68,7 @@ export function JobView(props: {
       ) : (
         <p class="soft empty">The first step is under way; charts begin after it.</p>
       )}
+      {last !== undefined && last.devices.length > 0 && <BreakdownView step={last} />}
       {job.notes.length > 0 && <p class="soft small note-line">Last note: {job.notes.at(-1)}</p>}
     </section>
   );
