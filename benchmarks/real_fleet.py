@@ -24,8 +24,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.common import machine
-from benchmarks.cores import limited_cores
+from benchmarks.cores import LimitedCores, limited_cores
 from benchmarks.links import limited_namespace, namespaces_missing
 from benchmarks.side_by_side.memory import peak_bytes
 from benchmarks.side_by_side.method import LOSS_LIMITS
@@ -56,7 +56,7 @@ class Measured:
         cpu_s: CPU time of the server in all steps after the first.
         peak_bytes: peak resident memory of the server.
         plan: the plan of the stages, as a sentence.
-        links_s: time in which the busiest link carries its bytes of a step.
+        links_s: time in which the busiest link carries its bytes, as a mean of all steps.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Computers:
             found.plan = plans[-1] if plans else ""
             return found
 
-    def _server(self) -> Any:
+    def _server(self) -> AbstractContextManager[LimitedCores]:
         return limited_cores(f"cleave-server-{time.monotonic_ns()}", self._options.part)
 
     def _processes(self) -> Processes:
@@ -168,16 +168,16 @@ class Computers:
         ]  # fmt: skip
 
 
-def _followed(records: Any, pid: int) -> Measured:
+def _followed(records: Iterable[dict[str, Any]], pid: int) -> Measured:
     """Return the steps that a job prints; `pid` is the server's process."""
-    found, server, began_s = Measured(), psutil.Process(pid), 0.0
+    found, server, first_cpu_s = Measured(), psutil.Process(pid), 0.0
     for record in records:
         if record.get("event") == "step":
             found.take(record)
             found.peak_bytes = max(found.peak_bytes, peak_bytes([pid]))
             cpu_s = sum(server.cpu_times()[:2])
-            began_s = began_s or cpu_s
-            found.cpu_s = cpu_s - began_s
+            first_cpu_s = first_cpu_s or cpu_s
+            found.cpu_s = cpu_s - first_cpu_s
     return found
 
 
@@ -205,7 +205,7 @@ def described(alone: Measured, fleet: Measured, devices: int) -> dict[str, float
         "alone_cpu_s": alone.cpu_s / max(1, len(alone.seconds) - 1),
         "server_peak_mb": fleet.peak_bytes / 1e6,
         "alone_peak_mb": alone.peak_bytes / 1e6,
-        "losses_off": max(abs(mine - his) / abs(mine) for mine, his in pairs),
+        "losses_off": max(abs(other - plain) / abs(plain) for plain, other in pairs),
     }
 
 

@@ -87,7 +87,7 @@ def train(
     log_every: Annotated[
         int | None,
         Option(
-            help="Print a line every N steps; 0 for none [default: 1, but 0 with a progress bar]",
+            help="Print a line every N steps; 0 for none [default: 1; 0 on a terminal]",
             metavar="N",
             min=0,
         ),

@@ -78,7 +78,7 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr, if it is a terminal, and a line every few steps.
+    """Prints lines on stderr, and shows a progress bar if stderr is a terminal.
 
     Args:
         verbose: whether to show tiles, traffic by kind, the bytes that compression saved, and what

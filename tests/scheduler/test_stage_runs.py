@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from cleave.arrays import Buffer, DType
 from cleave.errors import UsageError
 from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
@@ -19,7 +16,7 @@ from cleave.scheduler.sessions.admission import Admission, AdmissionResult, Shar
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
-from cleave.scheduler.stages.outcomes import StepFailed, StepResult, Suspect
+from cleave.scheduler.stages.outcomes import StepFailed
 from cleave.scheduler.stages.runs import StagesOn
 from tests.scheduler import test_admission
 from tests.scheduler.stage_devices import step_work
@@ -220,33 +217,3 @@ def test_a_mark_means_nothing_where_any_device_will_do() -> None:
     manager.begin_step(work, 1.0)
     assert manager.mark_own(1, False, 2.0) == []
     assert manager.stages.busy(1)
-
-
-@pytest.mark.parametrize("bytes_per_s", [1e6, 4e7])
-def test_an_uplink_has_the_rate_at_which_sums_arrive(bytes_per_s: float) -> None:
-    stated = 1e7  # of a short probe
-    manager = server(1)
-    come(manager, 1, hello=replace(HELLO, uplink_bytes_per_s=stated))
-    work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)], sum_rows=2**20)
-    now_s = 1.0
-    inbox, done = deque(manager.begin_step(work, now_s)), False
-    while inbox:
-        match inbox.popleft():
-            case Send(1, messages.RunGraph(id=run)):
-                inbox += manager.received(1, messages.Computed(run, 0.0), now_s)
-            case Send(1, messages.Fetch() as fetch):
-                payload = Buffer(np.zeros((fetch.rows, fetch.columns), np.float32), DType.FP32)
-                now_s += payload.nbytes / bytes_per_s
-                manager.sessions[1].counters.uplink_bytes += payload.nbytes
-                answer = messages.Result(
-                    fetch.id, fetch.rows, fetch.columns, fetch.out, 0.0, payload
-                )
-                inbox += manager.received(1, answer, now_s)
-            case TellStep(Suspect()):
-                inbox += manager.resolve(True, "", now_s)
-            case TellStep(StepResult()):
-                done = True
-    assert done
-    rates = manager.sessions[1].rates
-    assert rates is not None
-    assert rates.uplink_bytes_per_s == pytest.approx(bytes_per_s)

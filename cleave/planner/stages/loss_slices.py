@@ -28,7 +28,9 @@ from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 _MOST_WAYS: Final = 5
 _FEW_DEVICES: Final = 64  # a larger fleet has enough devices for the slices alone
 _MOST_SHARED: Final = 16  # maximum number of slices on devices that also compute layers
-_WORTH: Final = 0.95  # slices are tried if a step without the loss has at most this share
+# Slices are tried if a step without the loss has at most this share of the whole step, in seconds,
+# or in FLOPs if devices with layers have the slices.
+_WORTH: Final = 0.95
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
 
@@ -65,11 +67,12 @@ def ways_to_slice(
 ) -> Iterator[LossSlices]:
     """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
-    In a small fleet, devices with layers may also have slices, even if `plan` takes as long without
-    the loss, because its layers may then be divided differently. In the other ways, the number of
-    slices is the smallest number for which devices have enough memory, or twice that number. Each
-    slice gets enough devices to finish in the time of the layers, or in a fraction of that time.
-    The fastest devices that `plan` leaves idle are used if enough are idle.
+    In a small fleet, devices with layers may also have slices. This may help even if `plan` takes
+    as long without the loss, because slices allow other divisions of the layers. Otherwise, slices
+    are on devices without layers. Their number is then the smallest for which devices have enough
+    memory, or twice that number. Each slice gets enough devices to finish in the time of the
+    layers, or in a fraction of that time. The fastest devices that `plan` leaves idle are used if
+    enough are idle.
 
     Args:
         plan: the best plan with the loss on the PS or on the last stage.

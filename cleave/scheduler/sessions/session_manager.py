@@ -378,7 +378,7 @@ class SessionManager:
             self.history.remember(session)
         if isinstance(task.detail, StageOrder):
             session.counters.blocks += isinstance(message, messages.Result)
-            return self.stages.answered(task.detail, message, task.flops, now_s)
+            return self.stages.answered(task.detail, message, task.flops)
         assert isinstance(message, messages.Result)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
@@ -508,9 +508,7 @@ class SessionManager:
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
                     told = TellStep(replace(result, used=self.stages.used()), work)
-                    if self.observe:
-                        done += self._correct_rates(now_s)
-                    done += [told, *self._give_back_memory(now_s)]
+                    done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]
                 case _ if isinstance(decision, events.Event):
@@ -519,8 +517,8 @@ class SessionManager:
                     done.append(decision)
         return done
 
-    def _correct_rates(self, now_s: float) -> list[ForRuntime]:
-        """Plan with the rates that devices sustained in the last step by stages."""
+    def _rate_graphs(self, now_s: float) -> list[ForRuntime]:
+        """Plan with the throughput in layer graphs that devices sustained in the last step."""
         done: list[ForRuntime] = []
         for session, rates in self.stages.sustained():
             session.rates = bounded(rates)

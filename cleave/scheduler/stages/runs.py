@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -21,18 +21,17 @@ from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
 from cleave.scheduler.stages.usual_sizes import UsualSizes
-from cleave.scheduler.stages.work import RequestKind, StageOrder, StageRequest, StepWork
+from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
 # number of models whose usual magnitudes are remembered, most recently trained first
 _MODELS_KEPT: Final = 8
 _MOST_USED: Final = 16  # number of devices whose use in a step is reported
 
-# Limits for a device's rates, as measured in a step.
-_LEAST_S: Final = 0.2  # shorter computations and transfers say little
-_LEAST_BYTES: Final = 2**20  # the latency limits smaller transfers, rather than the link
+# Limits for a device's throughput in layer graphs, as measured in a step.
+_LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
 _BELIEVED: Final = 2.0  # largest ratio of measured to stated throughput
-_CHANGED: Final = 1.1  # smallest ratio of the new to the old rate
+_CHANGED: Final = 1.1  # smallest ratio of the new to the old throughput
 
 
 class StagesOn(Enum):
@@ -50,23 +49,6 @@ class StagesOn(Enum):
             UsageError: if the value is not valid.
         """
         return choice_of(cls, "--stages-on", value)
-
-
-@dataclass(slots=True)
-class _Upload:
-    """Results that a device sends one after another: the answers to one request for sums.
-
-    Attributes:
-        began_bytes, began_s: the device's counter of sent bytes, and the time, when the first
-            result had arrived.
-        nbytes, took_s: size and duration of the results after the first.
-    """
-
-    request: StageRequest
-    began_bytes: int
-    began_s: float
-    nbytes: int = 0
-    took_s: float = 0.0
 
 
 class StageRuns:
@@ -90,9 +72,6 @@ class StageRuns:
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
         self._before: dict[int, DeviceCounters] = {}
-        # each device's last upload of sums, and its longest in this step
-        self._uploads: dict[int, _Upload] = {}
-        self._longest: dict[int, _Upload] = {}
         self.results = self.flops = 0
 
     @property
@@ -176,7 +155,6 @@ class StageRuns:
                 "cleave.restore its model"
             )
         self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
-        self._uploads, self._longest = {}, {}
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
@@ -228,30 +206,21 @@ class StageRuns:
         )
 
     def sustained(self) -> list[tuple[Session, DeviceRates]]:
-        """Return the devices that were faster or slower in the last step, with their new rates.
+        """Return the devices whose throughput in layer graphs has changed, with their new rates.
 
-        A device's own measurement of its throughput is short, and may not show a quota, heat or
-        other programs. So its throughput in layer graphs is what it sustained in the last step, but
-        at most `_BELIEVED` times the stated one. Likewise the probe of its link is short, and many
-        links carry the first bytes after a pause faster than others. So its uplink rate is the one
-        at which gradient sums arrived.
+        A device's own measurement is short, and may not show a quota, heat or other programs. So a
+        device's throughput is what it sustained in the last step, but at most `_BELIEVED` times the
+        stated one.
         """
         found = []
         for session in self._sessions.values():
             used, rates = self._counted(session), session.rates
-            if rates is None:
+            if rates is None or used.compute_s < _LEAST_COMPUTE_S:
                 continue
-            graphs, up = rates.for_graphs.flops_per_s, rates.uplink_bytes_per_s
-            graphs_now, up_now = graphs, up
-            if used.compute_s >= _LEAST_S:
-                most = _BELIEVED * session.claimed_flops_per_s
-                graphs_now = min(used.flops / used.compute_s, most)
-            upload = self._longest.get(session.id)
-            if upload and upload.took_s >= _LEAST_S and upload.nbytes >= _LEAST_BYTES:
-                up_now = upload.nbytes / upload.took_s
-            if _changed(graphs, graphs_now) or _changed(up, up_now):
-                new = replace(rates, graph_flops_per_s=graphs_now, uplink_bytes_per_s=up_now)
-                found.append((session, new))
+            most = _BELIEVED * session.claimed_flops_per_s
+            flops_per_s = min(used.flops / used.compute_s, most)
+            if not 1 / _CHANGED < flops_per_s / rates.for_graphs.flops_per_s < _CHANGED:
+                found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))
         return found
 
     def _counted(self, session: Session) -> DeviceCounters:
@@ -259,34 +228,16 @@ class StageRuns:
         return session.counters - self._before.get(session.id, DeviceCounters())
 
     def answered(
-        self,
-        order: StageOrder,
-        answer: messages.Computed | messages.Result,
-        flops: int,
-        now_s: float,
+        self, order: StageOrder, answer: messages.Computed | messages.Result, flops: int
     ) -> list[ForSteps]:
         """Handle a device's answer to an order, which took `flops` FLOPs."""
         self.results += isinstance(answer, messages.Result)
         self.flops += flops
-        if order.request.kind is RequestKind.SUMS:
-            self._time_upload(order.request, now_s)
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):
             return self._step.computed(order, answer.id)
         return self._step.fetched(order, answer.id, answer.payload)
-
-    def _time_upload(self, request: StageRequest, now_s: float) -> None:
-        """Record that a device's gradient sums, or a part of them, arrived at `now_s`."""
-        sent_bytes = self._sessions[request.device].counters.uplink_bytes
-        upload = self._uploads.get(request.device)
-        if upload is None or upload.request is not request:
-            self._uploads[request.device] = _Upload(request, sent_bytes, now_s)
-            return
-        upload.nbytes, upload.took_s = sent_bytes - upload.began_bytes, now_s - upload.began_s
-        longest = self._longest.setdefault(request.device, upload)
-        if upload.took_s > longest.took_s:
-            self._longest[request.device] = upload
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Record that a device failed. The device gets no more tasks in this step."""
@@ -323,7 +274,3 @@ class StageRuns:
         """Return descriptions of arrays that devices still hold, for leak checks."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []
-
-
-def _changed(before: float, now: float) -> bool:
-    return not 1 / _CHANGED < now / before < _CHANGED

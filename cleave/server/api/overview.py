@@ -435,7 +435,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _known_s(timelines: Sequence[Sequence[TimeSpan]], now_s: float) -> float:
-    """Return for how many recent seconds all activities of the devices are known."""
+    """Return the number of seconds, up to now, in which the devices' activities are all known."""
     began_s = [now_s - timeline[0].start_s for timeline in timelines]
     dropped = (
         age_s

@@ -243,10 +243,10 @@ class StagedForward:
 
 
 def _unmerge_disabled_adapters(model: nn.Module) -> None:
-    """Unmerge peft's adapters that are disabled, which the forward pass of their layers would do.
+    """Unmerge the disabled adapters of peft, as the forward pass of their layers does.
 
-    This changes weights, so it must happen before graphs are made of the layers, and under the
-    caller's autocast.
+    The rounding of the restored weights depends on autocast. So this must happen under the caller's
+    autocast, and not while layers are exported without autocast.
     """
     each: Any
     for each in model.modules():

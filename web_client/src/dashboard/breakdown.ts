@@ -4,7 +4,7 @@ import type { DeviceUse, StepRecord } from "./records";
 import { seconds } from "./text";
 
 /** Smallest share of a step for which a part is called its bottleneck. */
-const LIMITS = 0.6;
+const BOTTLENECK_SHARE = 0.6;
 
 const OF_DEVICE = [
   ["compute_s", "computation"],
@@ -39,7 +39,7 @@ export function bottleneck(record: StepRecord): string {
     if (busiest[key] > most_s) [what, most_s] = [`the ${name} of ${busiest.name}`, busiest[key]];
   }
   const wait =
-    most_s < LIMITS * record.wall_s
+    most_s < BOTTLENECK_SHARE * record.wall_s
       ? "; server and devices also wait for each other, less so with larger batches"
       : "";
   return `Bottleneck: ${what} takes ${seconds(most_s)} of ${seconds(record.wall_s)}${wait}.`;

@@ -12,7 +12,8 @@ export function BreakdownView({ step }: { readonly step: StepRecord }) {
       <p>{bottleneck(step)}</p>
       <p class="soft small">
         The server's own work took {seconds(step.ps_s)}
-        {parts.length > 0 && `: ${parts.join(", ")}`}. Times of devices overlap.
+        {parts.length > 0 && `: ${parts.join(", ")}`}. Times of devices overlap; for links, they are
+        bytes divided by the link's rate.
       </p>
       <section class="scroll" aria-label="Devices in the last step">
         <table class="plain">
@@ -20,8 +21,8 @@ export function BreakdownView({ step }: { readonly step: StepRecord }) {
             <tr>
               <th scope="col">device</th>
               <th scope="col">computed</th>
-              <th scope="col">downlink busy</th>
-              <th scope="col">uplink busy</th>
+              <th scope="col">downlink</th>
+              <th scope="col">uplink</th>
             </tr>
           </thead>
           <tbody>
