@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
 from cleave.fleet.counters import FleetCounters, StepProgress
+from cleave.fleet.own_device import OwnDevice
 from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.stages.arrays import StageArray
@@ -31,6 +32,7 @@ class FleetRuntime(ABC):
     """
 
     clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`
+    own_device: OwnDevice | None = None  # None if the PS's computer cannot become a device
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:

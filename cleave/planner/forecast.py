@@ -27,6 +27,24 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
 
+# Throughput of layer graphs on the PS's computer, as a share of the PS's throughput in layers. The
+# PS's other work takes a part of the processor.
+_GRAPHS_ON_PS: Final = 0.8
+_LOOPBACK_BYTES_PER_S: Final = 1e9
+
+
+def server_rates(ps: PsCompute, device: int, memory_bytes: int) -> DeviceRates:
+    """Return the assumed rates of a device that runs on the PS's own computer.
+
+    Args:
+        device: ID of the device.
+        memory_bytes: memory that the device offers.
+    """
+    speed = _GRAPHS_ON_PS * ps.flops_per_s
+    link = _LOOPBACK_BYTES_PER_S
+    return DeviceRates(device, link, link, speed, memory_bytes=memory_bytes)
+
+
 def plan_batch(
     planner: StagePlanner,
     cut: Callable[[int], StageModel],

@@ -51,9 +51,13 @@ KEEP_NOTHING: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The parts of a server other than its fleet. Create an `App` with `open_app`."""
+    """The parts of a server other than its fleet. Create an `App` with `open_app`.
+
+    `own_credential` admits the device on this computer; see `cleave.fleet.fleet_runtime.OwnDevice`.
+    """
 
     access: Access
+    own_credential: str
     history: JobHistory
     device_admin: DeviceAdmin
     operators: OperatorSessions
@@ -122,7 +126,8 @@ def open_app(
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
         viewer = folder.viewer_token() if folder is not None else ""
         viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        access = Access(store, token, viewer, fleet_credential=fleet_credential)
+        own = secrets.token_urlsafe(CREDENTIAL_BYTES)
+        access = Access(store, token, viewer, fleet_credential=fleet_credential, own_credential=own)
         stack.callback(access.close)
         history = JobHistory(store, access.writer, time.time)
         device_admin = DeviceAdmin(access, history.all, time.time)
@@ -142,6 +147,7 @@ def open_app(
         routes = HttpRoutes(Pages.of_package(), Metrics(overview, access.admit_operator))
         yield App(
             access,
+            own,
             history,
             device_admin,
             operators,

@@ -31,6 +31,7 @@ from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
     from cleave.energy.grid import Grid
+    from cleave.fleet.own_device import OwnDevice
     from cleave.server.app import App
     from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import Server, ServerConfig
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
+
+_OWN_MEMORY_BYTES = 10**9  # memory that this machine offers as a device, if its memory is unknown
+_MOST_HOST_NAME = 40  # longest part of the host's name in the name of this device
 
 STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
 
@@ -134,6 +138,13 @@ def serve(
     max_waiting: Annotated[
         int, Option(help="Maximum number of waiting connections from one address.")
     ] = limits.MAX_WAITING_PER_ADDRESS,
+    compute: Annotated[
+        str,
+        Option(
+            help="Whether this machine also computes layers, as one more device: auto (if that "
+            "shortens steps by stages), or off."
+        ),
+    ] = "auto",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
@@ -162,6 +173,8 @@ def serve(
     stages, coded = StagesOn.of(stages_on), CodingPolicy.of(coding)
     if tls not in ("", "auto", "off"):
         raise UsageError(f"--tls is {tls!r}; use auto or off")
+    if compute not in ("auto", "off"):
+        raise UsageError(f"--compute is {compute!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
@@ -236,7 +249,10 @@ def serve(
             ),
         )
         listening = serving(server_app, config, runs.absolute(), cluster, electricity)
-        with listening as (server, runner):
+        with listening as (server, runner), ExitStack() as ending:
+            if compute == "auto" and servers == 1:
+                url = server.join_url(server_app.own_credential)
+                server.live.own_device = ending.enter_context(_own_device(url))
 
             def job_happened(kind: EventKind, text: str) -> None:
                 server_app.overview.job_happened(kind, text)
@@ -258,6 +274,25 @@ def serve(
             for number in (signal.SIGINT, signal.SIGTERM):  # a second signal ends the process
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
+
+
+@contextmanager
+def _own_device(url: str) -> Iterator[OwnDevice]:
+    """Yield a device on this machine, which a job may start, with join URL `url`."""
+    from cleave.fleet.own_device import OwnDevice
+    from cleave.machine.sensors import total_memory_bytes
+    from cleave.transport.join_url import url_file
+
+    memory_bytes = (total_memory_bytes() or 4 * _OWN_MEMORY_BYTES) // 4
+    with url_file(url) as source:  # a file, because other users can read command lines
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--once"]
+        command += ["--name", f"{socket.gethostname()[:_MOST_HOST_NAME]} (server)"]
+        command += ["--memory", str(memory_bytes // 10**6)]
+        device = OwnDevice(command, memory_bytes)
+        try:
+            yield device
+        finally:
+            device.stop()
 
 
 def stopping(job: TrainingJob | None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import cleave
 from cleave.arrays import DType
+from cleave.fleet.own_device import OwnDevice
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute, StagePlanner
@@ -27,12 +29,14 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
+from cleave.training.stages import staged as staged_module
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import (
+    CLEAVE,
     PATIENCE_S,
     losses,
     own_address,
@@ -216,6 +220,45 @@ def test_a_killed_process_costs_no_exactness(
     assert EventKind.REISSUE in told
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices"),
+    [(("--threads", "1"), 2), (("--memory", "nonsense"), 1)],
+    ids=["joins", "fails to start"],
+)
+def test_the_servers_computer_becomes_a_device(
+    monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], devices: int
+) -> None:
+    monkeypatch.setattr(staged_module, "_OWN_DEVICE_SAVES_S", -math.inf)
+    monkeypatch.setattr(staged_module, "_OWN_DEVICE_SAVES", -math.inf)
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
+    torch.manual_seed(4)
+    ids = torch.randint(3, 96, (6, TOKENS))
+    targets = torch.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    said: list[str] = []
+    with cleave.serve(stages_on="any") as server, Processes(lambda slot: server.url, 1):
+        server.fleet.wait_for(1, WAIT_S)
+        own = OwnDevice([*CLEAVE, "join", server.url, "--once", *arguments], 10**9)
+        server.live.own_device = own
+        staged = StagedModel(
+            ModelWork(model, graphs, DType.FP32), server.fleet.runtime, EvenStages(loss=True),
+            PsCompute(1e11, 0.0), note=said.append,
+        )  # fmt: skip
+        found = staged.gradients(Rows(ids, targets))
+        assert staged.plan is not None
+        assert len(staged.plan.devices) == devices
+        staged.close()
+        assert not own.runs
+        until(lambda: server.fleet.device_count == 1)
+        assert staged.gradients(Rows(ids, targets)) == pytest.approx(found)  # without it
+        assert not own.runs
+    assert found == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+    assert any("this server also becomes a device" in text for text in said)
+    assert any("did not join" in text for text in said) == (devices == 1)
 
 
 @pytest.mark.nightly  # tests/training/test_suspicion.py names liars on emulated devices

@@ -205,6 +205,14 @@ def test_a_fleet_with_one_credential_is_not_kept() -> None:
     access.close()
 
 
+def test_the_device_on_the_servers_computer_is_own_and_not_kept() -> None:
+    access = Access(Store(None), TOKEN, fleet_credential="shared", own_credential="mine")
+    assert come(access, "mine") == Admission(own=True)
+    assert not access.store.devices()
+    assert refused(Access(Store(None), TOKEN), "").code is ErrorCode.CREDENTIAL
+    access.close()
+
+
 @pytest.mark.parametrize("name", ["", "\n", "a\x1b[31mb\nc", "x" * 4096, "\u202e", "ключ 📱"])
 def test_names_can_be_shown(access: Access, name: str) -> None:
     shown = come(access, access.pair().text, name=name).name

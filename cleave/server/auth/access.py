@@ -111,6 +111,8 @@ class Access:
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
+        own_credential: credential that admits the device on the server's own computer, which is
+            not stored; empty to disable.
         random_bytes: called with a number n; returns a string that encodes n random bytes.
         choose: picks a random character of a string, for join codes.
         retry_s: time after which a failed write to the store is retried, in seconds.
@@ -128,6 +130,7 @@ class Access:
         viewer_token: str = "",
         *,
         fleet_credential: str = "",
+        own_credential: str = "",
         clocks: Clocks = Clocks(),
         random_bytes: Callable[[int], str] = secrets.token_urlsafe,
         choose: Callable[[str], str] = secrets.choice,
@@ -138,6 +141,7 @@ class Access:
         self._operator_token = operator_token
         self._viewer_token = viewer_token
         self._fleet_credential = fleet_credential
+        self._own_credential = own_credential
         self._clocks = clocks
         self._random_bytes = random_bytes
         self._choose = choose
@@ -163,6 +167,8 @@ class Access:
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
+        if self._own_credential and one_is(keys, self._own_credential):
+            return Admission(own=True)
         device = self.statuses.device_of(hash_secret(hello.credential))
         if device is not None and device.standing is AccessStatus.ADMITTED:
             if hello.measure:

@@ -17,9 +17,10 @@ from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
-from cleave.planner.forecast import MethodChoice, StepForecaster
+from cleave.planner.forecast import MethodChoice, StepForecaster, server_rates
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import NO_COST, PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.prediction import in_seconds
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -51,6 +52,12 @@ RETRY_S: Final = 10.0  # wait before a failed step is retried on the same device
 _OFF: Final = 0.15
 _CHANGED: Final = 1.1
 _STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
+
+# The PS's computer becomes a device if that shortens a step by this time, and by this share.
+_OWN_DEVICE_SAVES_S: Final = 1.0
+_OWN_DEVICE_SAVES: Final = 0.1
+_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until it has joined
+_FEW_DEVICES: Final = 64  # in a larger fleet, one more device changes little
 
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
@@ -183,11 +190,14 @@ class StagedModel:
         self._worth = True  # whether no other method is faster
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
+        self._asked_own_device = False  # whether this job has started the PS's own device
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
         """End the current step, and tell devices to drop all arrays of the model."""
         self.runtime.end_steps()
+        if self.runtime.own_device is not None:
+            self.runtime.own_device.stop()
 
     def forecast_s(self, batch: Rows) -> float | NotByStages:
         """Return the predicted time of a step by stages in seconds, for a batch of this shape."""
@@ -596,6 +606,8 @@ class StagedModel:
             return None
         assert forecast.stages is not None
         costs, plan = forecast.stages
+        if self._own_device_joins(forecaster, devices, plan.step_s):
+            return self._new_plan(batch, list(self.runtime.stage_devices().values()))
         self._parts, self._tokens = len(costs.tokens), sum(costs.tokens)
         self._loss_cost = costs.loss
         took_s = time.perf_counter() - began_s
@@ -607,6 +619,40 @@ class StagedModel:
             said = f"{said if self._worth else 'no stages'}. {choice.why}"
         self._say(said)
         return plan
+
+    def _own_device_joins(
+        self, forecaster: StepForecaster, devices: Sequence[DeviceRates], step_s: float
+    ) -> bool:
+        """Make the PS's computer a device if that is worthwhile; return whether it has joined.
+
+        Args:
+            step_s: predicted duration of a step by stages on `devices`, in seconds.
+        """
+        own, there = self.runtime.own_device, self.runtime.stage_devices().keys()
+        if own is None or self._asked_own_device or len(devices) > _FEW_DEVICES:
+            return False
+        added = [*devices, server_rates(self._ps, 1 + max(there), own.memory_bytes)]
+        with_s = forecaster.by_stages(added, self._planner).step_s
+        if step_s - with_s < max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s):
+            return False
+        if self._tiles is not None and with_s > forecaster.alone().step_s:
+            return False
+        self._say(
+            f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
+            f"instead of {in_seconds(step_s)}"
+        )
+        self._asked_own_device = True
+        own.start()
+        joined = self.runtime.wait_until(
+            lambda: (
+                bool(self.runtime.stage_devices().keys() - there) or not own.runs or self._stop()
+            ),
+            _OWN_DEVICE_JOINS_S,
+        )
+        if not joined or not own.runs:
+            own.stop()
+            self._say("this server's own device did not join; run `cleave join` to see why")
+        return joined and self.runtime.stage_devices().keys() != there
 
     def _note_presence(self, *, there: bool) -> None:
         """Call `presence` if `there`, whether devices can run a step, has changed."""

@@ -1,0 +1,59 @@
+"""A device process on the computer of the parameter server (PS), which a job may start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+_STOP_S: Final = 10.0  # longest wait for the process to leave before it is killed
+_NICENESS: Final = 10  # the PS's own work takes precedence
+
+
+class OwnDevice:
+    """A device process on the PS's computer. While it runs, it connects to the PS like any device.
+
+    Args:
+        command: command that starts the process.
+        memory_bytes: memory that the device offers.
+    """
+
+    def __init__(self, command: Sequence[str], memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the process runs. It joins the fleet some seconds after its start."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process, if it does not run."""
+        if self.runs:
+            return
+        # In a session of its own, so that Ctrl-C ends the PS's job before its device.
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError):  # it has ended already
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
+
+    def stop(self) -> None:
+        """End the process, if it runs."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
