@@ -118,7 +118,8 @@ class SizedModel:
             embeds=self.sizes.embeds,
             kept_batches=plan.kept_batches,
             slices=plan.slices,
-            slice_works=[self._slice_work(p.slice) for p in plan.slices if p.slice is not None],
+            slice_works=[self._slice_work(part) for part in plan.head_slices],
+            forward_first=plan.forward_first,
         )
 
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
@@ -156,8 +157,8 @@ class SizedModel:
             parameters | {names.SCALE: self._scale, names.FIRST: self._first},
             _sums(head),
             self._targets,
-            self.sizes.loss_forward_flops / part.of,
-            (self.sizes.loss_flops - self.sizes.loss_forward_flops) / part.of,
+            self.sizes.loss_forward_flops * part.share,
+            (self.sizes.loss_flops - self.sizes.loss_forward_flops) * part.share,
             _FP32_BYTES * (stop - first),
         )
 

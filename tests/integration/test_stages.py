@@ -251,6 +251,9 @@ def test_the_servers_computer_becomes_a_device(
         found = staged.gradients(Rows(ids, targets))
         assert staged.plan is not None
         assert len(staged.plan.devices) == devices
+        plan = staged.plan
+        staged.gradients(Rows(ids, targets))
+        assert staged.plan is plan
         staged.close()
         assert not own.runs
         until(lambda: server.fleet.device_count == 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, count, pairwise, product
+from itertools import accumulate, combinations, count, pairwise, product
 
 import pytest
 from hypothesis import assume, given, settings
@@ -17,7 +17,6 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.model import (
     HeadSlice,
-    KeptBatches,
     LayerCost,
     PlannedStage,
     PsCompute,
@@ -137,7 +136,9 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
     assert plan.loss_at_ps or not model.ends_at_ps
     assert not any(stage.loss for stage in plan.stages[:-1])
     slices = [stage.slice for stage in plan.slices]
-    assert slices == [HeadSlice(number, len(slices)) for number in range(len(slices))]
+    cuts = slices[0].cuts if slices and slices[0] is not None else ()
+    assert slices == [HeadSlice(number, len(slices), cuts) for number in range(len(slices))]
+    assert not cuts or (cuts[0] == 0 and all(first < stop for first, stop in pairwise(cuts)))
     assert not slices or not plan.stages[-1].loss
     used = [device for part in plan.slices for device in part.devices]
     assert len(used) == len(set(used))
@@ -161,7 +162,9 @@ def test_plans_are_right_in_any_order_of_devices(
     if plan is not None:
         check_right(plan, model, fleet)
         by_id = {device.device: device for device in fleet}
-        again = predict(model, plan.stages, by_id, ps, plan.slices)
+        again = predict(
+            model, plan.stages, by_id, ps, plan.slices, forward_first=plan.forward_first
+        )
         assert again == plan
 
 
@@ -322,32 +325,24 @@ class TimedStep:
     def __init__(
         self,
         model: StageModel,
-        stages: Sequence[PlannedStage],
-        kept_batches: Mapping[int, KeptBatches],
+        plan: StagePlan,
         devices: dict[int, DeviceRates],
         ps: PsCompute,
-        slices: Sequence[PlannedStage] = (),
     ) -> None:
         self._model, self._devices, self._ps = model, devices, ps
         self._free_s = {device: [0.0, 0.0, 0.0] for device in devices}
         self._ps_free_s = self.end_s = 0.0
-        self._stages = stages
+        self._stages = plan.stages
         self._count = count()
         self._events: list[tuple[float, int, Callable[[], list[ForSteps]]]] = []
-        self._step = stage_step.StageStep(
-            self._work(stages, kept_batches, slices), {}, lambda: devices, Names()
-        )
+        self._step = stage_step.StageStep(self._work(plan), {}, lambda: devices, Names())
         self._carry_out(0.0, self._step.begin())
         while self._events and not self.end_s:
             now_s, _, happens = heapq.heappop(self._events)
             self._carry_out(now_s, happens())
 
-    def _work(
-        self,
-        stages: Sequence[PlannedStage],
-        kept_batches: Mapping[int, KeptBatches],
-        slices: Sequence[PlannedStage],
-    ) -> StepWork:
+    def _work(self, plan: StagePlan) -> StepWork:
+        stages = plan.stages
         layers = []
         for layer in self._model.layers:
             sums = {"w": SumShape(1, layer.gradient_bytes // 4)}
@@ -380,16 +375,15 @@ class TimedStep:
             stages,
             "fp32",
             self._model.embeds,
-            kept_batches,
-            slices,
-            [self._slice(len(slices), targets)] * len(slices),
+            plan.kept_batches,
+            plan.slices,
+            [self._slice(part, targets) for part in plan.head_slices],
             frozenset(n for n, stage in enumerate(stages[:-1]) if stage.stop in self._model.cuts),
+            forward_first=plan.forward_first,
         )
 
-    def _slice(self, count: int, targets: Sequence[StageArray]) -> SliceWork:
-        if not count:
-            return SliceWork(StageGraph(b"", (), ()), StageGraph(b"", (), ()), {}, {}, [], 0, 0)
-        cost = self._model.slice_of_loss(count)
+    def _slice(self, part: HeadSlice, targets: Sequence[StageArray]) -> SliceWork:
+        cost = self._model.slice_of_loss(part.share)
         inputs = (names.X, names.TARGETS)
         return SliceWork(
             StageGraph(b"", inputs, (names.Y, names.LOGITS)),
@@ -485,16 +479,18 @@ def test_predictions_are_what_the_scheduler_does(
         stages = interleaved(stages, turns) or stages
     assume({stage.stop for stage in stages} >= set(model.cuts))
     try:
-        predicted = predict(model, stages, devices, PS)
+        predicted = predict(model, stages, devices, PS, forward_first=data.draw(st.booleans()))
     except PlanError:
         return  # too little memory for these stages
-    real = TimedStep(model, predicted.stages, predicted.kept_batches, devices, PS)
+    real = TimedStep(model, predicted, devices, PS)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)
 
 
-def slices_on(groups: Sequence[tuple[int, ...]], layers: int) -> tuple[PlannedStage, ...]:
+def slices_on(
+    groups: Sequence[tuple[int, ...]], layers: int, cuts: tuple[int, ...]
+) -> tuple[PlannedStage, ...]:
     return tuple(
-        PlannedStage(layers, layers, group, slice=HeadSlice(number, len(groups)))
+        PlannedStage(layers, layers, group, slice=HeadSlice(number, len(groups), cuts))
         for number, group in enumerate(groups)
     )
 
@@ -533,8 +529,10 @@ def test_predictions_of_slices_are_what_the_scheduler_does(
     ways: list[list[tuple[int, ...]]] = [[(2, 3, 4)], [(2, 3), (4, 5)], [(2,), (3,), (4,)]]
     ways += [[(0,), (1,)], [(1,), (2,), (0,)], [(0, 2), (1, 3)]]  # devices also have layers
     groups = data.draw(st.sampled_from(ways))
-    slices = slices_on(groups, 2)
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(groups), max_size=len(groups)))
+    slices = slices_on(groups, 2, (0, *accumulate(sizes)))
     devices = {device.device: device for device in fleet}
-    predicted = predict(model, stages, devices, PS, slices)
-    real = TimedStep(model, predicted.stages, predicted.kept_batches, devices, PS, slices)
+    first = data.draw(st.booleans())
+    predicted = predict(model, stages, devices, PS, slices, forward_first=first)
+    real = TimedStep(model, predicted, devices, PS)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)

@@ -9,8 +9,9 @@ of each group. Or each slice has one device, which also computes layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
@@ -22,7 +23,7 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.prediction import held_bytes, predict, simulated_devices
 from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 
 _MOST_WAYS: Final = 5
@@ -31,6 +32,7 @@ _MOST_SHARED: Final = 16  # maximum number of slices on devices that also comput
 # Slices are tried if a step without the loss has at most this share of the whole step, in seconds,
 # or in FLOPs if devices with layers have the slices.
 _WORTH: Final = 0.95
+_PARTS: Final = 128  # number of parts of the LM head, of which slices of unequal size have several
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
 
@@ -99,6 +101,58 @@ def ways_to_slice(
                 yield found
 
 
+def balanced(
+    model: StageModel, plan: StagePlan, devices_by_id: Mapping[int, DeviceRates], ps: PsCompute
+) -> tuple[PlannedStage, ...] | None:
+    """Return slices for the devices of a plan, with which these devices compute equally long.
+
+    A device with much other work gets a small slice, or none.
+
+    Returns:
+        The slices; None if the plan has no slices, or several devices for a slice.
+    """
+    if not plan.slices or any(len(each.devices) > 1 for each in plan.slices):
+        return None
+    simulated = simulated_devices(model, plan, devices_by_id, ps)
+    flops = sum(model.tokens) * model.loss.flops
+    others: dict[int, float] = {}  # seconds of the device's work besides its slice
+    for each in plan.slices:
+        (device,) = each.devices
+        assert each.slice is not None
+        whole_s = flops / devices_by_id[device].flops_per_s
+        others[device] = simulated[device].computes_s - each.slice.share * whole_s
+    shares = _levelled(
+        [(busy_s, devices_by_id[device].flops_per_s / flops) for device, busy_s in others.items()]
+    )
+    until = [0, *(round(_PARTS * each) for each in accumulate(shares))]
+    having = [
+        (device, stop)
+        for device, (first, stop) in zip(others, pairwise(until), strict=True)
+        if stop > first
+    ]
+    cuts, last = (0, *(stop for _, stop in having)), len(model.layers)
+    return tuple(
+        PlannedStage(last, last, (device,), slice=HeadSlice(number, len(having), cuts))
+        for number, (device, _) in enumerate(having)
+    )
+
+
+def _levelled(devices: Sequence[tuple[float, float]]) -> list[float]:
+    """Return shares of one piece of work, with which devices are busy equally long, if possible.
+
+    Args:
+        devices: for each device, the seconds of its other work, and the share per second.
+    """
+    # All devices that are busy for less than `done / rate` seconds are busy until then.
+    done, rate = 1.0, 0.0
+    for busy_s, share_per_s in sorted(devices):
+        if rate and busy_s >= done / rate:
+            break
+        done += busy_s * share_per_s
+        rate += share_per_s
+    return [max(0.0, done / rate - busy_s) * share_per_s for busy_s, share_per_s in devices]
+
+
 def _shared(model: StageModel, devices: Sequence[DeviceRates]) -> Iterator[LossSlices]:
     """Yield ways with one slice on each of the fastest devices, which also compute layers."""
     most = min(len(devices), _MOST_SHARED, model.most_slices // 2)
@@ -140,7 +194,7 @@ def _fitting(
     Each device is preceded by the time in seconds in which it alone would compute one slice for all
     micro-batches.
     """
-    needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
+    needed, cost = _needed_bytes(model, count), model.slice_of_loss(1 / count)
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
     able = [

@@ -5,6 +5,7 @@ A stage is a group of consecutive layers, together with the devices that train t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -169,26 +170,26 @@ class StageModel:
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
 
-    def slice_of_loss(self, count: int) -> LayerCost:
-        """Return the costs of one slice of a loss that is cut into `count` slices.
+    def slice_of_loss(self, share: float) -> LayerCost:
+        """Return the costs of a slice with this share of the rows of the LM head.
 
         The backward pass recomputes the logits, unless the device retains them. The costs of the
-        modules before the LM head, which are small, are divided by `count` as well.
+        modules before the LM head, which are small, are multiplied by `share` as well.
         """
         loss = self.loss
         sizes = loss.frozen_bytes, loss.weight_bytes, loss.gradient_bytes, loss.sum_bytes
-        frozen, weights, gradients, sums = (-(-nbytes // count) for nbytes in sizes)
+        frozen, weights, gradients, sums = (math.ceil(nbytes * share) for nbytes in sizes)
         return LayerCost(
             frozen,
             weights,
             gradients,
             sums,
-            (loss.flops + loss.forward_flops) / count,
-            loss.forward_flops / count,
-            loss.working_bytes / count,
-            -(-loss.largest_bytes // count),
-            _FP32_BYTES * self.most_slices / count,
-            loss.forward_flops / count,
+            (loss.flops + loss.forward_flops) * share,
+            loss.forward_flops * share,
+            loss.working_bytes * share,
+            math.ceil(loss.largest_bytes * share),
+            _FP32_BYTES * self.most_slices * share,
+            loss.forward_flops * share,
         )
 
 
@@ -218,16 +219,32 @@ class PsCompute:
 class HeadSlice:
     """Slice `number` (from 0) of a vocabulary-parallel loss: consecutive rows of the LM head.
 
-    The LM head is cut into `of` slices with about the same number of rows. See
-    `cleave.graphs.loss_graph`.
+    The LM head is cut into `of` slices. See `cleave.graphs.loss_graph`.
+
+    Attributes:
+        cuts: boundaries of all slices, from 0, in parts of the LM head of which the last value is
+            the number; empty for slices with about the same number of rows.
+
+    Example:
+        >>> HeadSlice(1, 2, (0, 3, 4)).rows(1000)  # the last quarter
+        (750, 1000)
     """
 
     number: int
     of: int
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Return the slice's share of the rows of the LM head."""
+        cuts = self.cuts or range(self.of + 1)
+        return (cuts[self.number + 1] - cuts[self.number]) / cuts[-1]
 
     def rows(self, vocabulary: int) -> tuple[int, int]:
         """Return the slice's first row of the LM head, and its stop (last row plus one)."""
-        return self.number * vocabulary // self.of, (self.number + 1) * vocabulary // self.of
+        cuts = self.cuts or range(self.of + 1)
+        first, stop = cuts[self.number], cuts[self.number + 1]
+        return first * vocabulary // cuts[-1], stop * vocabulary // cuts[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +288,8 @@ class StagePlan:
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
         reason: a sentence, without a full stop, that names what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
+        forward_first: whether a device with requests in both directions runs the forward pass; if
+            not, it alternates.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -281,11 +300,17 @@ class StagePlan:
     uplink_bytes: int
     reason: str = ""
     slices: tuple[PlannedStage, ...] = ()
+    forward_first: bool = False
 
     @property
     def planned(self) -> tuple[PlannedStage, ...]:
         """Return all stages, followed by all slices of the loss."""
         return *self.stages, *self.slices
+
+    @property
+    def head_slices(self) -> list[HeadSlice]:
+        """Return the rows of the LM head of all slices of the loss, in order."""
+        return [each.slice for each in self.slices if each.slice is not None]
 
     @property
     def devices(self) -> set[int]:

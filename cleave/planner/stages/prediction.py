@@ -196,6 +196,8 @@ def predict(
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
+    *,
+    forward_first: bool = False,
 ) -> StagePlan:
     """Predict the time, memory and traffic of a step with `stages`.
 
@@ -208,6 +210,7 @@ def predict(
         devices_by_id: maps device IDs to devices, and includes all devices of the stages. A device
             may have several stages, and one slice of the loss.
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
+        forward_first: see `StagePlan`.
 
     Raises:
         PlanError: if a device has too little memory for its stage.
@@ -235,10 +238,12 @@ def predict(
     ]
     if policies[0] == policies[1]:
         policies.pop()
-    plans = (
-        _simulated(StageSimulation(model, stages, kept, devices_by_id, ps, slices), kept, ps)
-        for kept in policies
-    )
+    plans = []
+    for kept in policies:
+        run = StageSimulation(
+            model, stages, kept, devices_by_id, ps, slices, forward_first=forward_first
+        )
+        plans.append(replace(_simulated(run, kept, ps), forward_first=forward_first))
     return min(plans, key=lambda plan: plan.step_s)
 
 
@@ -270,7 +275,15 @@ def simulated_devices(
 
     The state includes the times for which the device's links and processor were busy.
     """
-    run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
+    run = StageSimulation(
+        model,
+        plan.stages,
+        plan.kept_batches,
+        devices_by_id,
+        ps,
+        plan.slices,
+        forward_first=plan.forward_first,
+    )
     run.end_s()
     return run.devices
 

@@ -36,14 +36,16 @@ def may_have_another(in_flight: int) -> bool:
     return in_flight < REQUESTS_AT_ONCE
 
 
-def next_pass(*, forward: bool, backward: bool, last_was_backward: bool) -> Pass | None:
+def next_pass(
+    *, forward: bool, backward: bool, last_was_backward: bool, forward_first: bool = False
+) -> Pass | None:
     """Return the direction of a device's next request; None if no request is ready.
 
-    If both directions are ready, the device alternates. If backward passes always came first, later
-    stages would run out of micro-batches. If forward passes always came first, earlier stages would
-    run out of gradients.
+    If both directions are ready, the device alternates, unless the plan says `forward_first`. If
+    backward passes always came first, later stages would run out of micro-batches. If forward
+    passes always come first, earlier stages may run out of gradients.
     """
-    if forward and (last_was_backward or not backward):
+    if forward and (forward_first or last_was_backward or not backward):
         return Pass.FORWARD
     return Pass.BACKWARD if backward else None
 

@@ -21,7 +21,7 @@ from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.climb import StageClimb
 from cleave.planner.stages.estimate import Arrangements, StageTables
 from cleave.planner.stages.groupings import by_speed, groupings
-from cleave.planner.stages.loss_slices import LossSlices, ways_to_slice
+from cleave.planner.stages.loss_slices import LossSlices, balanced, ways_to_slice
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.simulated import PIECE_BYTES
@@ -40,6 +40,7 @@ _PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
 _INTERLEAVED: Final = 12  # plans whose stages are interleaved
+_REFINED: Final = 8  # plans that are tried with unequal slices, and with forward passes first
 _TURNS: Final = (2, 3, 4)  # numbers of stages into which a stage is divided
 _GAIN: Final = 1e-6  # minimum relative gain of a new best plan
 
@@ -82,7 +83,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         ways += 1
     if sliced:
         judge.search(sliced, round(requests * ways * _SHARE_OF_WAY))
-    return judge.interleave(requests)
+    judge.interleave(requests)
+    return judge.refine(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +286,14 @@ class _Judge:
         self.best = plan
         return True
 
-    def interleave(self, requests: int) -> StagePlan:
-        """Try to interleave the stages of the fastest plans; return the fastest plan so far.
+    def interleave(self, requests: int) -> None:
+        """Try to interleave the stages of the fastest plans.
 
         Args:
             requests: number of micro-batch passes that may be simulated.
         """
         assert self.best is not None
-        ranked = heapq.nsmallest(_INTERLEAVED, self._plans, key=lambda plan: plan.step_s)
-        for plan in () if self.model.cuts else ranked:
+        for plan in () if self.model.cuts else self._fastest(_INTERLEAVED):
             for turns in _TURNS:
                 stages = interleaved(plan.stages, turns)
                 if stages is None or requests <= 0:
@@ -302,9 +303,48 @@ class _Judge:
                     found = predict(self.model, stages, self.devices, self.ps, plan.slices)
                 except PlanError:  # the working memory of several stages does not fit
                     break
+                self._plans.append(found)
+                if found.step_s < self.best.step_s * (1 - _GAIN):
+                    self.best = found
+
+    def refine(self, requests: int) -> StagePlan:
+        """Try unequal slices of the loss, and forward passes first; return the fastest plan so far.
+
+        Args:
+            requests: number of micro-batch passes that may be simulated.
+        """
+        assert self.best is not None
+        for plan in self._fastest(_REFINED):
+            slices = balanced(self.model, plan, self.devices, self.ps)
+            ways = [(plan.slices, True), *((slices, first) for first in (False, True) if slices)]
+            for parts, forward_first in ways:
+                if requests <= 0:
+                    return self.best
+                requests -= round(2 * (len(plan.stages) + len(parts)) * self._weight)
+                try:
+                    found = predict(
+                        self.model,
+                        plan.stages,
+                        self.devices,
+                        self.ps,
+                        parts,
+                        forward_first=forward_first,
+                    )
+                except PlanError:  # a larger slice does not fit
+                    break
                 if found.step_s < self.best.step_s * (1 - _GAIN):
                     self.best = found
         return self.best
+
+    def _fastest(self, count: int) -> list[StagePlan]:
+        """Return the `count` fastest plans that differ by more than an exchange of devices."""
+        distinct: dict[tuple[object, ...], StagePlan] = {}
+        for plan in sorted(self._plans, key=lambda plan: plan.step_s):
+            shape = tuple((stage.stop - stage.first, len(stage.devices)) for stage in plan.stages)
+            distinct.setdefault((shape, len(plan.slices), f"{plan.step_s:.4g}"), plan)
+            if len(distinct) == count:
+                break
+        return list(distinct.values())
 
     @property
     def _weight(self) -> float:

@@ -45,7 +45,7 @@ _SUMMARY_BYTES: Final = 8  # per token, that a slice of the loss returns for its
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
     """Return the costs of a stage's layers, followed by the costs of its loss or loss slice."""
     if stage.slice is not None:
-        return [model.slice_of_loss(stage.slice.of)]
+        return [model.slice_of_loss(stage.slice.share)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
 
 
@@ -73,7 +73,10 @@ class StageSimulation:
         devices_by_id: Mapping[int, DeviceRates],
         ps: PsCompute,
         slices: Sequence[PlannedStage] = (),
+        *,
+        forward_first: bool = False,
     ) -> None:
+        self._forward_first = forward_first
         card = ps.rates or PsRates()
         self.egress = SimulatedCard(max(1 / card.egress_bytes_per_s, card.byte_s))
         self.ingress = SimulatedCard(max(1 / card.ingress_bytes_per_s, card.byte_s))
@@ -197,6 +200,7 @@ class StageSimulation:
             forward=ahead is not None,
             backward=back is not None,
             last_was_backward=device.went_back,
+            forward_first=self._forward_first,
         )
         if direction is Pass.FORWARD and ahead is not None:
             self._go_forward(now_s, device, ahead)

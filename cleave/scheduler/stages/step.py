@@ -485,6 +485,7 @@ class StageStep:
             forward=forward is not None,
             backward=backward is not None,
             last_was_backward=device in self._went_back,
+            forward_first=self.work.forward_first,
         )
         if direction is Pass.BACKWARD and backward is not None:
             self._went_back.add(device)

@@ -151,6 +151,7 @@ class StepWork:
     Attributes:
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
             by device. Missing devices retain no arrays.
+        forward_first: see `StagePlan`.
     """
 
     layers: Sequence[LayerWork]
@@ -167,6 +168,7 @@ class StepWork:
     slices: Sequence[PlannedStage] = ()
     slice_works: Sequence[SliceWork] = ()
     ps_after: Set[int] = frozenset()  # numbers of the stages that are followed by layers on the PS
+    forward_first: bool = False
     model: int = 0  # ID of the model, unique in the fleet
     # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)

@@ -20,7 +20,7 @@ class StepGradients:
 
     Args:
         dtype: dtype in which devices return gradient sums.
-        slices: number of slices of the loss; 0 if the loss is not vocabulary-parallel.
+        slices: the slices of the loss; empty if the loss is not vocabulary-parallel.
         buffers: the memory of earlier steps' gradients, by parameter `id`, which is used again,
             because new memory costs more time than the sums. None if the caller keeps gradients.
     """
@@ -29,7 +29,7 @@ class StepGradients:
         self,
         work: ModelWork,
         dtype: DType,
-        slices: int = 0,
+        slices: Sequence[HeadSlice] = (),
         buffers: dict[int, Tensor] | None = None,
     ) -> None:
         self._work = work
@@ -65,7 +65,7 @@ class StepGradients:
 
     def _part(self, layer: int) -> HeadSlice | None:
         number = slice_of_layer(layer)
-        return None if number is None else HeadSlice(number, self._slices)
+        return None if number is None else self._slices[number]
 
     def _memory(self, parameter: Tensor, found: Mapping[int, Tensor]) -> Tensor:
         """Return memory for a gradient: a buffer, if no other layer's gradient uses it."""

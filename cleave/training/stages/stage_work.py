@@ -217,13 +217,15 @@ class ModelWork:
         given = [_indices(t) for t in targets]
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
-    def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the `SliceWork` of `count` slices of the loss. For other arguments, see `loss`."""
-        if not count:
+    def slices(
+        self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
+    ) -> list[SliceWork]:
+        """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
+        if not parts:
             return []
         given = [_indices(t) for t in targets]
         one = _floats(np.full((1, 1), scale))
-        return [self._slice(HeadSlice(n, count), given, one) for n in range(count)]
+        return [self._slice(part, given, one) for part in parts]
 
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
@@ -244,8 +246,8 @@ class ModelWork:
             parameters,
             {n: sum_shape(tensor) for n, tensor in rows.items()},
             targets,
-            self.loss_forward_flops / part.of,
-            (self.loss_flops - self.loss_forward_flops) / part.of,
+            self.loss_forward_flops * part.share,
+            (self.loss_flops - self.loss_forward_flops) * part.share,
             _FP32_BYTES * (stop - first),
         )
 

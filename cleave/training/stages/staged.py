@@ -233,7 +233,7 @@ class StagedModel:
             parts = self.cut(batch)
             x, embedded = self._embedded(batch, parts)
             self._read = StepGradients(
-                self.work, self.gradients_dtype, len(plan.slices), self._buffers_of_step()
+                self.work, self.gradients_dtype, plan.head_slices, self._buffers_of_step()
             )
             try:
                 with self._own_products(plan.devices):
@@ -377,10 +377,11 @@ class StagedModel:
             embeds=embedded[0].x.requires_grad,
             kept_batches=plan.kept_batches,
             slices=plan.slices,
-            slice_works=self.work.slices(targets, scale, len(plan.slices)),
+            slice_works=self.work.slices(targets, scale, plan.head_slices),
             ps_after=frozenset(
                 n for n, stage in enumerate(plan.stages[:-1]) if stage.stop in self.passes.runs
             ),
+            forward_first=plan.forward_first,
             model=id(self.work.model),
         )
         return self._step_work
@@ -575,11 +576,13 @@ class StagedModel:
             began_s = time.perf_counter()
             self.plan = self._new_plan(batch, list(devices.values()))
             self.planning_s += time.perf_counter() - began_s
-            self._planned_for, self._rates, self._steps = wanted, devices, 0
+            self._steps = 0
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
         """Plan stages and report the plan to the user; return None if no plan fits the devices."""
+        self._rates = {device.device: device for device in devices}
+        self._planned_for = tuple(sorted(self._rates)), tuple(batch.ids.shape)
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
