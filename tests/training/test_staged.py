@@ -71,15 +71,18 @@ class EvenStages:
 
 
 def in_turn(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-    """Each layer is a stage, each device has every second one and a slice of the loss."""
+    """Each layer is a stage, each device has every second one and a slice of the loss.
+
+    One slice is three times as large as the other. Forward passes come first.
+    """
     layers, (one, other, *_) = len(model.layers), sorted(rates.device for rates in devices)
     stages = tuple(PlannedStage(n, n + 1, ((one, other)[n % 2],)) for n in range(layers))
     slices = tuple(
-        PlannedStage(layers, layers, (device,), slice=HeadSlice(n, 2))
+        PlannedStage(layers, layers, (device,), slice=HeadSlice(n, 2, (0, 1, 4)))
         for n, device in enumerate((one, other))
     )
     kept = {one: KeptBatches(1, 2), other: KeptBatches(2)}
-    return StagePlan(stages, kept, 1.0, {}, 0, 0, slices=slices)
+    return StagePlan(stages, kept, 1.0, {}, 0, 0, slices=slices, forward_first=True)
 
 
 @dataclass
