@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cleave.errors import PlanError, UsageError
+from cleave.fleet.own_device import SHARE_OF_MEMORY
+from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
@@ -53,6 +55,17 @@ class PlanQuestion:
             forecasts.append(self._by_tiles(forecaster))
         forecasts.append(forecaster.alone())
         return MethodChoice(method, forecasts)
+
+    def with_own_device_s(self, found: MethodChoice) -> float | None:
+        """Forecast a step by stages if this machine is a device too, in seconds.
+
+        The result is None if stages are not chosen, or if this device is not worthwhile.
+        """
+        if found.considered.method is not Method.STAGES or found.considered.refused:
+            return None
+        memory_bytes = round(SHARE_OF_MEMORY * (total_memory_bytes() or 0))
+        forecaster = self.sizes.forecaster(self.rows, self.ps)
+        return forecaster.with_own_device(self.in_fp32, found.considered.step_s, memory_bytes)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
         """Forecast a step by stages. If it is impossible, `Forecast.refused` states the reason."""

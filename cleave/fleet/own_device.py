@@ -13,6 +13,9 @@ _STOP_S: Final = 10.0  # longest wait for the process to leave before it is kill
 _NICENESS: Final = 10  # the PS's own work takes precedence
 
 
+SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers
+
+
 class OwnDevice:
     """A device process on the PS's computer. While it runs, it connects to the PS like any device.
 

@@ -32,17 +32,10 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
 _GRAPHS_ON_PS: Final = 0.8
 _LOOPBACK_BYTES_PER_S: Final = 1e9
 
-
-def server_rates(ps: PsCompute, device: int, memory_bytes: int) -> DeviceRates:
-    """Return the assumed rates of a device that runs on the PS's own computer.
-
-    Args:
-        device: ID of the device.
-        memory_bytes: memory that the device offers.
-    """
-    speed = _GRAPHS_ON_PS * ps.flops_per_s
-    link = _LOOPBACK_BYTES_PER_S
-    return DeviceRates(device, link, link, speed, memory_bytes=memory_bytes)
+# The PS's computer becomes a device if that shortens a step by this time, and by this share.
+_OWN_DEVICE_SAVES_S: Final = 1.0
+_OWN_DEVICE_SAVES: Final = 0.1
+_FEW_DEVICES: Final = 64  # in a larger fleet, one more device changes little
 
 
 def plan_batch(
@@ -217,6 +210,31 @@ class StepForecaster:
             self.state_bytes + kept_by_server(model, plan),
             stages=(model, plan),
         )
+
+    def with_own_device(
+        self,
+        devices: Sequence[DeviceRates],
+        step_s: float,
+        memory_bytes: int,
+        planner: StagePlanner = plan_stages,
+    ) -> float | None:
+        """Forecast a step by stages in which the PS's computer is a device too, in seconds.
+
+        Args:
+            step_s: duration of a step by stages on `devices` alone, in seconds.
+            memory_bytes: memory that the PS's computer offers as a device.
+
+        Returns:
+            The duration; None if the additional device is not worthwhile.
+        """
+        if len(devices) > _FEW_DEVICES:
+            return None
+        number = 1 + max(device.device for device in devices)
+        speed, link = _GRAPHS_ON_PS * self.ps.flops_per_s, _LOOPBACK_BYTES_PER_S
+        own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
+        with_s = self.by_stages([*devices, own], planner).step_s
+        least_s = max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s)
+        return with_s if step_s - with_s >= least_s else None
 
     def _bytes_alone(self) -> int:
         model = self.cut(1)

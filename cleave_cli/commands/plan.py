@@ -167,6 +167,7 @@ def plan(
         return
     found = question.choose(by)
     alone_s = alone_by_dtype(question) if not ps_gflops else {}
+    with_own_s = question.with_own_device_s(found)
     where = _crossing(question, by) if crossing else None
     names = [profile.name for profile in profiles]
     trained = (
@@ -184,6 +185,7 @@ def plan(
             **render.methods_json(found),
             "server_flops_per_s": question.ps.flops_per_s,
             "server_alone_s": alone_s,
+            "with_own_device_s": with_own_s,
             "stages": None if found.stages is None else render.stages_json(*found.stages, names),
             "tiles": None if found.tiles is None else render.step_json(found.tiles, gemms),
             "crossing": None if where is None else render.crossing_json(where, seq),
@@ -201,6 +203,8 @@ def plan(
     )
     render.show_methods(title, found)
     render.show_faster_dtype(found, dtype, alone_s)
+    if with_own_s is not None:
+        render.show_own_device(with_own_s)
     if found.chosen.method is Method.STAGES and found.stages is not None:
         render.show_stages(*found.stages, names)
     elif found.chosen.method is Method.TILES and found.tiles is not None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_OWN_MEMORY_BYTES = 10**9  # memory that this machine offers as a device, if its memory is unknown
+_LEAST_MEMORY_BYTES = 4 * 10**9  # assumed memory of this machine, if it is unknown
 _MOST_HOST_NAME = 40  # longest part of the host's name in the name of this device
 
 STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
@@ -279,11 +279,11 @@ def serve(
 @contextmanager
 def _own_device(url: str) -> Iterator[OwnDevice]:
     """Yield a device on this machine, which a job may start, with join URL `url`."""
-    from cleave.fleet.own_device import OwnDevice
+    from cleave.fleet.own_device import SHARE_OF_MEMORY, OwnDevice
     from cleave.machine.sensors import total_memory_bytes
     from cleave.transport.join_url import url_file
 
-    memory_bytes = (total_memory_bytes() or 4 * _OWN_MEMORY_BYTES) // 4
+    memory_bytes = round(SHARE_OF_MEMORY * (total_memory_bytes() or _LEAST_MEMORY_BYTES))
     with url_file(url) as source:  # a file, because other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--once"]
         command += ["--name", f"{socket.gethostname()[:_MOST_HOST_NAME]} (server)"]

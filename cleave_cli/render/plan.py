@@ -68,6 +68,15 @@ def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, flo
             )
 
 
+def show_own_device(step_s: float) -> None:
+    """Print the predicted duration of a step if the server's computer is a device too."""
+    echo_filled(
+        f"`cleave serve` makes its own computer a device too: a step then takes "
+        f"{in_seconds(step_s)}.",
+        before="\n",
+    )
+
+
 def _lines(each: Forecast) -> Iterator[str]:
     if each.refused:
         yield f"{each.method.value:<8}{'-':>9}"

@@ -18,6 +18,7 @@ from cleave.arrays import DType
 from cleave.fleet.own_device import OwnDevice
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
+from cleave.planner import forecast
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
@@ -29,7 +30,6 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
-from cleave.training.stages import staged as staged_module
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows, StagedModel
 from tests.faults.plan import Fault
@@ -230,8 +230,8 @@ def test_a_killed_process_costs_no_exactness(
 def test_the_servers_computer_becomes_a_device(
     monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], devices: int
 ) -> None:
-    monkeypatch.setattr(staged_module, "_OWN_DEVICE_SAVES_S", -math.inf)
-    monkeypatch.setattr(staged_module, "_OWN_DEVICE_SAVES", -math.inf)
+    monkeypatch.setattr(forecast, "_OWN_DEVICE_SAVES_S", -math.inf)
+    monkeypatch.setattr(forecast, "_OWN_DEVICE_SAVES", -math.inf)
     model = small_model("opt")
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, GraphCache.of_user())

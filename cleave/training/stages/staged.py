@@ -17,7 +17,7 @@ from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
-from cleave.planner.forecast import MethodChoice, StepForecaster, server_rates
+from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import NO_COST, PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds
@@ -53,11 +53,7 @@ _OFF: Final = 0.15
 _CHANGED: Final = 1.1
 _STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
 
-# The PS's computer becomes a device if that shortens a step by this time, and by this share.
-_OWN_DEVICE_SAVES_S: Final = 1.0
-_OWN_DEVICE_SAVES: Final = 0.1
-_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until it has joined
-_FEW_DEVICES: Final = 64  # in a larger fleet, one more device changes little
+_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
 
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
@@ -632,11 +628,10 @@ class StagedModel:
             step_s: predicted duration of a step by stages on `devices`, in seconds.
         """
         own, there = self.runtime.own_device, self.runtime.stage_devices().keys()
-        if own is None or self._asked_own_device or len(devices) > _FEW_DEVICES:
+        if own is None or self._asked_own_device:
             return False
-        added = [*devices, server_rates(self._ps, 1 + max(there), own.memory_bytes)]
-        with_s = forecaster.by_stages(added, self._planner).step_s
-        if step_s - with_s < max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s):
+        with_s = forecaster.with_own_device(devices, step_s, own.memory_bytes, self._planner)
+        if with_s is None:
             return False
         if self._tiles is not None and with_s > forecaster.alone().step_s:
             return False
