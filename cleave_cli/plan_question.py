@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cleave.errors import PlanError, UsageError
-from cleave.fleet.own_device import SHARE_OF_MEMORY
-from cleave.machine.sensors import total_memory_bytes
+from cleave.fleet.own_device import offered_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
@@ -63,8 +62,8 @@ class PlanQuestion:
         """
         if found.considered.method is not Method.STAGES or found.considered.refused:
             return None
-        memory_bytes = round(SHARE_OF_MEMORY * (total_memory_bytes() or 0))
         forecaster = self.sizes.forecaster(self.rows, self.ps)
+        memory_bytes = offered_bytes(forecaster.state_bytes)
         return forecaster.with_own_device(self.in_fp32, found.considered.step_s, memory_bytes)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:

@@ -9,23 +9,37 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
+
 _STOP_S: Final = 10.0  # longest wait for the process to leave before it is killed
 _NICENESS: Final = 10  # the PS's own work takes precedence
 
 
-SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers
+_SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers at most
+_SHARE_OF_AVAILABLE: Final = 0.5  # the same, of the memory that nothing else needs
+
+
+def offered_bytes(reserved_bytes: int) -> int:
+    """Return the memory that a device on this computer offers, in bytes; 0 if it is unknown.
+
+    Args:
+        reserved_bytes: memory that the PS itself will need besides the memory that it has now.
+    """
+    total, available = total_memory_bytes(), available_memory_bytes()
+    if total is None or available is None:
+        return 0
+    spare = max(0, available - reserved_bytes)
+    return round(min(_SHARE_OF_MEMORY * total, _SHARE_OF_AVAILABLE * spare))
 
 
 class OwnDevice:
     """A device process on the PS's computer. While it runs, it connects to the PS like any device.
 
     Args:
-        command: command that starts the process.
-        memory_bytes: memory that the device offers.
+        command: command that starts the process, without the memory that the device offers.
     """
 
-    def __init__(self, command: Sequence[str], memory_bytes: int) -> None:
-        self.memory_bytes = memory_bytes
+    def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,13 +48,13 @@ class OwnDevice:
         """Return whether the process runs. It joins the fleet some seconds after its start."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Start the process, if it does not run."""
+    def start(self, memory_bytes: int) -> None:
+        """Start the process, if it does not run. The device offers `memory_bytes` bytes."""
         if self.runs:
             return
         # In a session of its own, so that Ctrl-C ends the PS's job before its device.
         self._process = subprocess.Popen(
-            self._command,
+            [*self._command, "--memory", str(memory_bytes // 10**6)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -89,6 +89,17 @@ def total_memory_bytes() -> int | None:
     return None
 
 
+def available_memory_bytes() -> int | None:
+    """Return the memory that a new process can use, in bytes; None if it is unknown."""
+    with suppress(ImportError):
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return None
+
+
 def _has_battery(root: Path) -> bool | None:
     if (root / "sys/class/power_supply").is_dir():
         return any(True for _ in _batteries(root))

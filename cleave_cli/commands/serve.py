@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_LEAST_MEMORY_BYTES = 4 * 10**9  # assumed memory of this machine, if it is unknown
 _MOST_HOST_NAME = 40  # longest part of the host's name in the name of this device
 
 STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
@@ -279,16 +278,13 @@ def serve(
 @contextmanager
 def _own_device(url: str) -> Iterator[OwnDevice]:
     """Yield a device on this machine, which a job may start, with join URL `url`."""
-    from cleave.fleet.own_device import SHARE_OF_MEMORY, OwnDevice
-    from cleave.machine.sensors import total_memory_bytes
+    from cleave.fleet.own_device import OwnDevice
     from cleave.transport.join_url import url_file
 
-    memory_bytes = round(SHARE_OF_MEMORY * (total_memory_bytes() or _LEAST_MEMORY_BYTES))
     with url_file(url) as source:  # a file, because other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--once"]
         command += ["--name", f"{socket.gethostname()[:_MOST_HOST_NAME]} (server)"]
-        command += ["--memory", str(memory_bytes // 10**6)]
-        device = OwnDevice(command, memory_bytes)
+        device = OwnDevice(command)
         try:
             yield device
         finally:

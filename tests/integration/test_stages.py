@@ -224,7 +224,7 @@ def test_a_killed_process_costs_no_exactness(
 
 @pytest.mark.parametrize(
     ("arguments", "devices"),
-    [(("--threads", "1"), 2), (("--memory", "nonsense"), 1)],
+    [(("--threads", "1"), 2), (("--backend", "nonsense"), 1)],
     ids=["joins", "fails to start"],
 )
 def test_the_servers_computer_becomes_a_device(
@@ -242,7 +242,7 @@ def test_the_servers_computer_becomes_a_device(
     said: list[str] = []
     with cleave.serve(stages_on="any") as server, Processes(lambda slot: server.url, 1):
         server.fleet.wait_for(1, WAIT_S)
-        own = OwnDevice([*CLEAVE, "join", server.url, "--once", *arguments], 10**9)
+        own = OwnDevice([*CLEAVE, "join", server.url, "--once", *arguments])
         server.live.own_device = own
         staged = StagedModel(
             ModelWork(model, graphs, DType.FP32), server.fleet.runtime, EvenStages(loss=True),

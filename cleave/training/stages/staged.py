@@ -16,6 +16,7 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
+from cleave.fleet.own_device import offered_bytes
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
@@ -53,6 +54,7 @@ _OFF: Final = 0.15
 _CHANGED: Final = 1.1
 _STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
 
+_STATE_BYTES: Final = 12  # per trained parameter: the gradient, and two moments of AdamW, in fp32
 _OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
 
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
@@ -630,7 +632,9 @@ class StagedModel:
         own, there = self.runtime.own_device, self.runtime.stage_devices().keys()
         if own is None or self._asked_own_device:
             return False
-        with_s = forecaster.with_own_device(devices, step_s, own.memory_bytes, self._planner)
+        trained = sum(p.numel() for p in self.work.model.parameters() if p.requires_grad)
+        memory_bytes = offered_bytes(_STATE_BYTES * trained)
+        with_s = forecaster.with_own_device(devices, step_s, memory_bytes, self._planner)
         if with_s is None:
             return False
         if self._tiles is not None and with_s > forecaster.alone().step_s:
@@ -640,7 +644,7 @@ class StagedModel:
             f"instead of {in_seconds(step_s)}"
         )
         self._asked_own_device = True
-        own.start()
+        own.start(memory_bytes)
         joined = self.runtime.wait_until(
             lambda: (
                 bool(self.runtime.stage_devices().keys() - there) or not own.runs or self._stop()
