@@ -27,6 +27,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -44,7 +45,7 @@ from cleave.machine.graph_session import CPU_SETUP
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
-from cleave.training.stages.audits import Auditor, Fault
+from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.honest_error import ROUNDING
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
@@ -424,7 +425,11 @@ class Kept(Auditor):
     """Keeps a step instead of auditing it."""
 
     def faults_of(
-        self, work: StepWork, record: StageRecord, losses: Mapping[int, Any]
+        self,
+        work: StepWork,
+        record: StageRecord,
+        losses: Mapping[int, Any],
+        watches: Mapping[int, Watch] = MappingProxyType({}),
     ) -> list[Fault]:
         """Return no faults."""
         return []
@@ -453,7 +458,7 @@ def trained_steps(
     tokens: int = TOKENS,
 ) -> list[Step]:
     """Train a model with perturbed weights on an emulated fleet; return the steps."""
-    kept, found = Kept(1.0), []
+    kept, found = Kept(0.0), []
     parameters = [each for each in model.parameters() if each.requires_grad]
     torch.manual_seed(seed)
     with torch.no_grad():

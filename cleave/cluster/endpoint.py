@@ -25,7 +25,7 @@ from cleave.errors import UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates, PsRates
-from cleave.scheduler.stages.outcomes import StageDone
+from cleave.scheduler.stages.outcomes import PassDone, StageDone
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
@@ -171,10 +171,10 @@ class Endpoint:
     def next_outcome(self, timeout_s: float) -> Any:
         """Wait for the step's next outcome. Return it packed for the worker; None on timeout.
 
-        Finished stages also return None, because `StepResult` contains their results again.
+        Finished passes and stages also return None, because `StepResult` contains their results.
         """
         outcome = self._runtime.next_outcome(timeout_s)
-        if outcome is None or isinstance(outcome, StageDone):
+        if outcome is None or isinstance(outcome, PassDone | StageDone):
             return None
         return sent_back(outcome, self._unpacker)
 

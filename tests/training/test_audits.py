@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.stage_audits import (
     ROUNDINGS,
     Device,
     Honest,
+    Kept,
     Liar,
     Lie,
     Where,
@@ -33,9 +35,9 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
 from cleave.machine.graph_session import GraphSession
-from cleave.scheduler.stages.outcomes import StepResult
+from cleave.scheduler.stages.outcomes import PassDone, StepResult
 from cleave.training.stages import audits
-from cleave.training.stages.audits import Auditor, escape_chance
+from cleave.training.stages.audits import AuditCounters, Auditor, escape_chance
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from emulator.deferred import default_backend
@@ -154,6 +156,57 @@ def test_a_liar_is_caught_before_its_lie_is_used(
         assert any("device 1 is quarantined: the" in note for note in notes)
         assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
+
+
+def test_audits_begin_while_devices_work(
+    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of everything, each micro-batch is repeated once for its sums, and one for its outputs."""
+    repeats: list[int] = []
+    repeat = Auditor.repeat
+
+    def counted(self: Auditor, work: Any, record: Any, batch: int, *others: Any) -> Any:
+        repeats.append(len(record.x))
+        return repeat(self, work, record, batch, *others)
+
+    monkeypatch.setattr(Auditor, "repeat", counted)
+    model = small_model("opt")
+    with lying(lambda order: False, 2) as fleet:
+        auditor = Auditor(100.0, random.Random(1))  # everything
+        found = audited(fleet, model, cache, auditor)
+        found.gradients(rows(batches(1)[0]))  # afterwards, no values are unusual
+        auditor.counters = AuditCounters()
+        repeats.clear()
+        found.gradients(rows(batches(1)[0]))
+        assert found.plan is not None
+        parts = sum(len(stage.devices) for stage in found.plan.planned)
+    assert auditor.counters.faults == 0
+    assert auditor.counters.outputs == parts
+    assert len(repeats) == auditor.counters.sums + auditor.counters.outputs
+    assert set(repeats) == {1}  # each in its own pass, before the stage was done
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("lies", [False, True])
+def test_sums_of_watched_passes_are_judged(cache: GraphCache, *, again: bool, lies: bool) -> None:
+    """`again`: the device lost its sums, and repeats a pass."""
+    kept = Kept(0.0)
+    with lying(lambda order: False) as fleet:
+        audited(fleet, small_model("opt"), cache, kept).gradients(rows(batches(1)[0]))
+    work, result = kept.step
+    record = result.records[0]
+    sums = record.sums[0]
+    auditor = Auditor(100.0, random.Random(1))  # everything
+    watches = auditor.watch([sums.device], len(sums.batches))
+    passes = [*sorted(sums.batches), *(sorted(sums.batches)[:1] if again else [])]
+    for batch in passes:
+        done = PassDone(0, sums.device, batch, record, {})
+        assert not auditor.passed(work, done, watches[sums.device])
+    if lies:
+        wrong = {key: (2 * np.frombuffer(v, np.float32)).tobytes() for key, v in sums.found.items()}
+        sums = replace(sums, found=wrong)
+    found = auditor.faults_of(work, replace(record, sums=[sums]), {}, watches)
+    assert [fault.device for fault in found] == ([sums.device] if lies else [])
 
 
 def test_the_chance_of_escape_is_as_stated() -> None:

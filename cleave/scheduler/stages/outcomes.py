@@ -111,6 +111,23 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class PassDone:
+    """A device in `StepWork.watched` has finished a backward pass. An audit of it may begin.
+
+    Attributes:
+        stage: index of the stage in `StepWork.planned`.
+        losses: as in `StepResult`, but only that of this micro-batch.
+        record: inputs and results of this micro-batch.
+    """
+
+    stage: int
+    device: int
+    batch: int
+    record: StageRecord
+    losses: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class StageDone:
     """A stage has finished before the whole step. The training thread may use its results early.
 
@@ -174,6 +191,7 @@ StageOutcome = (
     | SlicesReady
     | SlicesBack
     | Suspect
+    | PassDone
     | StageDone
     | StepResult
     | StepFailed

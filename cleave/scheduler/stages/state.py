@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cleave.planner.stages.model import HeadSlice, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import GradientAccumulator
 from cleave.scheduler.stages.outcomes import StageRecord, SumsRecord
 from cleave.scheduler.stages.work import KeptLayer, SumName
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,23 @@ class StageState:
         ]
         by = self.forward_by, self.backward_by
         return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
+
+    def record_of(self, batch: int) -> StageRecord:
+        """Return the inputs and results of one micro-batch, for auditing."""
+
+        def only(held: dict[int, _Value]) -> dict[int, _Value]:
+            return {batch: held[batch]} if batch in held else {}
+
+        return StageRecord(
+            self.plan,
+            only(self.x),
+            only(self.dy),
+            only(self.y),
+            only(self.dx),
+            only(self.forward_by),
+            only(self.backward_by),
+            [],
+        )
 
     def view(self, number: int, flying: Counter[tuple[bool, int, int]]) -> StageView:
         """Return the progress of this stage.

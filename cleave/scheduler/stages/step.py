@@ -27,6 +27,7 @@ from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
+    PassDone,
     SlicesBack,
     SlicesReady,
     StageDone,
@@ -411,11 +412,16 @@ class StageStep:
         if request.kind is RequestKind.LAST:
             self._losses.setdefault(request.batch, request.found[names.LOSS])
         dx = request.fetched(names.DX)
-        if dx is None:
-            return
-        is_new = request.batch not in stage.dx
+        is_new = dx is not None and request.batch not in stage.dx
         if is_new:
             stage.dx[request.batch], stage.backward_by[request.batch] = dx, request.device
+        if (request.stage, request.device) in self.work.watched:
+            one, losses = stage.record_of(request.batch), self._losses
+            mine = {request.batch: losses[request.batch]} if request.batch in losses else {}
+            done = PassDone(request.stage, request.device, request.batch, one, mine)
+            self._out.append(TellStep(done, self.work))
+        if dx is None:
+            return
         if stage.plan.slice is not None:
             if is_new and all(request.batch in one.dx for one in self._slices):
                 found = [one.dx[request.batch] for one in self._slices]

@@ -152,6 +152,8 @@ class StepWork:
         kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
             by device. Missing devices retain no arrays.
         forward_first: see `StagePlan`.
+        watched: pairs of a stage's index in `planned` and a device, for which the training thread
+            gets a `PassDone` after each backward pass.
     """
 
     layers: Sequence[LayerWork]
@@ -169,6 +171,7 @@ class StepWork:
     slice_works: Sequence[SliceWork] = ()
     ps_after: Set[int] = frozenset()  # numbers of the stages that are followed by layers on the PS
     forward_first: bool = False
+    watched: Set[tuple[int, int]] = frozenset()
     model: int = 0  # ID of the model, unique in the fleet
     # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)

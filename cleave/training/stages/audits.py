@@ -1,8 +1,9 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
 An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
-and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. A stage
-is audited after all its results have arrived, while devices may still work on other stages. No
+and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. For a
+stage with one device, the PS selects audits before the step, and recomputes micro-batches while
+devices work. Otherwise, it does both when all results of the stage have arrived. No
 result of a step changes the model before all audits of the step. `honest_error` defines which
 differences are allowed.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +27,7 @@ from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import sums_of
-from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     SliceWork,
@@ -62,6 +64,26 @@ class _Returned:
     what: str
     found: Array
     dtype: DType
+
+
+@dataclass
+class Watch:
+    """The audits of one device's part of a stage that may begin before the stage has finished.
+
+    Attributes:
+        output: number of backward passes before the one with the output audit; None without one,
+            or after it.
+        sums: whether there is a sums audit.
+        passes: number of the device's backward passes so far.
+        totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
+            None if the device has repeated a pass, because its own sums are then unknown.
+    """
+
+    output: int | None
+    sums: bool
+    passes: int = 0
+    batches: set[int] = field(default_factory=set)
+    totals: Sums | None = field(default_factory=dict)
 
 
 @dataclass
@@ -115,12 +137,52 @@ class Auditor:
                 found += self._faults_of_devices(work, record, result.losses, surely)
         return found
 
+    def watch(self, devices: Collection[int], batches: int) -> dict[int, Watch]:
+        """Select audits of a stage before the step, and return them by device.
+
+        With several devices, none is selected, because nobody knows yet which device will run which
+        micro-batch. `faults_of` then selects audits.
+
+        Args:
+            devices: the stage's devices.
+            batches: number of micro-batches in the step.
+        """
+        if len(devices) > 1:
+            return {}
+        output = self._rng.randrange(batches) if self._rng.random() < self._rate else None
+        few = self._rng.random() < self._rate / batches
+        return {device: Watch(output, few) for device in devices}
+
+    def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
+        """Do the part of the audits in `watch` that a finished backward pass allows.
+
+        Return all faults that are found.
+        """
+        found: list[Fault] = []
+        if watch.output == watch.passes:
+            found += self._output_faults(work, done.record, done.losses, done.batch)
+            watch.output = None
+        if done.batch in watch.batches:
+            watch.totals = None
+        if watch.sums and watch.totals is not None:
+            self.repeat(work, done.record, done.batch, watch.totals, None)
+            watch.batches.add(done.batch)
+        watch.passes += 1
+        return found
+
     def faults_of(
-        self, work: StepWork, record: StageRecord, losses: Mapping[int, Any]
+        self,
+        work: StepWork,
+        record: StageRecord,
+        losses: Mapping[int, Any],
+        watches: Mapping[int, Watch] = MappingProxyType({}),
     ) -> list[Fault]:
         """Audit a finished stage, and return all faults that the audits find.
 
-        `losses` maps micro-batches to losses, if the stage computed them.
+        Args:
+            losses: maps micro-batches to losses, if the stage computed them.
+            watches: audits that were selected before the step, by device. For other devices, they
+                are selected now.
         """
         found: list[Fault] = []
         if not self._rate:
@@ -128,13 +190,19 @@ class Auditor:
         by_device: dict[int, list[int]] = {}
         for batch, device in {**record.forward_by, **record.backward_by}.items():
             by_device.setdefault(device, []).append(batch)
-        for _, batches in sorted(by_device.items()):
-            if self._rng.random() < self._rate:
+        for device, batches in sorted(by_device.items()):
+            watch = watches.get(device)
+            if self._rng.random() < self._rate if watch is None else watch.output is not None:
                 batch = self._rng.choice(sorted(batches))
                 found += self._output_faults(work, record, losses, batch)
         for sums in record.sums:
-            if self._rng.random() < self._rate / len(sums.batches):
-                found += self._sums_faults(work, record, sums)
+            watch = watches.get(sums.device)
+            few = self._rng.random() < self._rate / len(sums.batches)
+            if few if watch is None else watch.sums:
+                known = (
+                    watch.totals if watch is not None and watch.batches == sums.batches else None
+                )
+                found += self._sums_faults(work, record, sums, known)
         return found
 
     def _faults_of_devices(
@@ -180,8 +248,9 @@ class Auditor:
         yield from self._faults_of(record, returned, wanted, repeat)
 
     def _sums_faults(
-        self, work: StepWork, record: StageRecord, sums: SumsRecord
+        self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Sums | None = None
     ) -> Iterator[Fault]:
+        """Audit sums. `known` are the local sums, if they have been computed already."""
         self.counters.sums += len(sums.batches)
 
         def repeat(noise: Noise) -> Sums:
@@ -190,7 +259,7 @@ class Auditor:
                 self.repeat(work, record, batch, totals, noise)
             return totals
 
-        wanted = repeat(None)
+        wanted = known or repeat(None)
         dtype = DType(work.gradients)
         returned: dict[SumName, _Returned] = {}
         for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.fleet.own_device import offered_bytes
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
-from cleave.planner.forecast import MethodChoice, StepForecaster
+from cleave.planner.forecast import GRAPHS_ON_PS, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import NO_COST, PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds
@@ -27,6 +28,7 @@ from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
+    PassDone,
     SlicesBack,
     SlicesReady,
     StageDone,
@@ -37,7 +39,7 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.loop.methods import TilesForecaster
-from cleave.training.stages.audits import Auditor, Fault
+from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.stage_work import ModelWork
@@ -164,6 +166,8 @@ class StagedModel:
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
         self._faults: list[Fault] = []  # found in this step by audits of finished stages
         self._audited: set[int] = set()  # indices of the stages whose audits are done
+        self._watches: list[dict[int, Watch]] = []  # audits of the step, by stage and device
+        self._passes: deque[PassDone] = deque()  # that have not been audited yet
         self._buffers: dict[int, Tensor] = {}  # memory for gradients, by parameter `id`
         self._read = StepGradients(work, self.gradients_dtype)  # of this step
         self._in_parts = in_parts
@@ -189,6 +193,7 @@ class StagedModel:
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
         self._asked_own_device = False  # whether this job has started the PS's own device
+        self._own_devices: Set[int] = frozenset()  # the PS's own device, until it has done a step
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
@@ -278,6 +283,7 @@ class StagedModel:
         plan, before = self.plan, self._ps
         own_s, loss_s = self._own_s + update_s, self.loss_s - self._loss_before_s
         self._steps += 1
+        self._own_devices = frozenset()
         if plan is None or self._steps < _STEADY or self.runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
@@ -364,6 +370,7 @@ class StagedModel:
         if missing := inner - {stage.stop for stage in plan.stages}:
             raise PlanError(f"the plan has no stage that ends before layer {min(missing)}")
         self._proven = set()
+        self._watches = [self._auditor.watch(each.devices, len(parts)) for each in plan.planned]
         self._step_work = StepWork(
             layers=self.work.layers(embedded),
             loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
@@ -380,6 +387,12 @@ class StagedModel:
                 n for n, stage in enumerate(plan.stages[:-1]) if stage.stop in self.passes.runs
             ),
             forward_first=plan.forward_first,
+            watched=frozenset(
+                (number, device)
+                for number, watches in enumerate(self._watches)
+                for device, watch in watches.items()
+                if watch.sums or watch.output is not None
+            ),
             model=id(self.work.model),
         )
         return self._step_work
@@ -393,9 +406,15 @@ class StagedModel:
         """
         self.runtime.begin_step(work)
         self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
+        self._passes.clear()
         losses: dict[int, float] = {}
         while True:
             outcome, began_s = self.next_outcome(), time.perf_counter()
+            if isinstance(outcome, StageDone):
+                self._take_early(work, outcome)
+            if self._faults:  # the step must be repeated without the device
+                self.runtime.withdraw_step()
+                return None, losses
             match outcome:
                 case InputWanted() | GradientWanted() as wanted:
                     self.pass_on(wanted, work, embedded)
@@ -414,11 +433,10 @@ class StagedModel:
                     shape = embedded[number].x.shape
                     each = (self.work.tensor(p, shape) for p in payloads)
                     self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
-                case StageDone() as done:
-                    self._take_early(work, done)
-                    if self._faults:  # the step must be repeated without the device
-                        self.runtime.withdraw_step()
-                        return None, losses
+                case PassDone():
+                    self._passes.append(outcome)
+                    continue
+                case StageDone():
                     continue
                 case StepFailed(reason, final):
                     if final:
@@ -448,13 +466,25 @@ class StagedModel:
 
     def _take_early(self, work: StepWork, done: StageDone) -> None:
         """Audit a stage, and read its gradient sums, while devices work on other stages."""
+        while any(each.stage == done.number for each in self._passes):
+            self._audit_pass()
         began_s = time.perf_counter()
-        self._faults += self._auditor.faults_of(work, done.record, done.losses)
+        watches = self._watches[done.number] if done.number < len(self._watches) else {}
+        self._faults += self._auditor.faults_of(work, done.record, done.losses, watches)
         self._audited.add(done.number)
         audited_s = time.perf_counter()
         self._read.read(done.gradients)
         self.audit_s += audited_s - began_s
         self.sums_s += time.perf_counter() - audited_s
+
+    def _audit_pass(self) -> None:
+        """Do the part of an audit that the oldest finished pass allows."""
+        began_s = time.perf_counter()
+        assert self._step_work is not None
+        done = self._passes.popleft()
+        watch = self._watches[done.stage][done.device]
+        self._faults += self._auditor.passed(self._step_work, done, watch)
+        self.audit_s += time.perf_counter() - began_s
 
     def _take(
         self,
@@ -568,7 +598,7 @@ class StagedModel:
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
         """Return the plan, or a new one if devices or batch shape changed; None if none fits."""
-        devices = self.runtime.stage_devices()
+        devices = self._devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
             began_s = time.perf_counter()
@@ -608,7 +638,7 @@ class StagedModel:
         assert forecast.stages is not None
         costs, plan = forecast.stages
         if self._own_device_joins(forecaster, devices, plan.step_s):
-            return self._new_plan(batch, list(self.runtime.stage_devices().values()))
+            return self._new_plan(batch, list(self._devices().values()))
         self._parts, self._tokens = len(costs.tokens), sum(costs.tokens)
         self._loss_cost = costs.loss
         took_s = time.perf_counter() - began_s
@@ -654,7 +684,22 @@ class StagedModel:
         if not joined or not own.runs:
             own.stop()
             self._say("this server's own device did not join; run `cleave join` to see why")
-        return joined and self.runtime.stage_devices().keys() != there
+        self._own_devices = self.runtime.stage_devices().keys() - there
+        return joined and bool(self._own_devices)
+
+    def _devices(self) -> dict[int, DeviceRates]:
+        """Return the rates of the devices that can run stages.
+
+        The PS's own device measured its speed while the PS was idle. Until it has done a step, its
+        speed counts as the part of the PS's speed that the PS's own work leaves.
+        """
+        most = GRAPHS_ON_PS * self._ps.flops_per_s
+        return {
+            device: replace(rates, flops_per_s=min(most, rates.flops_per_s))
+            if device in self._own_devices
+            else rates
+            for device, rates in self.runtime.stage_devices().items()
+        }
 
     def _note_presence(self, *, there: bool) -> None:
         """Call `presence` if `there`, whether devices can run a step, has changed."""
@@ -683,7 +728,7 @@ class StagedModel:
         local = self._local_after_s is not None
         while True:
             try:
-                outcome = self.runtime.next_outcome(LOOK_S)
+                outcome = self.runtime.next_outcome(0.0 if self._passes else LOOK_S)
             except FleetError as error:  # in virtual time: no future event can help
                 if not local:
                     raise
@@ -694,6 +739,9 @@ class StagedModel:
                 if not isinstance(outcome, Suspect):
                     return outcome
                 self._examine(outcome)
+            elif self._passes:
+                self._audit_pass()
+                continue
             left_s = 0.0 if self.runtime.stage_devices() else left_s + LOOK_S
             if not local:
                 self._note_presence(there=left_s <= LOOK_S)
