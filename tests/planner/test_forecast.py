@@ -66,6 +66,30 @@ def test_stages_need_what_their_plan_says() -> None:
     assert found.server_bytes == 1000 + kept_by_server(model, plan)
 
 
+@pytest.mark.parametrize(
+    ("speed", "device_speed", "count", "worthwhile"),
+    [
+        (1e9, 1e9, 3, True),
+        (1e9, 1e9, 65, False),  # one of many devices
+        (1e7, 1e9, 3, False),  # a slow server
+        (1e12, 1e12, 3, False),  # a step that takes no second
+    ],
+)
+def test_the_servers_computer_is_a_device_where_that_is_worthwhile(
+    speed: float, device_speed: float, count: int, worthwhile: bool
+) -> None:
+    def large(parts: int) -> StageModel:
+        return StageModel([LAYER] * 4, LOSS, 8, 2, [6400 // parts] * parts)
+
+    forecaster = StepForecaster(large, 64, replace(PS, flops_per_s=speed))
+    devices = [DeviceRates(n, 1e8, 1e8, device_speed, 0.001, 10**9) for n in range(count)]
+    step_s = forecaster.by_stages(devices).step_s
+    found = forecaster.with_own_device(devices, step_s, 10**9)
+    assert (found is not None) == worthwhile
+    assert found is None or found <= 0.9 * step_s
+    assert forecaster.with_own_device(devices, step_s, 0) is None  # it has no memory
+
+
 @pytest.mark.parametrize("loss", [False, True])
 def test_the_server_keeps_what_goes_in_and_gradients_of_every_device(*, loss: bool) -> None:
     stages = PlannedStage(0, 3, (0, 1)), PlannedStage(3, 4, (2,), loss)

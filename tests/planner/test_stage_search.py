@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cleave import graph_names as names
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages.loss_slices import _levelled
 from cleave.planner.stages.model import (
     HeadSlice,
     LayerCost,
@@ -513,6 +514,18 @@ def test_a_loss_that_no_device_holds_goes_to_several() -> None:
     at_ps = plan_stages(replace(model, most_slices=1), fleet, ps)
     assert at_ps.loss_at_ps
     assert plan.step_s < at_ps.step_s / 2
+
+
+@few
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=8))
+def test_slices_make_devices_busy_equally_long(devices: list[tuple[float, float]]) -> None:
+    shares = _levelled(devices)
+    assert sum(shares) == pytest.approx(1)
+    until_s = [busy_s + share / rate for share, (busy_s, rate) in zip(shares, devices, strict=True)]
+    with_work = [each for share, each in zip(shares, until_s, strict=True) if share > 1e-9]
+    assert max(with_work) == pytest.approx(min(with_work), rel=1e-6)
+    without = [each for share, each in zip(shares, until_s, strict=True) if not share]
+    assert all(each >= min(with_work) * (1 - 1e-6) for each in without)
 
 
 @few

@@ -207,7 +207,7 @@ def test_a_fleet_with_one_credential_is_not_kept() -> None:
 
 def test_the_device_on_the_servers_computer_is_own_and_not_kept() -> None:
     access = Access(Store(None), TOKEN, fleet_credential="shared", own_credential="mine")
-    assert come(access, "mine") == Admission(own=True)
+    assert come(access, "mine") == Admission(own=True, here=True)
     assert not access.store.devices()
     assert refused(Access(Store(None), TOKEN), "").code is ErrorCode.CREDENTIAL
     access.close()

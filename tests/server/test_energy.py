@@ -212,6 +212,13 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
     assert any("joined the server" in note for note in found.notes())
 
 
+def test_the_servers_own_device_runs_here_at_any_address() -> None:
+    for here in (True, False):
+        device = session(1, address="192.0.2.1", here=here)
+        _, count = usages_of(JobLog({}, 0.0).did({1: device}, 10.0))
+        assert count == here
+
+
 def test_a_machine_that_runs_devices_too_is_not_the_servers_energy() -> None:
     usage = usages_of(JobLog({}, 0.0).did({1: session(1)}, 10.0))[0]
     shared = RunEnergy(10.0, 10.0, usage, 500.0, "RAPL", virtual=False, devices_here=1)

@@ -51,6 +51,7 @@ class Admission:
     measures: int | None = None
     # whether the device belongs to the operator, and may therefore train whole layers
     own: bool = False
+    here: bool = False  # whether the device is known to run on the server's computer
 
     @property
     def known_as(self) -> int | None:

@@ -290,7 +290,7 @@ class Joining:
         session.profile = clean_name(hello.profile)
         session.kind = DeviceKind.named(hello.kind)
         session.identity, session.known_as = admission.identity, admission.known_as
-        session.own = admission.own
+        session.own, session.here = admission.own, admission.here
         session.rounding = self._history.rounding_before(session)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
         behavior = self._history.behavior_before(session, admission.behavior)

@@ -83,6 +83,7 @@ class Session:
     measure: bool = False  # the device joined only for a link measurement
     measured_by: str = ""  # see `Admission.measured_by`
     own: bool = False  # the device is the operator's own
+    here: bool = False  # the device is known to run on the server's computer
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Task] = field(default_factory=dict)  # key: run in flight
     cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)

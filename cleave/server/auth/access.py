@@ -168,7 +168,7 @@ class Access:
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
         if self._own_credential and one_is(keys, self._own_credential):
-            return Admission(own=True)
+            return Admission(own=True, here=True)
         device = self.statuses.device_of(hash_secret(hello.credential))
         if device is not None and device.standing is AccessStatus.ADMITTED:
             if hello.measure:

@@ -106,7 +106,7 @@ def _did(session: Session, now_s: float) -> SessionWork:
         session.profile,
         session.kind,
         rates.flops_per_s if rates is not None else 0.0,
-        _of_this_machine(session.address),
+        session.here or _of_this_machine(session.address),
         counters,
         now_s - session.opened_s,
         radio_s,
