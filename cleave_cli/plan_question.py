@@ -60,11 +60,12 @@ class PlanQuestion:
 
         The result is None if stages are not chosen, or if this device is not worthwhile.
         """
-        if found.considered.method is not Method.STAGES or found.considered.refused:
+        stages = found.considered.stages
+        if stages is None:
             return None
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         memory_bytes = offered_bytes(forecaster.state_bytes)
-        return forecaster.with_own_device(self.in_fp32, found.considered.step_s, memory_bytes)
+        return forecaster.with_own_device(self.in_fp32, stages, memory_bytes)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
         """Forecast a step by stages. If it is impossible, `Forecast.refused` states the reason."""

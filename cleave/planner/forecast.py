@@ -34,7 +34,7 @@ _LOOPBACK_BYTES_PER_S: Final = 1e9
 
 # The PS's computer becomes a device if that shortens a step by this time, and by this share.
 _OWN_DEVICE_SAVES_S: Final = 1.0
-_OWN_DEVICE_SAVES: Final = 0.1
+_OWN_DEVICE_SAVES: Final = 0.05
 _FEW_DEVICES: Final = 64  # in a larger fleet, one more device changes little
 
 
@@ -214,14 +214,14 @@ class StepForecaster:
     def with_own_device(
         self,
         devices: Sequence[DeviceRates],
-        step_s: float,
+        found: tuple[StageModel, StagePlan],
         memory_bytes: int,
         planner: StagePlanner = plan_stages,
     ) -> float | None:
         """Forecast a step by stages in which the PS's computer is a device too, in seconds.
 
         Args:
-            step_s: duration of a step by stages on `devices` alone, in seconds.
+            found: the model, cut into micro-batches, and the plan for `devices` alone.
             memory_bytes: memory that the PS's computer offers as a device.
 
         Returns:
@@ -232,7 +232,8 @@ class StepForecaster:
         number = 1 + max(device.device for device in devices)
         speed, link = GRAPHS_ON_PS * self.ps.flops_per_s, _LOOPBACK_BYTES_PER_S
         own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
-        with_s = self.by_stages([*devices, own], planner).step_s
+        model, plan = found
+        step_s, with_s = plan.step_s, planner(model, [*devices, own], self.ps).step_s
         least_s = max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s)
         return with_s if step_s - with_s >= least_s else None
 

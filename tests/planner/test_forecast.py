@@ -83,11 +83,12 @@ def test_the_servers_computer_is_a_device_where_that_is_worthwhile(
 
     forecaster = StepForecaster(large, 64, replace(PS, flops_per_s=speed))
     devices = [DeviceRates(n, 1e8, 1e8, device_speed, 0.001, 10**9) for n in range(count)]
-    step_s = forecaster.by_stages(devices).step_s
-    found = forecaster.with_own_device(devices, step_s, 10**9)
+    stages = forecaster.by_stages(devices).stages
+    assert stages is not None
+    found = forecaster.with_own_device(devices, stages, 10**9)
     assert (found is not None) == worthwhile
-    assert found is None or found <= 0.9 * step_s
-    assert forecaster.with_own_device(devices, step_s, 0) is None  # it has no memory
+    assert found is None or found <= 0.95 * stages[1].step_s
+    assert forecaster.with_own_device(devices, stages, 0) is None  # it has no memory
 
 
 @pytest.mark.parametrize("loss", [False, True])

@@ -347,18 +347,25 @@ def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(
         plan = step(9.0)
         assert plan is not None
         assert plan.step_s == pytest.approx(1.5, abs=0.4)  # with what the server does
-        runtime, slow = (
-            fleet.runtime,
-            {
-                device: replace(rates, graph_flops_per_s=rates.for_graphs.flops_per_s / 2)
-                for device, rates in fleet.runtime.stage_devices().items()
-            },
-        )
-        monkeypatch.setattr(runtime, "stage_devices", lambda: slow)
+        rates = fleet.runtime.stage_devices()
+
+        def slow_down(*factors: float) -> None:
+            slow = {
+                device: replace(one, graph_flops_per_s=one.for_graphs.flops_per_s / factor)
+                for (device, one), factor in zip(rates.items(), factors, strict=True)
+            }
+            monkeypatch.setattr(fleet.runtime, "stage_devices", lambda: slow)
+
+        slow_down(2, 2)
         plan = step(plan.step_s)
         assert plan is not None  # the step took what was predicted
+        alike = step(2 * plan.step_s)
+        assert alike is not None
+        assert alike == replace(plan, step_s=alike.step_s)  # no other plan is better
+        assert alike.step_s != plan.step_s
         assert not [note for note in notes if "planned again" in note]
-        assert step(2 * plan.step_s) is None
+        slow_down(2, 6)
+        assert step(2 * alike.step_s) is None
         assert "planned again" in notes[-1]
         assert step(9.0) is not None
 

@@ -21,8 +21,8 @@ from cleave.fleet.own_device import offered_bytes
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.forecast import GRAPHS_ON_PS, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.stages.model import NO_COST, PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.prediction import in_seconds, predict
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -95,6 +95,11 @@ class NotByStages:
     """Result that tells the caller to compute the step without stages, and why."""
 
     reason: str
+
+
+def _differ(ratios: Sequence[float]) -> bool:
+    """Return True if the largest ratio is at least `_CHANGED` times the smallest."""
+    return max(ratios) >= _CHANGED * min(ratios)
 
 
 def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
@@ -186,8 +191,8 @@ class StagedModel:
         self._own_s = 0.0  # time in the last step in which devices waited for the PS
         self._loss_before_s = 0.0  # `loss_s` before the last step
         self._least_steps = 2  # steps before a plan may be made again for other speeds
-        self._parts, self._tokens = 1, 0  # numbers of micro-batches and tokens in the plan
-        self._loss_cost = NO_COST
+        self._parts = 1  # number of micro-batches in the plan
+        self._costs: StageModel | None = None  # the model for which the plan was made
         self._said = ""
         self._worth = True  # whether no other method is faster
         # Number of further steps that the caller computes, and the devices that failed.
@@ -289,29 +294,31 @@ class StagedModel:
         self._ps = replace(before, optimizer_s=own_s)
         predicted_s = plan.step_s
         self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
-        devices = self.runtime.stage_devices()
+        devices, costs = self.runtime.stage_devices(), self._costs
         ratios = [
-            now / then
-            for device in plan.devices & devices.keys()
-            for now, then in zip(
-                _speeds(devices[device]), _speeds(self._rates[device]), strict=True
-            )
+            [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
+            for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
         ]
-        if plan.loss_at_ps and loss_s > 0:
-            ratios.append(loss_s / (self._tokens * before.loss_s(self._loss_cost)))
-            loss_flops_per_s = self._tokens * self._loss_cost.flops / loss_s
+        graphs = [each[0] for each in ratios]
+        links = [ratio for each in ratios for ratio in each[1:]]
+        if plan.loss_at_ps and loss_s > 0 and costs is not None:
+            loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
+            graphs.append(loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s))
             self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
-        if (
-            self._steps >= self._least_steps
-            and abs(step_s / predicted_s - 1) > _OFF
-            and any(not 1 / _CHANGED < ratio < _CHANGED for ratio in ratios)
-        ):
-            self._least_steps *= 2
-            self._say(
-                f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                f"{predicted_s:.3g} s"
-            )
-            self.plan = None
+        if abs(step_s / predicted_s - 1) < _OFF or not _differ([1.0, *graphs, *links]):
+            return
+        if _differ(graphs) or _differ([1.0, *links]):
+            if self._steps >= self._least_steps:
+                self._least_steps *= 2
+                self._say(
+                    f"the stages are planned again: a step took {step_s:.3g} s instead of "
+                    f"{predicted_s:.3g} s"
+                )
+                self.plan = None
+        elif costs is not None and plan.devices <= devices.keys():
+            first = plan.forward_first
+            found = predict(costs, plan.stages, devices, self._ps, plan.slices, forward_first=first)
+            self.plan, self._rates = replace(plan, step_s=found.step_s), devices
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
@@ -637,10 +644,9 @@ class StagedModel:
             return None
         assert forecast.stages is not None
         costs, plan = forecast.stages
-        if self._own_device_joins(forecaster, devices, plan.step_s):
+        if self._own_device_joins(forecaster, devices, forecast.stages):
             return self._new_plan(batch, list(self._devices().values()))
-        self._parts, self._tokens = len(costs.tokens), sum(costs.tokens)
-        self._loss_cost = costs.loss
+        self._parts, self._costs = len(costs.tokens), costs
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
         if self._tiles is not None:
@@ -652,26 +658,28 @@ class StagedModel:
         return plan
 
     def _own_device_joins(
-        self, forecaster: StepForecaster, devices: Sequence[DeviceRates], step_s: float
+        self,
+        forecaster: StepForecaster,
+        devices: Sequence[DeviceRates],
+        found: tuple[StageModel, StagePlan],
     ) -> bool:
         """Make the PS's computer a device if that is worthwhile; return whether it has joined.
 
-        Args:
-            step_s: predicted duration of a step by stages on `devices`, in seconds.
+        `found` is the model and the plan for `devices` alone.
         """
         own, there = self.runtime.own_device, self.runtime.stage_devices().keys()
         if own is None or self._asked_own_device:
             return False
         trained = sum(p.numel() for p in self.work.model.parameters() if p.requires_grad)
         memory_bytes = offered_bytes(_STATE_BYTES * trained)
-        with_s = forecaster.with_own_device(devices, step_s, memory_bytes, self._planner)
+        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner)
         if with_s is None:
             return False
         if self._tiles is not None and with_s > forecaster.alone().step_s:
             return False
         self._say(
             f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
-            f"instead of {in_seconds(step_s)}"
+            f"instead of {in_seconds(found[1].step_s)}"
         )
         self._asked_own_device = True
         own.start(memory_bytes)
