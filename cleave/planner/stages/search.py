@@ -40,6 +40,7 @@ _PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
 _WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
 _INTERLEAVED: Final = 12  # plans whose stages are interleaved
+_REQUESTS_OF_REFINING: Final = 8_000
 _REFINED: Final = 8  # plans that are tried with unequal slices, and with forward passes first
 _TURNS: Final = (2, 3, 4)  # numbers of stages into which a stage is divided
 _GAIN: Final = 1e-6  # minimum relative gain of a new best plan
@@ -84,7 +85,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     if sliced:
         judge.search(sliced, round(requests * ways * _SHARE_OF_WAY))
     judge.interleave(requests)
-    return judge.refine(requests)
+    return judge.refine(min(requests, _REQUESTS_OF_REFINING))
 
 
 @dataclass(frozen=True, slots=True)
