@@ -435,7 +435,7 @@ class Trainer:
             DivergedError: if the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
-        journal_before, updated_s = self._journal_counters(), self.optimizer.update_s
+        journal_before, update_before_s = self._journal_counters(), self.optimizer.update_s
         if self.journal is not None:
             self.journal.begin(self.step)
         rate, factor = self.schedule.rate(self.step), self._factor
@@ -461,7 +461,7 @@ class Trainer:
                 f"scaled by {self._factor:g} from now on"
             )
         work = self._work(spent, journal_before)
-        updated_s = self.optimizer.update_s - updated_s
+        updated_s = self.optimizer.update_s - update_before_s
         method = _method(spent, from_journal=work["journal_saved_s"] > 0)
         # With several servers, `spent` contains the times of all of them.
         if self.fleet is not None and method is Method.STAGES and not self.shared.several:
