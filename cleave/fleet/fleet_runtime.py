@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
@@ -135,7 +135,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages now, by session number."""
+        """Return the devices that can run stages now, with their rates for layer graphs."""
+
+    def own_devices(self) -> Set[int]:
+        """Return the session numbers of devices that `own_device` started."""
+        return frozenset()
 
     @abstractmethod
     def why_no_stages(self) -> str:

@@ -46,18 +46,21 @@ class OwnDevice:
     @property
     def runs(self) -> bool:
         """Return whether the process runs. It joins the fleet some seconds after its start."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
 
     def start(self, memory_bytes: int) -> None:
         """Start the process, if it does not run. The device offers `memory_bytes` bytes."""
         if self.runs:
             return
-        # In a session of its own, so that Ctrl-C ends the PS's job before its device.
+        # In a session or process group of its own, so that Ctrl-C ends the job before the device.
+        group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # on Windows
         self._process = subprocess.Popen(
             [*self._command, "--memory", str(memory_bytes // 10**6)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            creationflags=group,
         )
         if sys.platform != "win32":
             with suppress(ProcessLookupError):  # it has ended already
@@ -65,12 +68,12 @@ class OwnDevice:
 
     def stop(self) -> None:
         """End the process, if it runs."""
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
-        self._process.terminate()
+        process.terminate()
         try:
-            self._process.wait(_STOP_S)
+            process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+            process.kill()
+            process.wait()

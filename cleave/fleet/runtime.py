@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -149,7 +149,12 @@ class Runtime(FleetRuntime):
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
         # The scheduler's rates exclude the memory that stages use. Add it back.
-        return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
+        return {
+            r.device: replace(r.for_graphs, memory_bytes=able[r.device].memory_bytes) for r in rates
+        }
+
+    def own_devices(self) -> Set[int]:
+        return {s.id for s in list(self.manager.sessions.values()) if s.here}
 
     def why_no_stages(self) -> str:
         return self.manager.stages.why_none()

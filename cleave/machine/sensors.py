@@ -78,6 +78,13 @@ def _cpu_name(root: Path) -> str:
     return platform.processor()
 
 
+# Limit and use of a container's memory on Linux, with version 2 and version 1 of control groups.
+_CONTAINER_MEMORY: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
 def total_memory_bytes() -> int | None:
     """Return the machine's total memory in bytes; None if the system does not expose it."""
     with suppress(ImportError):
@@ -91,13 +98,16 @@ def total_memory_bytes() -> int | None:
 
 def available_memory_bytes() -> int | None:
     """Return the memory that a new process can use, in bytes; None if it is unknown."""
-    with suppress(ImportError):
+    try:
         import psutil
-
-        return int(psutil.virtual_memory().available)
-    with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return None
+    except ImportError:
+        return None
+    found = [int(psutil.virtual_memory().available)]
+    for limit, used in _CONTAINER_MEMORY:
+        most, now = (read_file(Path("/sys/fs/cgroup") / name) or "" for name in (limit, used))
+        if most.isdecimal() and now.isdecimal():
+            found.append(max(0, int(most) - int(now)))
+    return min(found)
 
 
 def _has_battery(root: Path) -> bool | None:

@@ -27,9 +27,6 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
 
-# Throughput of layer graphs on the PS's computer during a step, as a share of the PS's speed in
-# layers. The PS's other work takes a part of the processor. Measured: 0.62 to 0.71 behind gigabit.
-GRAPHS_ON_PS: Final = 0.7
 _LOOPBACK_BYTES_PER_S: Final = 1e9
 
 # The PS's computer becomes a device if that shortens a step by this time, and by this share.
@@ -230,7 +227,7 @@ class StepForecaster:
         if len(devices) > _FEW_DEVICES:
             return None
         number = 1 + max(device.device for device in devices)
-        speed, link = GRAPHS_ON_PS * self.ps.flops_per_s, _LOOPBACK_BYTES_PER_S
+        speed, link = self.ps.own_device_flops_per_s, _LOOPBACK_BYTES_PER_S
         own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
         model, plan = found
         step_s, with_s = plan.step_s, planner(model, [*devices, own], self.ps).step_s

@@ -24,7 +24,9 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.traffic import TrafficKind
+from cleave.server.auth.access import Access
 from cleave.server.fleet_server import Server
+from cleave.server.store.store import Store
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
@@ -240,9 +242,13 @@ def test_the_servers_computer_becomes_a_device(
     targets = torch.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:]
     said: list[str] = []
-    with cleave.serve(stages_on="any") as server, Processes(lambda slot: server.url, 1):
+    access = Access(Store(None), "operator", fleet_credential="shared", own_credential="mine")
+    with (
+        cleave.serve(stages_on="any", credential="shared", auth=access) as server,
+        Processes(lambda slot: server.url, 1),
+    ):
         server.fleet.wait_for(1, WAIT_S)
-        own = OwnDevice([*CLEAVE, "join", server.url, "--once", *arguments])
+        own = OwnDevice([*CLEAVE, "join", server.join_url("mine"), "--once", *arguments])
         server.live.own_device = own
         staged = StagedModel(
             ModelWork(model, graphs, DType.FP32), server.fleet.runtime, EvenStages(loss=True),
@@ -254,6 +260,7 @@ def test_the_servers_computer_becomes_a_device(
         plan = staged.plan
         staged.gradients(Rows(ids, targets))
         assert staged.plan is plan
+        assert server.fleet.runtime.own_devices() == ({2} if devices == 2 else set())
         staged.close()
         assert not own.runs
         until(lambda: server.fleet.device_count == 1)

@@ -209,6 +209,28 @@ def test_sums_of_watched_passes_are_judged(cache: GraphCache, *, again: bool, li
     assert [fault.device for fault in found] == ([sums.device] if lies else [])
 
 
+def test_a_device_that_repeats_passes_moves_no_audit(cache: GraphCache) -> None:
+    kept = Kept(0.0)
+    with lying(lambda order: False) as fleet:
+        audited(fleet, small_model("opt"), cache, kept).gradients(rows(batches(1)[0]))
+    work, result = kept.step
+    record = result.records[0]
+    (device,), count = {each.device for each in record.sums}, len(record.x)
+    drawn = set()
+    for seed in range(20):
+        auditor = Auditor(1.0, random.Random(seed))
+        watch = auditor.watch([device], count)[device]
+        watch.sums = False
+        wanted, seen = watch.output, []
+        drawn.add(wanted)
+        for batch in [0, 0, *range(count)]:
+            before = auditor.counters.outputs
+            auditor.passed(work, PassDone(0, device, batch, record, {}), watch)
+            seen += [batch] * (auditor.counters.outputs - before)
+        assert seen == [wanted]
+    assert drawn == set(range(count))
+
+
 def test_the_chance_of_escape_is_as_stated() -> None:
     """A device doubles all of its outputs. A third of its steps are audited."""
 

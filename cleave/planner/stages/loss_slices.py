@@ -32,7 +32,9 @@ _MOST_SHARED: Final = 16  # maximum number of slices on devices that also comput
 # Slices are tried if a step without the loss has at most this share of the whole step, in seconds,
 # or in FLOPs if devices with layers have the slices.
 _WORTH: Final = 0.95
-_PARTS: Final = 64  # number of parts of the LM head, of which slices of unequal size have several
+_PARTS: Final = (
+    64  # maximum number of parts of the LM head, of which slices of unequal size have several
+)
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 
 
@@ -124,7 +126,8 @@ def balanced(
     shares = _levelled(
         [(busy_s, devices_by_id[device].flops_per_s / flops) for device, busy_s in others.items()]
     )
-    until = [0, *(round(_PARTS * each) for each in accumulate(shares))]
+    parts = min(_PARTS, model.most_slices)
+    until = [0, *(round(parts * each) for each in accumulate(shares))]
     having = [
         (device, stop)
         for device, (first, stop) in zip(others, pairwise(until), strict=True)

@@ -265,6 +265,34 @@ def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute
     )
 
 
+def predict_again(
+    model: StageModel,
+    plan: StagePlan,
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> StagePlan:
+    """Return a plan with the prediction for other speeds of its devices or of the PS."""
+    run = _simulation(model, plan, devices_by_id, ps)
+    return replace(_simulated(run, plan.kept_batches, ps), forward_first=plan.forward_first)
+
+
+def _simulation(
+    model: StageModel,
+    plan: StagePlan,
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> StageSimulation:
+    return StageSimulation(
+        model,
+        plan.stages,
+        plan.kept_batches,
+        devices_by_id,
+        ps,
+        plan.slices,
+        forward_first=plan.forward_first,
+    )
+
+
 def simulated_devices(
     model: StageModel,
     plan: StagePlan,
@@ -275,15 +303,7 @@ def simulated_devices(
 
     The state includes the times for which the device's links and processor were busy.
     """
-    run = StageSimulation(
-        model,
-        plan.stages,
-        plan.kept_batches,
-        devices_by_id,
-        ps,
-        plan.slices,
-        forward_first=plan.forward_first,
-    )
+    run = _simulation(model, plan, devices_by_id, ps)
     run.end_s()
     return run.devices
 

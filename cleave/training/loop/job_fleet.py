@@ -138,7 +138,9 @@ class JobFleet:
         sizes = spec.width, spec.ffn_width, spec.vocabulary, trained
         found = measured_server(*sizes, DType(self._job.dtype))
         if self._job.dtype != Precision.FP32.value:
-            ratio = measured_server(*sizes, DType.FP32).flops_per_s / found.flops_per_s
+            in_fp32 = measured_server(*sizes, DType.FP32).flops_per_s
+            ratio = in_fp32 / found.flops_per_s
+            found = replace(found, graph_flops_per_s=in_fp32)
             if ratio > _SLOW_DTYPE:
                 self._note(
                     f"this server multiplies {ratio:.0f} times as fast in fp32 as in "
@@ -185,7 +187,7 @@ class JobFleet:
             return NotByStages("the job does not train by stages")
         loss = self.staged.gradients(_rows(batches, self._packed), learned)
         if isinstance(loss, NotByStages):  # free the devices' memory for tiles
-            self.staged.close()
+            self._fleet.runtime.end_steps()
         return loss
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:

@@ -71,17 +71,14 @@ class Watch:
     """The audits of one device's part of a stage that may begin before the stage has finished.
 
     Attributes:
-        output: number of backward passes before the one with the output audit; None without one,
-            or after it.
+        output: the micro-batch with the output audit; None without one, or after it.
         sums: whether there is a sums audit.
-        passes: number of the device's backward passes so far.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
             None if the device has repeated a pass, because its own sums are then unknown.
     """
 
     output: int | None
     sums: bool
-    passes: int = 0
     batches: set[int] = field(default_factory=set)
     totals: Sums | None = field(default_factory=dict)
 
@@ -159,7 +156,7 @@ class Auditor:
         Return all faults that are found.
         """
         found: list[Fault] = []
-        if watch.output == watch.passes:
+        if watch.output == done.batch:
             found += self._output_faults(work, done.record, done.losses, done.batch)
             watch.output = None
         if done.batch in watch.batches:
@@ -167,7 +164,6 @@ class Auditor:
         if watch.sums and watch.totals is not None:
             self.repeat(work, done.record, done.batch, watch.totals, None)
             watch.batches.add(done.batch)
-        watch.passes += 1
         return found
 
     def faults_of(

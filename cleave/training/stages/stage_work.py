@@ -65,7 +65,8 @@ class Sent:
     def __init__(self, *, changing: bool = False) -> None:
         self._changing = changing
         self._graphs: dict[bytes, StageGraph] = {}
-        self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
+        # The last part of the key are the sent rows: the first row and the stop; None for all rows.
+        self._frozen: dict[tuple[int, DType, tuple[int, int] | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
         """Return the `StageGraph` of a serialized ONNX model. Each model is parsed only once."""
@@ -80,7 +81,7 @@ class Sent:
         self,
         tensor: Tensor,
         dtype: DType,
-        part: HeadSlice | None,
+        rows: tuple[int, int] | None,
         values: Tensor,
         make: Callable[[Tensor], StageArray],
     ) -> StageArray:
@@ -88,16 +89,20 @@ class Sent:
 
         Args:
             tensor: the whole parameter.
-            part: slice of the LM head to which the sent rows belong; None if all rows are sent.
+            rows: first row and stop of the rows that are sent; None if all rows are sent.
             values: the rows of `tensor` that are sent.
             make: converts `values` to an array.
         """
-        key = id(tensor), dtype, part
+        key = id(tensor), dtype, rows
         known = self._frozen.get(key)
         digest = content(values) if self._changing else b""
         if known is None or known.digest != digest:
             known = self._frozen[key] = _Frozen(tensor, digest, make(values))
         return known.array
+
+    def keep_rows(self, rows: Collection[tuple[int, int]]) -> None:
+        """Remove all frozen rows of the LM head except `rows` from the cache."""
+        self._frozen = {k: held for k, held in self._frozen.items() if k[2] in {None, *rows}}
 
     def keep_only(self, tensors: Iterable[Tensor]) -> None:
         """Remove all frozen parameters except `tensors` from the cache."""
@@ -223,6 +228,7 @@ class ModelWork:
         """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
         if not parts:
             return []
+        self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
         given = [_indices(t) for t in targets]
         one = _floats(np.full((1, 1), scale))
         return [self._slice(part, given, one) for part in parts]
@@ -233,7 +239,7 @@ class ModelWork:
         held, graphs = self._held_by_loss, self.graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
-            names.parameter(n): self._parameter(held[n][first:stop], held[n], part)
+            names.parameter(n): self._parameter(held[n][first:stop], held[n], (first, stop))
             if n in graphs.cut
             else self._parameter(held[n])
             for n in graphs.parameters
@@ -415,19 +421,19 @@ class ModelWork:
         return frozen, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
 
     def _parameter(
-        self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
+        self, tensor: Tensor, of: Tensor | None = None, rows: tuple[int, int] | None = None
     ) -> StageArray:
-        """Convert a parameter, or the rows that slice `part` uses, to a wire array.
+        """Convert a parameter to a wire array. A frozen parameter's array is cached.
 
-        A frozen parameter's array is cached. If `tensor` contains only some rows of a parameter,
-        `of` is the whole parameter.
+        If `tensor` contains only some rows of a parameter, `of` is the whole parameter, and `rows`
+        are the first row and the stop.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
         if tensor.requires_grad:
             return self._matrix(tensor)
         make = _codes if tensor.dtype is torch.uint8 else self._matrix
-        return self._sent.frozen(tensor if of is None else of, self.dtype, part, tensor, make)
+        return self._sent.frozen(tensor if of is None else of, self.dtype, rows, tensor, make)
 
     def _dtype_of(self, tensor: Tensor) -> DType:
         """Return a parameter's dtype on the wire. Frozen bf16 parameters are never upcast."""

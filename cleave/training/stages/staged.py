@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.fleet.own_device import offered_bytes
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
-from cleave.planner.forecast import GRAPHS_ON_PS, MethodChoice, StepForecaster
+from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds, predict
+from cleave.planner.stages.prediction import in_seconds, predict_again
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -103,8 +103,7 @@ def _differ(ratios: Sequence[float]) -> bool:
 
 
 def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
-    graphs = rates.for_graphs.flops_per_s
-    return graphs, rates.downlink_bytes_per_s, rates.uplink_bytes_per_s
+    return rates.flops_per_s, rates.downlink_bytes_per_s, rates.uplink_bytes_per_s
 
 
 class StagedModel:
@@ -198,7 +197,7 @@ class StagedModel:
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
         self._asked_own_device = False  # whether this job has started the PS's own device
-        self._own_devices: Set[int] = frozenset()  # the PS's own device, until it has done a step
+        self._own_device_is_new = False  # whether it has not done a step yet
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
@@ -250,6 +249,7 @@ class StagedModel:
                     self._own_s = time.perf_counter() - began_s
                     result, losses = self._step(work, parts, given, scale)
             except StageFailedError as error:
+                self._quarantine(self._faults)
                 self._begin_again()
                 failed += 1
                 if not self._tries_again(str(error), failed):
@@ -269,10 +269,13 @@ class StagedModel:
                 self.sums_s += took_s
                 self._own_s += took_s
                 return loss
-            for fault in faults:  # no result of the step has been used, so it can be repeated
-                self._note(f"device {fault.device} is quarantined: {fault.reason}")
-                self.runtime.quarantine(fault.device, fault.reason)
+            self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
+
+    def _quarantine(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._note(f"device {fault.device} is quarantined: {fault.reason}")
+            self.runtime.quarantine(fault.device, fault.reason)
 
     def learn(self, step_s: float, update_s: float) -> None:
         """Correct the speeds that plans assume by the duration of the last step.
@@ -288,13 +291,13 @@ class StagedModel:
         plan, before = self.plan, self._ps
         own_s, loss_s = self._own_s + update_s, self.loss_s - self._loss_before_s
         self._steps += 1
-        self._own_devices = frozenset()
+        self._own_device_is_new = False
         if plan is None or self._steps < _STEADY or self.runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
         predicted_s = plan.step_s
         self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
-        devices, costs = self.runtime.stage_devices(), self._costs
+        devices, costs = self._devices(), self._costs
         ratios = [
             [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
             for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
@@ -316,9 +319,8 @@ class StagedModel:
                 )
                 self.plan = None
         elif costs is not None and plan.devices <= devices.keys():
-            first = plan.forward_first
-            found = predict(costs, plan.stages, devices, self._ps, plan.slices, forward_first=first)
-            self.plan, self._rates = replace(plan, step_s=found.step_s), devices
+            self.plan = predict_again(costs, plan, devices, self._ps)
+            self._rates = devices
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
@@ -328,7 +330,7 @@ class StagedModel:
 
     def _tries_again(self, reason: str, failed: int) -> bool:
         """Wait, then return True to retry a step; return False if the caller must compute it."""
-        there = self.runtime.stage_devices().keys()
+        there = self._devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
             self._resting = RESTING_STEPS - 1, tuple(sorted(there))
@@ -337,7 +339,7 @@ class StagedModel:
             raise FleetError(f"the step by stages cannot be completed: {reason}")
         self._say(f"training waits: {reason}")
         waited_s = 0.0
-        while waited_s < RETRY_S and self.runtime.stage_devices().keys() <= there:
+        while waited_s < RETRY_S and self._devices().keys() <= there:
             if self._stop():
                 raise AbandonedError("training is stopping")
             try:
@@ -484,14 +486,15 @@ class StagedModel:
         self.audit_s += audited_s - began_s
         self.sums_s += time.perf_counter() - audited_s
 
-    def _audit_pass(self) -> None:
-        """Do the part of an audit that the oldest finished pass allows."""
+    def _audit_pass(self) -> PassDone:
+        """Do the part of an audit that the oldest finished pass allows, and return the pass."""
         began_s = time.perf_counter()
         assert self._step_work is not None
         done = self._passes.popleft()
         watch = self._watches[done.stage][done.device]
         self._faults += self._auditor.passed(self._step_work, done, watch)
         self.audit_s += time.perf_counter() - began_s
+        return done
 
     def _take(
         self,
@@ -583,7 +586,7 @@ class StagedModel:
         """
         waited_s = 0.0
         while True:
-            devices = self.runtime.stage_devices()
+            devices = self._devices()
             left, those = self._resting
             if left and those == tuple(sorted(devices)):
                 self._resting = left - 1, those
@@ -620,7 +623,8 @@ class StagedModel:
         self._planned_for = tuple(sorted(self._rates)), tuple(batch.ids.shape)
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
-            self._say(f"{then}: {self.runtime.why_no_stages()}")
+            why = self.runtime.why_no_stages() or "no other computer is connected"
+            self._say(f"{then}: {why}")
             return None
         began_s = time.perf_counter()
         rows, sequence = batch.ids.shape
@@ -667,7 +671,7 @@ class StagedModel:
 
         `found` is the model and the plan for `devices` alone.
         """
-        own, there = self.runtime.own_device, self.runtime.stage_devices().keys()
+        own = self.runtime.own_device
         if own is None or self._asked_own_device:
             return False
         trained = sum(p.numel() for p in self.work.model.parameters() if p.requires_grad)
@@ -681,33 +685,36 @@ class StagedModel:
             f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
             f"instead of {in_seconds(found[1].step_s)}"
         )
-        self._asked_own_device = True
-        own.start(memory_bytes)
-        joined = self.runtime.wait_until(
-            lambda: (
-                bool(self.runtime.stage_devices().keys() - there) or not own.runs or self._stop()
-            ),
-            _OWN_DEVICE_JOINS_S,
+        self._asked_own_device = self._own_device_is_new = True
+
+        def joined() -> bool:
+            return bool(self.runtime.stage_devices().keys() & self.runtime.own_devices())
+
+        with suppress(OSError):  # then it does not run
+            own.start(memory_bytes)
+        self.runtime.wait_until(
+            lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
         )
-        if not joined or not own.runs:
+        if not joined():
             own.stop()
             self._say("this server's own device did not join; run `cleave join` to see why")
-        self._own_devices = self.runtime.stage_devices().keys() - there
-        return joined and bool(self._own_devices)
+        return joined()
 
     def _devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages.
+        """Return the rates of the devices that can run stages; none without other computers.
 
         The PS's own device measured its speed while the PS was idle. Until it has done a step, its
         speed counts as the part of the PS's speed that the PS's own work leaves.
         """
-        most = GRAPHS_ON_PS * self._ps.flops_per_s
-        return {
-            device: replace(rates, flops_per_s=min(most, rates.flops_per_s))
-            if device in self._own_devices
-            else rates
-            for device, rates in self.runtime.stage_devices().items()
-        }
+        devices, own = self.runtime.stage_devices(), self.runtime.own_devices()
+        if devices.keys() <= own:
+            return {}
+        if self._own_device_is_new:
+            most = self._ps.own_device_flops_per_s
+            for device in devices.keys() & own:
+                rates = devices[device]
+                devices[device] = replace(rates, flops_per_s=min(most, rates.flops_per_s))
+        return devices
 
     def _note_presence(self, *, there: bool) -> None:
         """Call `presence` if `there`, whether devices can run a step, has changed."""
@@ -748,9 +755,11 @@ class StagedModel:
                     return outcome
                 self._examine(outcome)
             elif self._passes:
-                self._audit_pass()
+                done = self._audit_pass()
+                if self._faults:
+                    return done
                 continue
-            left_s = 0.0 if self.runtime.stage_devices() else left_s + LOOK_S
+            left_s = 0.0 if self._devices() else left_s + LOOK_S
             if not local:
                 self._note_presence(there=left_s <= LOOK_S)
             if local and left_s > self._left_after_s:
@@ -758,7 +767,7 @@ class StagedModel:
                 raise StageFailedError("all devices that train whole layers left")
             if self._stop():
                 stopping_s += LOOK_S
-                if stopping_s >= STEP_END_S or not self.runtime.stage_devices():
+                if stopping_s >= STEP_END_S or not self._devices():
                     self.runtime.end_steps()
                     raise AbandonedError("training is stopping")
 
