@@ -211,7 +211,7 @@ def test_sums_of_watched_passes_are_judged(cache: GraphCache, *, again: bool, li
 
 def test_a_device_that_repeats_passes_moves_no_audit(cache: GraphCache) -> None:
     kept = Kept(0.0)
-    with lying(lambda order: False) as fleet:
+    with lying(lambda order: False, 2) as fleet:
         audited(fleet, small_model("opt"), cache, kept).gradients(rows(batches(1)[0]))
     work, result = kept.step
     record = result.records[0]
