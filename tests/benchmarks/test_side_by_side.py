@@ -233,8 +233,10 @@ def test_packets_come_late_and_in_their_order() -> None:
 
 
 def test_a_process_that_runs_has_memory_and_one_that_ended_has_none() -> None:
-    assert peak_bytes([os.getpid()]) > 0
-    assert peak_bytes([os.getpid(), 2**22 + 1]) == peak_bytes([os.getpid()])
+    mine = peak_bytes([os.getpid()])
+    assert mine > 0
+    # Other threads of this process may use more or less memory in the meantime.
+    assert peak_bytes([os.getpid(), 2**22 + 1]) == pytest.approx(mine, rel=0.1)
     assert peak_bytes([2**22 + 1]) == 0
 
 

@@ -33,7 +33,7 @@ from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import Rows, StagedModel
+from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
@@ -260,7 +260,11 @@ def test_the_servers_computer_becomes_a_device(
         plan = staged.plan
         staged.gradients(Rows(ids, targets))
         assert staged.plan is plan
-        assert server.fleet.runtime.own_devices() == ({2} if devices == 2 else set())
+        runtime = server.fleet.runtime
+        assert runtime.own_devices() == ({2} if devices == 2 else set())
+        with monkeypatch.context() as alone:  # as if the other device had left
+            alone.setattr(runtime, "own_devices", lambda: set(runtime.stage_devices()))
+            assert isinstance(staged.forecast_s(Rows(ids, targets)), NotByStages)
         staged.close()
         assert not own.runs
         until(lambda: server.fleet.device_count == 1)
