@@ -14,7 +14,6 @@ from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 _STOP_S: Final = 10.0  # longest wait for the process to leave before it is killed
 _NICENESS: Final = 10  # the PS's own work takes precedence
 
-
 _SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers at most
 _SHARE_OF_AVAILABLE: Final = 0.5  # the same, of the memory that nothing else needs
 
