@@ -81,7 +81,7 @@ def train(
         bool,
         Option(
             "--verbose",
-            help="Also print tiles, traffic by kind, compression, and what each device did.",
+            help="Also print tiles, traffic by kind, compression, and a timeline of each device.",
         ),
     ] = False,
     log_every: Annotated[

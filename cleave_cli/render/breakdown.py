@@ -17,9 +17,7 @@ _SERVER: Final = {
     "planning_s": "planning",
 }
 _DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
-_LETTERS: Final = {"compute_s": "c", "down_s": "d", "up_s": "u"}
-_BAR: Final = 40  # characters that stand for the duration of a step
-_NAME: Final = 20  # characters of a device's name
+_NAME: Final = 17  # characters of a device's name
 _LIMITS: Final = 0.6  # smallest share of a step for which a part is called the bottleneck
 
 
@@ -51,14 +49,15 @@ def bottleneck(record: Mapping[str, Any]) -> str:
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that `--verbose` prints after a step by stages."""
-    wall_s = max(record["wall_s"], 1e-9)
     parts = ", ".join(f"{name} {s:.2g} s" for name, s in server_parts(record).items() if s >= 0.01)
-    yield f"server {record['ps_s']:.3g} of {wall_s:.3g} s: {parts}"
+    yield f"server {record['ps_s']:.3g} of {record['wall_s']:.3g} s: {parts}"
+    width = max(len(device["timeline"]) for device in record["devices"])
+    columns = "".join(f" {name:>6}" for name in ("comp.", "down", "up s"))
+    yield f"{'device':{_NAME}} {'timeline':{width}}{columns}"
     for device in record["devices"]:
         bar = "".join(
-            letter * round(_BAR * min(1.0, device[key] / wall_s))
-            for key, letter in _LETTERS.items()
+            "#" if share > 0.75 else "+" if share > 0.25 else "." for share in device["timeline"]
         )
-        bar = bar if len(bar) <= _BAR else f"{bar[: _BAR - 1]}+"
-        yield f"{device['name'][:_NAME]:{_NAME}} {bar:.<{_BAR}} {device['compute_s']:.3g} s"
-    yield "c: computes, d: downlink busy, u: uplink busy (these may overlap), .: none"
+        seconds = "".join(f" {device[key]:6.3g}" for key in _DEVICE)
+        yield f"{device['name'][:_NAME]:{_NAME}} {bar}{seconds}"
+    yield "#: computes, +: computes for about half of the time, .: waits or transfers"

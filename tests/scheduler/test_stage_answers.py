@@ -180,6 +180,7 @@ def test_a_step_shows_what_a_device_sustains_in_graphs() -> None:
     claimed = fleet.manager.sessions[HOSTILE].claimed_flops_per_s
     for seconds in (1.0, 1e-12):  # the second one is not to be believed
         done = {d: fleet.manager.sessions[d].counters.flops for d in WHO}
+        began_s = fleet.now_s
         while fleet.outcome is None:
             for device in [d for d in WHO if fleet.devices[d].orders]:
                 slow = seconds if device == HOSTILE else 0.0
@@ -192,7 +193,11 @@ def test_a_step_shows_what_a_device_sustains_in_graphs() -> None:
         spent = fleet.manager.sessions[HOSTILE].counters.flops - done[HOSTILE]
         assert rates.flops_per_s <= 2 * claimed
         if seconds == 1.0:
-            answers = round(fleet.outcome.used[0].compute_s)
+            (use,) = fleet.outcome.used
+            answers = round(use.compute_s)
+            part_s = (fleet.now_s - began_s) / len(use.timeline)
+            assert sum(use.timeline) * part_s == pytest.approx(answers, rel=1e-2)
+            assert max(use.timeline) <= 1.0
             assert rates.flops_per_s == pytest.approx(max(1e6, spent / answers))
         fleet.outcome = None
         fleet.obey(fleet.manager.begin_step(replace(work, token=object()), fleet.now_s))

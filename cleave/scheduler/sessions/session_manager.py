@@ -378,7 +378,7 @@ class SessionManager:
             self.history.remember(session)
         if isinstance(task.detail, StageOrder):
             session.counters.blocks += isinstance(message, messages.Result)
-            return self.stages.answered(task.detail, message, task.flops)
+            return self.stages.answered(task.detail, message, task.flops, now_s)
         assert isinstance(message, messages.Result)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
@@ -445,7 +445,7 @@ class SessionManager:
         """Start a step by stages, and reserve all memory of its devices until the step ends."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
-        return reserved + self._carry_out(self.stages.begin(work), now_s)
+        return reserved + self._carry_out(self.stages.begin(work, now_s), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
         """Set how many bytes of each device's memory are reserved for stages; None means all."""
@@ -507,7 +507,7 @@ class SessionManager:
                             self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
-                    told = TellStep(replace(result, used=self.stages.used()), work)
+                    told = TellStep(replace(result, used=self.stages.used(now_s)), work)
                     done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
@@ -142,6 +142,9 @@ class StageDone:
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
 
 
+TIMELINE_PARTS: Final = 40  # parts of a step in a device's timeline
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
     """How long one device was busy in a step by stages, in seconds.
@@ -150,12 +153,15 @@ class DeviceUse:
         name: the device's name.
         compute_s: computation time that the device reported.
         down_s, up_s: sizes of all messages to and from the device, divided by its link rates.
+        timeline: the step in `TIMELINE_PARTS` parts of equal duration; for each part, the share
+            in which the device computed. A computation counts as ended when its answer arrived.
     """
 
     name: str
     compute_s: float
     down_s: float
     up_s: float
+    timeline: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

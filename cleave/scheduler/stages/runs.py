@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
@@ -17,7 +18,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
-from cleave.scheduler.stages.outcomes import DeviceUse
+from cleave.scheduler.stages.outcomes import TIMELINE_PARTS, DeviceUse
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
 from cleave.scheduler.stages.usual_sizes import UsualSizes
@@ -72,6 +73,9 @@ class StageRuns:
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
         self._before: dict[int, DeviceCounters] = {}
+        self._began_s = 0.0  # time when the current step began
+        # begin and end of each device's computations in the current step, in seconds
+        self._computed: dict[int, list[tuple[float, float]]] = {}
         self.results = self.flops = 0
 
     @property
@@ -143,7 +147,7 @@ class StageRuns:
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
-    def begin(self, work: StepWork) -> list[ForSteps]:
+    def begin(self, work: StepWork, now_s: float) -> list[ForSteps]:
         """Start a step on the planned devices that can still take part.
 
         Raises:
@@ -155,6 +159,7 @@ class StageRuns:
                 "cleave.restore its model"
             )
         self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
+        self._began_s, self._computed = now_s, {}
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
@@ -192,7 +197,7 @@ class StageRuns:
         self._stores.clear()
         return out
 
-    def used(self) -> list[DeviceUse]:
+    def used(self, now_s: float) -> list[DeviceUse]:
         """Return how long the busiest devices were busy since the last step began."""
         found = []
         for session in self._sessions.values():
@@ -200,10 +205,22 @@ class StageRuns:
             if used.compute_s and session.rates is not None:
                 down_s = used.downlink_bytes / session.rates.downlink_bytes_per_s
                 up_s = used.uplink_bytes / session.rates.uplink_bytes_per_s
-                found.append(DeviceUse(session.name, used.compute_s, down_s, up_s))
+                timeline = self._timeline(session.id, now_s)
+                found.append(DeviceUse(session.name, used.compute_s, down_s, up_s, timeline))
         return heapq.nlargest(
             _MOST_USED, found, key=lambda use: max(use.compute_s, use.down_s, use.up_s)
         )
+
+    def _timeline(self, device: int, now_s: float) -> list[float]:
+        """Return a device's `DeviceUse.timeline` for the time since the last step began."""
+        part_s = max(now_s - self._began_s, 1e-9) / TIMELINE_PARTS
+        found = [0.0] * TIMELINE_PARTS
+        for begin_s, end_s in self._computed.get(device, ()):
+            first = (begin_s - self._began_s) / part_s
+            last = min((end_s - self._began_s) / part_s, TIMELINE_PARTS)
+            for part in range(int(first), math.ceil(last)):
+                found[part] += max(0.0, min(part + 1, last) - max(part, first))
+        return [min(1.0, round(share, 3)) for share in found]
 
     def sustained(self) -> list[tuple[Session, DeviceRates]]:
         """Return the devices whose throughput in layer graphs has changed, with their new rates.
@@ -228,9 +245,17 @@ class StageRuns:
         return session.counters - self._before.get(session.id, DeviceCounters())
 
     def answered(
-        self, order: StageOrder, answer: messages.Computed | messages.Result, flops: int
+        self,
+        order: StageOrder,
+        answer: messages.Computed | messages.Result,
+        flops: int,
+        now_s: float,
     ) -> list[ForSteps]:
         """Handle a device's answer to an order, which took `flops` FLOPs."""
+        if answer.compute_s:
+            spans = self._computed.setdefault(order.request.device, [])
+            begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
+            spans.append((begin_s, now_s))
         self.results += isinstance(answer, messages.Result)
         self.flops += flops
         if self._step is None:
