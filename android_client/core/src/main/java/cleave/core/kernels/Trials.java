@@ -92,11 +92,11 @@ public final class Trials {
     }
 
     /**
-     * How fast a kernel is on fp32 squares, in FLOP/s: the best of as many tries as there is time
-     * for.
+     * The speed that a kernel sustains on fp32 squares, in FLOP/s. A first product does not count,
+     * because the kernel may compile or allocate in it.
      *
      * @param side of the squares
-     * @param budgetS how long to try
+     * @param budgetS duration of the measurement
      * @param nanos a clock
      * @throws KernelException what the kernel throws
      */
@@ -106,15 +106,16 @@ public final class Trials {
         Product product = square(side, random);
         hold(kernel, product);
         try {
-            double best = 0;
-            long end = nanos.getAsLong() + (long) (budgetS * NANOS_PER_S);
+            kernel.multiply(product);
+            long began = nanos.getAsLong();
+            double flops = 0;
+            double seconds;
             do {
-                long began = nanos.getAsLong();
                 kernel.multiply(product);
-                double seconds = Math.max(1, nanos.getAsLong() - began) / NANOS_PER_S;
-                best = Math.max(best, product.flops() / seconds);
-            } while (nanos.getAsLong() < end);
-            return best;
+                flops += product.flops();
+                seconds = Math.max(1, nanos.getAsLong() - began) / NANOS_PER_S;
+            } while (seconds < budgetS);
+            return flops / seconds;
         } finally {
             forget(kernel, product);
         }
