@@ -272,7 +272,9 @@ class Disturber:
         self._stages = server.live.manager.stages
         self._answered, self._changed = self._stages.answered, self._stages.changed
         self._joining = 0  # the stopped process that will join
-        self._held: list[tuple[StageOrder, messages.Computed | messages.Result, int]] | None = None
+        self._held: (
+            list[tuple[StageOrder, messages.Computed | messages.Result, int, float]] | None
+        ) = None
         self._stages.answered = self.answered  # type: ignore[method-assign]
         self._stages.changed = self.changed  # type: ignore[method-assign]
 
@@ -293,25 +295,29 @@ class Disturber:
             _go_on(pid)
 
     def answered(
-        self, order: StageOrder, answer: messages.Computed | messages.Result, flops: int
+        self,
+        order: StageOrder,
+        answer: messages.Computed | messages.Result,
+        flops: int,
+        now_s: float,
     ) -> list[ForSteps]:
         """Replace `StageRuns.answered`."""
         if self._held is not None:
-            self._held.append((order, answer, flops))
+            self._held.append((order, answer, flops, now_s))
             return []
         if self._is_time(order, answer):
             self.struck += 1
             armed, self._armed = self._armed, Disturbance.NONE
             self._strike(armed, order)
-        return self._answered(order, answer, flops)
+        return self._answered(order, answer, flops, now_s)
 
     def changed(self) -> list[ForSteps]:
         """Replace `StageRuns.changed`, which is called when a device has joined."""
         out = self._changed()
         if self._held is not None and self._server.live.manager.ready_devices >= DEVICES:
             held, self._held = self._held, None
-            for order, answer, flops in held:
-                out += self._answered(order, answer, flops)
+            for each in held:
+                out += self._answered(*each)
         return out
 
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
@@ -369,6 +369,11 @@ class VirtualRuntime(Runtime):
     def quarantine(self, device: int, reason: str) -> None:
         """Send a `quarantined` error to a device that returned a wrong result; end its session."""
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now_s))
+
+    @_alone
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
+        """Send new weights, between two steps by stages, to the devices that hold the old ones."""
+        self.execute(self.manager.renew(arrays, self.now_s))
 
     @_alone
     def withdraw_step(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
@@ -64,6 +64,12 @@ class FleetRuntime(ABC):
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
         """Start a step by stages. `next_outcome` returns the outcomes of the step."""
+
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:  # noqa: B027 - optional
+        """Send new weights, between two steps by stages, to the devices that hold the old ones.
+
+        `arrays` maps arrays of the last step to the arrays that replace them in the next step.
+        """
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -539,6 +539,9 @@ class LiveRuntime(Runtime):
         self._step_token = work.token
         self.count_step(work)
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
+
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
+        self._post(self._step_call, self.manager.renew, arrays)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._post(self._step_call, self.manager.give, batch, made, after)

@@ -249,3 +249,20 @@ def test_a_job_that_asks_for_what_there_is_not(changed: dict[str, Any], said: st
     with pytest.raises(UsageError) as raised:
         JobSpec("opt-nano", **changed)
     assert said in str(raised.value)
+
+
+def test_the_fleet_hears_of_each_updated_parameter_layers_first() -> None:
+    """Devices need the layers first; the server needs the embedding last."""
+    model = Small()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    mine = Optimizer(model, UpdateRule(), clip=1.0, in_backward=False)
+    heard: list[str] = []
+
+    def updated(parameter: torch.Tensor) -> None:
+        (name,) = (n for n, p in mine.parameters.items() if p is parameter)
+        assert not torch.equal(parameter, before[name])
+        heard.append(name)
+
+    mine.step_whole(0.1, backward(model, 1), updated)
+    layers = [name for name in before if name.startswith("layers")]
+    assert heard == [*layers, "embedding.weight"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -299,6 +299,47 @@ def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
     activations = 3 * ROWS * TOKENS * 32 * 4
     assert sent[0] > 2 * sent[1]
     assert max(sent[1:]) < trainable + activations + 60_000  # messages, of small numbers
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
+    dtype: DType, cache: GraphCache
+) -> None:
+    model, plain, graphs = twice(small_model("opt"), cache)
+    most = 2e-2 if dtype is DType.BF16 else 1e-5
+    changes: Sequence[Callable[[Tensor], Any]] = (
+        lambda parameter: None,
+        lambda parameter: None,
+        lambda parameter: parameter.mul_(0.9),
+        lambda parameter: setattr(parameter, "data", parameter.data * 1.1),
+        lambda parameter: None,
+    )
+    resent = []
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, graphs, fleet, dtype=dtype, planner=SlicedLoss(1, KEPT))
+
+        def sent() -> int:
+            return fleet.counters().traffic.down.weights
+
+        for ids, change in zip(batches(5), changes, strict=True):
+            before = sent()
+            loss = found.gradients(rows(ids))
+            resent.append(sent() - before)
+            assert loss == pytest.approx(plain_gradients(plain, ids), rel=most)
+            before = sent()
+            with torch.no_grad():
+                for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+                    assert mine.grad is not None
+                    assert other.grad is not None
+                    mine.sub_(mine.grad, alpha=0.1)
+                    other.sub_(other.grad, alpha=0.1)
+                    mine.grad = other.grad = None
+                    found.updated(mine)
+                    change(mine)
+                    change(other)
+            assert sent() - before == pytest.approx(resent[0], rel=0.01)  # IDs get longer
+    assert resent[1:3] == [0, 0]
+    assert resent[3:] == pytest.approx([resent[0]] * 2, rel=0.01)
 
 
 @pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.nightly), True])

@@ -466,6 +466,10 @@ class SessionManager:
             now_s,
         )  # fmt: skip
 
+    def renew(self, arrays: Mapping[StageArray, StageArray], now_s: float) -> list[ForRuntime]:
+        """Replace weights on devices between two steps; see `FleetRuntime.renew`."""
+        return self._carry_out(self.stages.renew(arrays), now_s)
+
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:

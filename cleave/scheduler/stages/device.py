@@ -244,6 +244,13 @@ class StageDevice:
             else:
                 self._put(array)
 
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
+        """Replace each array that is on the device and is a key of `arrays` by the value."""
+        for old, new in arrays.items():
+            if old in self._sent:
+                self._forget(old)
+                self._put(new)
+
     def take(self) -> list[SendStage]:
         """Remove and return the queued messages that may be sent now."""
         out: list[SendStage] = []

@@ -173,6 +173,15 @@ class StageRuns:
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
 
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
+        """Replace weights on devices, unless a step runs; see `FleetRuntime.renew`."""
+        out: list[ForSteps] = []
+        if self._step is None or self._step.ended:
+            for store in self._stores.values():
+                store.renew(arrays)
+                out += store.take()
+        return out
+
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
         """Pass an array from the training thread to the step; see `StageStep.give`."""
         return self._step.give(batch, made, after) if self._step is not None else []

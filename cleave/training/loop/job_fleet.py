@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cleave.arrays import DType
 from cleave.fleet.counters import FleetCounters
@@ -217,6 +217,11 @@ class JobFleet:
             loss_s=staged.loss_s,
             sums_s=staged.sums_s,
         )
+
+    def updated(self, parameter: Tensor) -> None:
+        """Send the new value of a parameter to devices; see `StagedModel.updated`."""
+        if self.staged is not None:
+            self.staged.updated(parameter)
 
     def learn(self, step_s: float, update_s: float) -> None:
         """Correct the forecasts of steps by stages by the last step; see `StagedModel.learn`."""

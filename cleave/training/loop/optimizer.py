@@ -213,12 +213,17 @@ class Optimizer:
             self._owners = weights.owners
         self._sums: GradientSums | None = None
         self._found: list[str] = []  # parameters with a gradient on any server
-        hidden = _hidden_matrices(model)
+        embeddings = _embeddings(model)
+        hidden = _matrices(model) - embeddings
         self._optimizers = {
             name: rule.optimizer(parameter, hidden=id(parameter) in hidden)
             for name, parameter in self.parameters.items()
             if self._owners[name] == self._ranks.rank
         }
+        # Layers come first, because devices need them first, and the embedding is large.
+        self._order = sorted(
+            self._optimizers, key=lambda name: id(self.parameters[name]) in embeddings
+        )
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
         """Compute gradients, update the parameters, and return the loss.
@@ -240,12 +245,18 @@ class Optimizer:
         self.applied = False
         return loss
 
-    def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
+    def step_whole(
+        self,
+        rate: float,
+        gradients: Callable[[], float | _T],
+        updated: Callable[[Tensor], None] = lambda _: None,
+    ) -> float | _T:
         """Update the parameters with gradients from the fleet; return the result of `gradients`.
 
         Args:
             gradients: computes all gradients and returns the loss. If it returns anything but a
                 float, no parameter is updated.
+            updated: called with each parameter as soon as it is updated.
 
         Raises:
             DivergedError: if the loss or the gradients are not finite. No parameter is updated.
@@ -253,7 +264,7 @@ class Optimizer:
         self._begin(rate)
         loss = gradients()
         if isinstance(loss, float):
-            self._step(loss)
+            self._step(loss, updated)
             self.applied = False
         return loss
 
@@ -308,14 +319,15 @@ class Optimizer:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def _step(self, loss: float) -> None:
+    def _step(self, loss: float, updated: Callable[[Tensor], None] = lambda _: None) -> None:
         began_s = time.perf_counter()
         check_loss(loss)
         if self.scale is not None and not self._unscale(self.scale):
             return
         self._clip()
-        for name in self._optimizers:
+        for name in self._order:
             self._update(name)
+            updated(self.parameters[name])
         if self._weights is not None:
             self._weights.updated()
         else:
@@ -457,11 +469,13 @@ def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
     return not isinstance(optimizer, torch.optim.SGD) or bool(optimizer.defaults["momentum"])
 
 
-def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id` of each linear layer's weight, except the LM head's and the embedding's."""
-    found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
-    for get in ("get_input_embeddings", "get_output_embeddings"):
-        module = getattr(model, get)() if hasattr(model, get) else None
-        if module is not None:
-            found -= {id(parameter) for parameter in module.parameters()}
-    return found
+def _matrices(model: nn.Module) -> set[int]:
+    """Return the `id` of each linear layer's weight."""
+    return {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
+
+
+def _embeddings(model: Any) -> set[int]:
+    """Return the `id` of each parameter of the embedding and of the LM head."""
+    gets = ("get_input_embeddings", "get_output_embeddings")
+    modules = [getattr(model, get)() for get in gets if hasattr(model, get)]
+    return {id(p) for module in modules if module is not None for p in module.parameters()}

@@ -503,7 +503,7 @@ class Trainer:
             part = self.shared.part(batches)
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
-            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
+            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), fleet.updated)
             if not isinstance(loss, NotByStages):
                 return loss
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))

@@ -110,6 +110,22 @@ class Sent:
         self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
 
 
+# The `id` of a parameter, and the rows that are sent: the first row and the stop; None for all.
+_Key = tuple[int, tuple[int, int] | None]
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Return what differs after a tensor has changed in place, or has got other memory."""
+    return tensor._version, tensor.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    tensor: Tensor  # this reference ensures that no other tensor gets the same `id`
+    state: tuple[int, int]  # `_state` of the tensor when the array was made
+    array: StageArray
+
+
 @dataclass(frozen=True, slots=True)
 class _Frozen:
     tensor: Tensor  # this reference ensures that no other tensor gets the same `id`
@@ -152,6 +168,9 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
+        # Arrays of trained parameters in the last step, and those made for the next step.
+        self._trained: dict[_Key, _Trained] = {}
+        self._renewed: dict[_Key, _Trained] = {}
         # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
         # may never occur again, so they are dropped.
         self._extras: dict[bytes, StageArray] = {}
@@ -226,9 +245,11 @@ class ModelWork:
         self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
     ) -> list[SliceWork]:
         """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
+        rows = [part.rows(self.vocabulary) for part in parts]
+        self._trained = {k: held for k, held in self._trained.items() if k[1] in {None, *rows}}
         if not parts:
             return []
-        self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
+        self._sent.keep_rows(rows)
         given = [_indices(t) for t in targets]
         one = _floats(np.full((1, 1), scale))
         return [self._slice(part, given, one) for part in parts]
@@ -430,10 +451,31 @@ class ModelWork:
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
+        whole = tensor if of is None else of
         if tensor.requires_grad:
-            return self._matrix(tensor)
+            ready = self._renewed.pop((id(whole), rows), None)
+            if ready is None or ready.state != _state(whole):
+                ready = _Trained(whole, _state(whole), self._matrix(tensor))
+            self._trained[id(whole), rows] = ready
+            return ready.array
         make = _codes if tensor.dtype is torch.uint8 else self._matrix
-        return self._sent.frozen(tensor if of is None else of, self.dtype, rows, tensor, make)
+        return self._sent.frozen(whole, self.dtype, rows, tensor, make)
+
+    def renewed(self, parameter: Tensor) -> dict[StageArray, StageArray]:
+        """Convert a trained parameter that the optimizer has updated, before the next step begins.
+
+        The next step uses the new arrays, unless the parameter changes again.
+
+        Returns:
+            The new wire arrays, by the wire arrays of the parameter in the last step.
+        """
+        found: dict[StageArray, StageArray] = {}
+        for key, held in self._trained.items():
+            if held.tensor is parameter:
+                array = self._matrix(parameter if key[1] is None else parameter[slice(*key[1])])
+                self._renewed[key] = _Trained(parameter, _state(parameter), array)
+                found[held.array] = array
+        return found
 
     def _dtype_of(self, tensor: Tensor) -> DType:
         """Return a parameter's dtype on the wire. Frozen bf16 parameters are never upcast."""

@@ -198,6 +198,7 @@ class StagedModel:
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
         self._asked_own_device = False  # whether this job has started the PS's own device
         self._own_device_is_new = False  # whether it has not done a step yet
+        self._renews = False  # whether the last step went by stages
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
@@ -229,6 +230,7 @@ class StagedModel:
             AbandonedError: if training must stop and the step is abandoned.
             FleetError: if the fleet cannot complete the step.
         """
+        self._renews = False
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
         failed = 0
@@ -268,9 +270,19 @@ class StagedModel:
                 took_s = time.perf_counter() - began_s
                 self.sums_s += took_s
                 self._own_s += took_s
+                self._renews = True
                 return loss
             self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
+
+    def updated(self, parameter: Tensor) -> None:
+        """Send a parameter's new value to the devices that trained it in the last step.
+
+        The caller calls this method for each parameter that the optimizer has updated, so that
+        devices receive the first layers while the last ones are still being updated.
+        """
+        if self._renews:
+            self.runtime.renew(self.work.renewed(parameter))
 
     def _quarantine(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
