@@ -212,7 +212,7 @@ class JobFleet:
         return replace(
             counters,
             predicted_s=staged.predicted_s,
-            planning_s=staged.planning_s,
+            planning_s=staged.plans.planning_s,
             audit_s=staged.audit_s,
             loss_s=staged.loss_s,
             sums_s=staged.sums_s,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -17,12 +17,8 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
-from cleave.fleet.own_device import offered_bytes
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
-from cleave.planner.forecast import MethodChoice, StepForecaster
-from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds, predict_again
+from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -42,6 +38,7 @@ from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
+from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.suspicion import examined
 
@@ -49,15 +46,6 @@ from cleave.training.stages.suspicion import examined
 MOST_TRIES: Final = 3
 
 RETRY_S: Final = 10.0  # wait before a failed step is retried on the same devices
-
-# A plan is made again if a step takes this much more or less time than predicted, as a share, and
-# the speeds that the plan assumes have changed by this factor.
-_OFF: Final = 0.15
-_CHANGED: Final = 1.1
-_STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
-
-_STATE_BYTES: Final = 12  # per trained parameter: the gradient, and two moments of AdamW, in fp32
-_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
 
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
@@ -97,15 +85,6 @@ class NotByStages:
     reason: str
 
 
-def _differ(ratios: Sequence[float]) -> bool:
-    """Return True if the largest ratio is at least `_CHANGED` times the smallest."""
-    return max(ratios) >= _CHANGED * min(ratios)
-
-
-def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
-    return rates.flops_per_s, rates.downlink_bytes_per_s, rates.uplink_bytes_per_s
-
-
 class StagedModel:
     """Model whose loss and gradients are computed by stages on a fleet.
 
@@ -130,11 +109,11 @@ class StagedModel:
             with the IDs of the devices in the plan.
 
     Attributes:
-        plan: current plan for the connected devices; None if no plan exists.
+        plans: the plans for the connected devices.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
-        predicted_s, planning_s, audit_s, loss_s, sums_s: total times of all steps; see
+        predicted_s, audit_s, loss_s, sums_s: total times of all steps; see
             `FleetCounters`.
         used: how long each device was busy in the last step.
     """
@@ -156,15 +135,21 @@ class StagedModel:
         presence: Callable[[FleetPresence], None] = lambda presence: None,
         own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
-        self.plan: StagePlan | None = None
-        self.predicted_s = self.planning_s = self.audit_s = self.loss_s = self.sums_s = 0.0
+        self.predicted_s = self.audit_s = self.loss_s = self.sums_s = 0.0
         self.used: Sequence[DeviceUse] = ()
         self.work = work
         self.runtime = runtime
-        self._planner = planner
-        self._ps = ps
+        self.plans = StagePlans(
+            runtime,
+            planner,
+            ps,
+            gradients or work.dtype,
+            tiles=tiles,
+            waits=tiles is None and local_after_s != 0.0,
+            stop=stop,
+            say=self._say,
+        )
         self.gradients_dtype = gradients or work.dtype
-        self._tiles = tiles
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
@@ -184,22 +169,18 @@ class StagedModel:
         self._own_products = own_products
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self.passes = PsPasses(work.graphs, self.autocast)
-        self._planned_for: object = None
-        self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
-        self._steps = 0  # steps since the plan was made
         self._own_s = 0.0  # time in the last step in which devices waited for the PS
         self._loss_before_s = 0.0  # `loss_s` before the last step
-        self._least_steps = 2  # steps before a plan may be made again for other speeds
-        self._parts = 1  # number of micro-batches in the plan
-        self._costs: StageModel | None = None  # the model for which the plan was made
         self._said = ""
-        self._worth = True  # whether no other method is faster
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
-        self._asked_own_device = False  # whether this job has started the PS's own device
-        self._own_device_is_new = False  # whether it has not done a step yet
         self._renews = False  # whether the last step went by stages
         self._waited = False  # the last step waited in vain for devices; the next does not wait
+
+    @property
+    def plan(self) -> StagePlan | None:
+        """Return the current plan for the connected devices; None if no plan exists."""
+        return self.plans.plan
 
     def close(self) -> None:
         """End the current step, and tell devices to drop all arrays of the model."""
@@ -210,7 +191,7 @@ class StagedModel:
     def forecast_s(self, batch: Rows) -> float | NotByStages:
         """Return the predicted time of a step by stages in seconds, for a batch of this shape."""
         plan = self._plan_for(batch)
-        if plan is None or not self._worth:
+        if plan is None or not self.plans.worthwhile:
             return NotByStages("no plan fits the devices, or another method is faster")
         return plan.step_s
 
@@ -290,59 +271,24 @@ class StagedModel:
             self.runtime.quarantine(fault.device, fault.reason)
 
     def learn(self, step_s: float, update_s: float) -> None:
-        """Correct the speeds that plans assume by the duration of the last step.
-
-        The first step with a plan does not count, because devices receive graphs in it. If another
-        step deviates from its prediction, and devices or the PS are faster or slower than the plan
-        assumes, the next step is planned again.
+        """Correct the speeds that plans assume; see `StagePlans.learn`.
 
         Args:
-            step_s: duration of the whole step in seconds, without planning.
+            step_s: duration of the whole last step in seconds, without planning.
             update_s: part of `step_s` in which the optimizer updated the parameters.
         """
-        plan, before = self.plan, self._ps
-        own_s, loss_s = self._own_s + update_s, self.loss_s - self._loss_before_s
-        self._steps += 1
-        self._own_device_is_new = False
-        if plan is None or self._steps < _STEADY or self.runtime.clock != "wall":
-            return
-        self._ps = replace(before, optimizer_s=own_s)
-        predicted_s = plan.step_s
-        self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
-        devices, costs = self._devices(), self._costs
-        ratios = [
-            [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
-            for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
-        ]
-        graphs = [each[0] for each in ratios]
-        links = [ratio for each in ratios for ratio in each[1:]]
-        if plan.loss_at_ps and loss_s > 0 and costs is not None:
-            loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
-            graphs.append(loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s))
-            self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
-        if abs(step_s / predicted_s - 1) < _OFF or not _differ([1.0, *graphs, *links]):
-            return
-        if _differ(graphs) or _differ([1.0, *links]):
-            if self._steps >= self._least_steps:
-                self._least_steps *= 2
-                self._say(
-                    f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                    f"{predicted_s:.3g} s"
-                )
-                self.plan = None
-        elif costs is not None and plan.devices <= devices.keys():
-            self.plan = predict_again(costs, plan, devices, self._ps)
-            self._rates = devices
+        loss_s = self.loss_s - self._loss_before_s
+        self.plans.learn(step_s, self._own_s + update_s, loss_s)
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
-        self.plan = None
+        self.plans.plan = None
         for parameter in self.work.model.parameters():
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
         """Wait, then return True to retry a step; return False if the caller must compute it."""
-        there = self._devices().keys()
+        there = self.plans.devices().keys()
         if self._local_after_s is not None:
             self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
             self._resting = RESTING_STEPS - 1, tuple(sorted(there))
@@ -351,7 +297,7 @@ class StagedModel:
             raise FleetError(f"the step by stages cannot be completed: {reason}")
         self._say(f"training waits: {reason}")
         waited_s = 0.0
-        while waited_s < RETRY_S and self._devices().keys() <= there:
+        while waited_s < RETRY_S and self.plans.devices().keys() <= there:
             if self._stop():
                 raise AbandonedError("training is stopping")
             try:
@@ -598,7 +544,7 @@ class StagedModel:
         """
         waited_s = 0.0
         while True:
-            devices = self._devices()
+            devices = self.plans.devices()
             left, those = self._resting
             if left and those == tuple(sorted(devices)):
                 self._resting = left - 1, those
@@ -609,7 +555,7 @@ class StagedModel:
                 self._note_presence(there=plan is not None)
             if plan is not None:
                 self._waited = False
-                return plan if self._worth else NotByStages("another method is faster")
+                return plan if self.plans.worthwhile else NotByStages("another method is faster")
             if local and (self._waited or waited_s >= (self._local_after_s or 0.0)):
                 self._waited = True
                 return NotByStages("no device can train layers")
@@ -619,114 +565,19 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the plan, or a new one if devices or batch shape changed; None if none fits."""
-        devices = self._devices()
-        wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
-        if self.plan is None or wanted != self._planned_for:
-            began_s = time.perf_counter()
-            self.plan = self._new_plan(batch, list(devices.values()))
-            self.planning_s += time.perf_counter() - began_s
-            self._steps = 0
-        return self.plan
-
-    def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
-        """Plan stages and report the plan to the user; return None if no plan fits the devices."""
-        self._rates = {device.device: device for device in devices}
-        self._planned_for = tuple(sorted(self._rates)), tuple(batch.ids.shape)
-        if not devices:
-            then = "training waits" if self._local_after_s != 0.0 else "no stages"
-            why = self.runtime.why_no_stages() or "no other computer is connected"
-            self._say(f"{then}: {why}")
-            return None
-        began_s = time.perf_counter()
-        rows, sequence = batch.ids.shape
-
-        def cut(parts: int) -> StageModel:
-            tokens = [len(part) * sequence for part in batch.ids.tensor_split(parts)]
-            return self.work.costs(tokens, sequence, self.gradients_dtype)
-
-        forecaster = StepForecaster(cut, rows, self._ps)
+        """Return `StagePlans.plan_for`; divide layers that need too much memory, if possible."""
         try:
-            forecast = forecaster.by_stages(devices, self._planner)
-        except PlanError as error:
-            if self._in_parts is not None and isinstance(error, DeviceMemoryError):
-                self._say(f"layers are divided into attention and MLP, because {error}")
-                self.runtime.end_steps()
-                self.work, self._in_parts = self._in_parts(), None
-                # The key of a run counts parts of layers, so the keys have changed.
-                self.passes = PsPasses(self.work.graphs, self.autocast)
-                return self._new_plan(batch, devices)
-            self._say(f"there is no plan for stages: {error}")
-            return None
-        assert forecast.stages is not None
-        costs, plan = forecast.stages
-        if self._own_device_joins(forecaster, devices, forecast.stages):
-            return self._new_plan(batch, list(self._devices().values()))
-        self._parts, self._costs = len(costs.tokens), costs
-        took_s = time.perf_counter() - began_s
-        said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
-        if self._tiles is not None:
-            others = self._tiles.forecast(forecaster), forecaster.alone()
-            choice = MethodChoice(Method.AUTO, [forecast, *others])
-            self._worth = choice.chosen.method is Method.STAGES
-            said = f"{said if self._worth else 'no stages'}. {choice.why}"
-        self._say(said)
-        return plan
-
-    def _own_device_joins(
-        self,
-        forecaster: StepForecaster,
-        devices: Sequence[DeviceRates],
-        found: tuple[StageModel, StagePlan],
-    ) -> bool:
-        """Make the PS's computer a device if that is worthwhile; return whether it has joined.
-
-        `found` is the model and the plan for `devices` alone.
-        """
-        own = self.runtime.own_device
-        if own is None or self._asked_own_device:
-            return False
-        trained = sum(p.numel() for p in self.work.model.parameters() if p.requires_grad)
-        memory_bytes = offered_bytes(_STATE_BYTES * trained)
-        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner)
-        if with_s is None:
-            return False
-        if self._tiles is not None and with_s > forecaster.alone().step_s:
-            return False
-        self._say(
-            f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
-            f"instead of {in_seconds(found[1].step_s)}"
-        )
-        self._asked_own_device = self._own_device_is_new = True
-
-        def joined() -> bool:
-            return bool(self.runtime.stage_devices().keys() & self.runtime.own_devices())
-
-        with suppress(OSError):  # then it does not run
-            own.start(memory_bytes)
-        self.runtime.wait_until(
-            lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
-        )
-        if not joined():
-            own.stop()
-            self._say("this server's own device did not join; run `cleave join` to see why")
-        return joined()
-
-    def _devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages; none without other computers.
-
-        The PS's own device measured its speed while the PS was idle. Until it has done a step, its
-        speed counts as the part of the PS's speed that the PS's own work leaves.
-        """
-        devices, own = self.runtime.stage_devices(), self.runtime.own_devices()
-        if devices.keys() <= own:
-            return {}
-        if self._own_device_is_new:
-            most = self._ps.own_device_flops_per_s
-            for device in devices.keys() & own:
-                rates = devices[device]
-                devices[device] = replace(rates, flops_per_s=min(most, rates.flops_per_s))
-        return devices
+            return self.plans.plan_for(batch.ids, self.work)
+        except DeviceMemoryError as error:
+            if self._in_parts is None:
+                self._say(f"there is no plan for stages: {error}")
+                return None
+            self._say(f"layers are divided into attention and MLP, because {error}")
+            self.runtime.end_steps()
+            self.work, self._in_parts = self._in_parts(), None
+            # The key of a run counts parts of layers, so the keys have changed.
+            self.passes = PsPasses(self.work.graphs, self.autocast)
+            return self._plan_for(batch)
 
     def _note_presence(self, *, there: bool) -> None:
         """Call `presence` if `there`, whether devices can run a step, has changed."""
@@ -742,7 +593,7 @@ class StagedModel:
 
     def cut(self, batch: Rows) -> list[Rows]:
         """Split a batch into as many micro-batches as the plan has."""
-        return batch.cut(self._parts)
+        return batch.cut(self.plans.micro_batches)
 
     def next_outcome(self) -> StageOutcome:
         """Return the step's next request or result; check suspicious results while waiting.
@@ -771,7 +622,7 @@ class StagedModel:
                 if self._faults:
                     return done
                 continue
-            left_s = 0.0 if self._devices() else left_s + LOOK_S
+            left_s = 0.0 if self.plans.devices() else left_s + LOOK_S
             if not local:
                 self._note_presence(there=left_s <= LOOK_S)
             if local and left_s > self._left_after_s:
@@ -779,7 +630,7 @@ class StagedModel:
                 raise StageFailedError("all devices that train whole layers left")
             if self._stop():
                 stopping_s += LOOK_S
-                if stopping_s >= STEP_END_S or not self._devices():
+                if stopping_s >= STEP_END_S or not self.plans.devices():
                     self.runtime.end_steps()
                     raise AbandonedError("training is stopping")
 

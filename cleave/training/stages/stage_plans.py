@@ -1,0 +1,256 @@
+"""Plans for a job's steps by stages, corrected by the durations of the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from torch import Tensor
+
+from cleave.arrays import DType
+from cleave.errors import DeviceMemoryError, PlanError
+from cleave.fleet.fleet_runtime import FleetRuntime
+from cleave.fleet.own_device import offered_bytes
+from cleave.planner.forecast import MethodChoice, StepForecaster
+from cleave.planner.plan import DeviceRates, Method
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.prediction import in_seconds, predict_again
+from cleave.training.loop.methods import TilesForecaster
+from cleave.training.stages.stage_work import ModelWork
+
+# A plan is made again if a step takes this much more or less time than predicted, as a share, and
+# the speeds that the plan assumes have changed by this factor.
+_OFF: Final = 0.15
+_CHANGED: Final = 1.1
+_STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
+
+_STATE_BYTES: Final = 12  # per trained parameter: the gradient, and two moments of AdamW, in fp32
+_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
+
+
+class StagePlans:
+    """Plans the stages of a job's steps for the connected devices.
+
+    The PS's own computer becomes one more device if a plan with it is predicted to be faster.
+
+    Args:
+        ps: speed of the PS.
+        gradients: wire dtype of parameter gradients.
+        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster, plans
+            are not worthwhile. None to always train by stages.
+        waits: whether training waits if no device can train layers.
+        stop: returns whether training must stop.
+        say: reports a message to the user.
+
+    Attributes:
+        plan: current plan for the connected devices; None if no plan exists.
+        worthwhile: whether no other method is predicted to be faster than `plan`.
+        micro_batches: number of micro-batches in the plan.
+        planning_s: total time spent on planning, in seconds.
+    """
+
+    def __init__(
+        self,
+        runtime: FleetRuntime,
+        planner: StagePlanner,
+        ps: PsCompute,
+        gradients: DType,
+        *,
+        tiles: TilesForecaster | None,
+        waits: bool,
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan: StagePlan | None = None
+        self.worthwhile = True
+        self.micro_batches = 1
+        self.planning_s = 0.0
+        self._runtime = runtime
+        self._planner = planner
+        self._ps = ps
+        self._gradients = gradients
+        self._tiles = tiles
+        self._waits = waits
+        self._stop = stop
+        self._say = say
+        self._planned_for: object = None
+        self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
+        self._costs: StageModel | None = None  # the model for which `plan` was made
+        self._steps = 0  # steps since the plan was made
+        self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
+        self._asked_own_device = False  # whether this job has started the PS's own device
+        self._own_device_is_new = False  # whether it has not done a step yet
+
+    def devices(self) -> dict[int, DeviceRates]:
+        """Return the rates of the devices that can run stages; none without other computers.
+
+        The PS's own device measured its speed while the PS was idle. Until it has done a step, its
+        speed counts as the part of the PS's speed that the PS's own work leaves.
+        """
+        devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
+        if devices.keys() <= own:
+            return {}
+        if self._own_device_is_new:
+            most = self._ps.own_device_flops_per_s
+            for device in devices.keys() & own:
+                rates = devices[device]
+                devices[device] = replace(rates, flops_per_s=min(most, rates.flops_per_s))
+        return devices
+
+    def plan_for(self, ids: Tensor, work: ModelWork) -> StagePlan | None:
+        """Return the plan, or a new one if devices or batch shape changed; None if none fits.
+
+        Args:
+            ids: the token IDs of the batch, shape (rows, tokens).
+
+        Raises:
+            DeviceMemoryError: if no plan fits because devices have too little memory.
+        """
+        devices = self.devices()
+        wanted = (tuple(sorted(devices)), tuple(ids.shape))
+        if self.plan is None or wanted != self._planned_for:
+            self.plan, began_s = None, time.perf_counter()
+            try:
+                self.plan = self._new_plan(ids, work, devices)
+            finally:
+                self.planning_s += time.perf_counter() - began_s
+            self._steps = 0
+        return self.plan
+
+    def learn(self, step_s: float, own_s: float, loss_s: float) -> None:
+        """Correct the speeds that plans assume by the duration of the last step.
+
+        The first step with a plan does not count, because devices receive graphs in it. If another
+        step deviates from its prediction, and devices or the PS are faster or slower than the plan
+        assumes, the next step is planned again.
+
+        Args:
+            step_s: duration of the whole step in seconds, without planning.
+            own_s: part of `step_s` in which devices waited for the PS.
+            loss_s: time in which the PS computed losses.
+        """
+        plan, before = self.plan, self._ps
+        self._steps += 1
+        self._own_device_is_new = False
+        if plan is None or self._steps < _STEADY or self._runtime.clock != "wall":
+            return
+        self._ps = replace(before, optimizer_s=own_s)
+        predicted_s = plan.step_s
+        self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
+        devices, costs = self.devices(), self._costs
+        ratios = [
+            [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
+            for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
+        ]
+        graphs = [each[0] for each in ratios]
+        links = [ratio for each in ratios for ratio in each[1:]]
+        if plan.loss_at_ps and loss_s > 0 and costs is not None:
+            loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
+            graphs.append(loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s))
+            self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
+        if abs(step_s / predicted_s - 1) < _OFF or not _differ([1.0, *graphs, *links]):
+            return
+        if _differ(graphs) or _differ([1.0, *links]):
+            if self._steps >= self._least_steps:
+                self._least_steps *= 2
+                self._say(
+                    f"the stages are planned again: a step took {step_s:.3g} s instead of "
+                    f"{predicted_s:.3g} s"
+                )
+                self.plan = None
+        elif costs is not None and plan.devices <= devices.keys():
+            self.plan = predict_again(costs, plan, devices, self._ps)
+            self._rates = devices
+
+    def _new_plan(
+        self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
+    ) -> StagePlan | None:
+        """Plan stages and report the plan to the user; return None if no plan fits the devices."""
+        devices = list(rates.values())
+        self._rates, self._planned_for = rates, (tuple(sorted(rates)), tuple(ids.shape))
+        if not devices:
+            then = "training waits" if self._waits else "no stages"
+            why = self._runtime.why_no_stages() or "no other computer is connected"
+            self._say(f"{then}: {why}")
+            return None
+        began_s = time.perf_counter()
+        rows, sequence = ids.shape
+
+        def cut(parts: int) -> StageModel:
+            tokens = [len(part) * sequence for part in ids.tensor_split(parts)]
+            return work.costs(tokens, sequence, self._gradients)
+
+        forecaster = StepForecaster(cut, rows, self._ps)
+        try:
+            forecast = forecaster.by_stages(devices, self._planner)
+        except DeviceMemoryError:
+            raise
+        except PlanError as error:
+            self._say(f"there is no plan for stages: {error}")
+            return None
+        assert forecast.stages is not None
+        costs, plan = forecast.stages
+        if self._own_device_joins(forecaster, devices, forecast.stages, work):
+            return self._new_plan(ids, work, self.devices())
+        self.micro_batches, self._costs = len(costs.tokens), costs
+        took_s = time.perf_counter() - began_s
+        said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
+        if self._tiles is not None:
+            others = self._tiles.forecast(forecaster), forecaster.alone()
+            choice = MethodChoice(Method.AUTO, [forecast, *others])
+            self.worthwhile = choice.chosen.method is Method.STAGES
+            said = f"{said if self.worthwhile else 'no stages'}. {choice.why}"
+        self._say(said)
+        return plan
+
+    def _own_device_joins(
+        self,
+        forecaster: StepForecaster,
+        devices: Sequence[DeviceRates],
+        found: tuple[StageModel, StagePlan],
+        work: ModelWork,
+    ) -> bool:
+        """Make the PS's computer a device if that is worthwhile; return whether it has joined.
+
+        `found` is the model and the plan for `devices` alone.
+        """
+        own = self._runtime.own_device
+        if own is None or self._asked_own_device:
+            return False
+        trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
+        memory_bytes = offered_bytes(_STATE_BYTES * trained)
+        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner)
+        if with_s is None:
+            return False
+        if self._tiles is not None and with_s > forecaster.alone().step_s:
+            return False
+        self._say(
+            f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
+            f"instead of {in_seconds(found[1].step_s)}"
+        )
+        self._asked_own_device = self._own_device_is_new = True
+
+        def joined() -> bool:
+            return bool(self._runtime.stage_devices().keys() & self._runtime.own_devices())
+
+        with suppress(OSError):  # then it does not run
+            own.start(memory_bytes)
+        self._runtime.wait_until(
+            lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
+        )
+        if not joined():
+            own.stop()
+            self._say("this server's own device did not join; run `cleave join` to see why")
+        return joined()
+
+
+def _differ(ratios: Sequence[float]) -> bool:
+    """Return True if the largest ratio is at least `_CHANGED` times the smallest."""
+    return max(ratios) >= _CHANGED * min(ratios)
+
+
+def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
+    return rates.flops_per_s, rates.downlink_bytes_per_s, rates.uplink_bytes_per_s
