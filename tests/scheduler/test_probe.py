@@ -35,6 +35,8 @@ class Joining:
 
     Args:
         link: bytes per second down and up, and half a round trip in seconds.
+        burst_s: how many seconds' worth of bytes the link carries at once after a pause.
+        slower: by how much a transfer may be slower than that, as a share.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Joining:
         fails: Callable[[], bool] = lambda: False,
         *,
         link: tuple[float, float, float] = (1e8, 1e8, 1e-4),
+        burst_s: float = 0.0,
+        slower: float = 0.0,
         verify: bool = True,
     ) -> None:
         self.manager = SessionManager(verify=verify, rng=random.Random(1))
@@ -53,29 +57,37 @@ class Joining:
         self.now_s = 0.0
         self.last: list[Message] = []  # what ends the session
         self._product, self._flops_per_s, self._fails = product, flops_per_s, fails
-        self._link = link
+        self._link, self._burst_s, self._slower = link, burst_s, slower
+        self._rng = random.Random(2)
         self.manager.opened(1, 0.0)
         self._inbox = deque(_sent(self.manager.received(1, hello, 0.0)))
+
+    def _transfer_s(self, nbytes: int, rate: float) -> float:
+        took_s = nbytes / rate * self._rng.uniform(1.0, 1.0 + self._slower)
+        return max(0.0, took_s - self._burst_s)
 
     def run(self) -> Joining:
         """Until nothing is on its way, or the session ends."""
         down, up, latency_s = self._link
+        came = 0  # bytes since the last answer
         while self._inbox:
             message = self._inbox.popleft()
             if isinstance(message, messages.Error | messages.Measured | messages.Bye):
                 self.last.append(message)
                 continue
             payload = getattr(message, "payload", None)
-            self.now_s += (50 + (payload.nbytes if payload is not None else 0)) / down
+            came += 50 + (payload.nbytes if payload is not None else 0)
             for action in [] if self.error else self.core.received(message):
                 assert isinstance(action, Compute), action
-                self.now_s += 2 * latency_s
+                self.now_s += 2 * latency_s + self._transfer_s(came, down)
+                came = 0
                 if self._fails():
                     said = self.core.failed(action.run, "boom")
                 else:
                     block = self._product(action)
                     self.flops += action.flops
-                    self.now_s += action.flops / self._flops_per_s + block.nbytes / up
+                    self.now_s += action.flops / self._flops_per_s
+                    self.now_s += self._transfer_s(block.nbytes, up)
                     said = self.core.computed(action.run, block.pack(), 0.0)
                 for answer in said:
                     assert isinstance(answer, messages.Result | messages.TaskError)
@@ -130,6 +142,24 @@ def test_a_device_that_fails_now_and_then_is_taken_and_measured_right(
     assert rates.uplink_bytes_per_s == pytest.approx(1e8, rel=0.1)
     assert device.rate == 1e10
     assert device.core.occupied_bytes == 0
+
+
+@pytest.mark.parametrize("slower", [0.0, 0.15])
+@pytest.mark.parametrize("burst_s", [0.0, 0.02])
+@pytest.mark.parametrize("down", [2e5, 1e6, 1e7, 1e8])
+@pytest.mark.parametrize("ratio", [1, 5])
+def test_links_are_measured_as_they_sustain_and_slow_ones_hide_no_speed(
+    down: float, ratio: int, burst_s: float, slower: float
+) -> None:
+    """Behind 7/1.4 Mbit/s, devices of 25 GFLOP/s were taken for 0.13."""
+    claims = replace(UNKNOWN, flops_per_s=2.5e10)
+    link = down, down / ratio, 0.01
+    device = Joining(right, claims, 2.5e10, link=link, burst_s=burst_s, slower=slower).run()
+    rates = device.manager.sessions[1].rates
+    assert rates is not None
+    assert rates.downlink_bytes_per_s == pytest.approx(down, rel=0.05 + slower)
+    assert rates.uplink_bytes_per_s == pytest.approx(down / ratio, rel=0.05 + slower)
+    assert rates.flops_per_s == 2.5e10
 
 
 def test_a_device_that_fails_everything_is_not_taken() -> None:

@@ -2,7 +2,9 @@
 
 Link: a row times a column takes almost only download time, and a column times a row takes almost
 only upload time. A 1 x 1 product measures a round trip. The arrays grow until a transfer takes long
-enough to measure. Round-trip time and compute time are subtracted.
+enough to measure. Round-trip time and compute time are subtracted. Many links carry the first bytes
+of a transfer faster than they can sustain, so the rate is that of the bytes by which the last array
+is larger than the one before.
 
 Arithmetic: the device multiplies secret random matrices in each of its dtypes, as stored and
 transposed. The results are verified like all other results (`cleave.verify`). The inner dimension
@@ -36,7 +38,7 @@ from cleave.verify import GemmCheck
 # First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still
 # represent it as an exact integer.
 FIRST_ID: Final = 2**52
-_FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest allowed link
+_FIRST_BYTES: Final = 2 * 1024  # takes at most 3 s on the slowest allowed link
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
 
@@ -63,7 +65,7 @@ class Effort:
 
 
 STATED: Final = Effort(0, 0, 0.0)  # for a device that states its link rates, which are not measured
-JOINING: Final = Effort(2, 2 * 2**20, 0.1)  # for a device that joins to run tasks
+JOINING: Final = Effort(2, 8 * 2**20, 0.1)  # for a device that joins to run tasks
 
 # for a device that joins only to have its link measured
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
@@ -265,18 +267,20 @@ class Probe:
             round_trip_s = min(round_trip_s, self._took_s)
         rates = []
         for download in (True, False):
-            size, last, before = _FIRST_BYTES, False, 0.0
+            size, last = _FIRST_BYTES, False
+            least_s: dict[int, float] = {}  # the shortest time of a transfer, by its bytes
             while True:
                 side = int((size // 4) ** 0.5)
                 step = _Step(1, size // 8, 1) if download else _Step(side, 1, side)
                 yield step
                 sent = 8 * step.depth if download else 4 * side * side
-                rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
-                if last:  # use the better of two, because disturbances only slow transfers down
-                    rates.append(max(rate, before))
+                took_s = max(_LEAST_S, self._took_s - round_trip_s)
+                # Use the better of two, because disturbances only slow transfers down.
+                least_s[sent] = min(took_s, least_s.get(sent, took_s))
+                if last:
+                    rates.append(_sustained(least_s))
                     break
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
-                before = rate
                 size = size if last else size * _GROWTH
         found = LinkRates(rates[0], rates[1], round_trip_s / 2)
         if self._rng is not None:
@@ -305,7 +309,9 @@ class Probe:
             shown = max(shown, 2 * _SPEED_ROWS * side * side * pairs / took_s)
             if last:
                 break
-            last = took_s >= _SPEED_ENOUGH_S or pairs * _GROWTH > _SPEED_PAIRS
+            # The times of the transfers are only known roughly.
+            enough_s = max(_SPEED_ENOUGH_S, down + up)
+            last = took_s >= enough_s or pairs * _GROWTH > _SPEED_PAIRS
             pairs = pairs if last else pairs * _GROWTH
         if CLAIM * shown < claimed:
             self.device = replace(self.device, flops_per_s=shown, graph_flops_per_s=0.0)
@@ -325,6 +331,15 @@ class Probe:
             assert self._rng is not None
             return Buffer(self._rng.random((rows, columns), np.float32), DType.FP32)
         return Buffer(np.zeros((rows, columns), np.float32), DType.FP32)
+
+
+def _sustained(least_s: dict[int, float]) -> float:
+    """Return a link's rate in bytes per second, from the times of transfers of growing size."""
+    *before, (sent, took_s) = least_s.items()
+    rate = sent / took_s
+    if before and (more_s := took_s - before[-1][1]) > 0:
+        rate = min(rate, (sent - before[-1][0]) / more_s)
+    return rate
 
 
 def _not_awaited(message: messages.Result) -> ProtocolError:
