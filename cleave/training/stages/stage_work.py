@@ -168,8 +168,10 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
-        # Arrays of trained parameters in the last step, and those made for the next step.
+        # Arrays of trained parameters: those of this step, those that were made for it before it
+        # began, and those made for the next step.
         self._trained: dict[_Key, _Trained] = {}
+        self._ready: dict[_Key, _Trained] = {}
         self._renewed: dict[_Key, _Trained] = {}
         # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
         # may never occur again, so they are dropped.
@@ -179,12 +181,15 @@ class ModelWork:
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
         """Return the graphs, current parameters and costs of each layer for one step.
 
+        Call this method before `loss` and `slices` of the same step.
+
         Args:
             embedded: for each micro-batch, the first layer's input and all layers' other arguments.
         """
         found = []
         tokens = embedded[0].x.shape[1]
         self._extras_before, self._extras = self._extras, {}
+        self._ready, self._renewed, self._trained = self._renewed, {}, {}
         for number, (forward, backward, from_activations) in enumerate(self._layers):
             part, graphs = self.graphs.parts[number], self.graphs.layers[number]
             held = part.held
@@ -245,11 +250,9 @@ class ModelWork:
         self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
     ) -> list[SliceWork]:
         """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
-        rows = [part.rows(self.vocabulary) for part in parts]
-        self._trained = {k: held for k, held in self._trained.items() if k[1] in {None, *rows}}
         if not parts:
             return []
-        self._sent.keep_rows(rows)
+        self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
         given = [_indices(t) for t in targets]
         one = _floats(np.full((1, 1), scale))
         return [self._slice(part, given, one) for part in parts]
@@ -453,7 +456,7 @@ class ModelWork:
             return self._extra_array(tensor)
         whole = tensor if of is None else of
         if tensor.requires_grad:
-            ready = self._renewed.pop((id(whole), rows), None)
+            ready = self._ready.pop((id(whole), rows), None)
             if ready is None or ready.state != _state(whole):
                 ready = _Trained(whole, _state(whole), self._matrix(tensor))
             self._trained[id(whole), rows] = ready
