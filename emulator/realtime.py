@@ -25,8 +25,8 @@ from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.machine.backends import Compute, MatmulBackend
-from cleave.protocol import messages
-from cleave.protocol.codec import Buffer, decode
+from cleave.protocol import limits, messages
+from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Feature, Welcome
 from cleave.scheduler.sessions.probe import FIRST_ID
@@ -41,6 +41,7 @@ from profiles.fleet_device import FleetDevice
 
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
+_RESULT_BYTES: Final = 64 * 1024  # only results are this long, and they follow the welcome
 LATE_S: Final = 0.02  # tolerated lateness, about the precision of a busy machine's timers
 AHEAD_S: Final = 0.5  # reading pauses while the modelled downlink is further behind than this
 
@@ -95,6 +96,7 @@ class PacedConnection:
 
     It reads each incoming message early, and returns the message at the modelled arrival time. It
     writes each outgoing message at the modelled arrival time, so the latency counts only once.
+    The server would receive a long message byte by byte; heartbeats stand for these bytes.
     """
 
     def __init__(
@@ -130,12 +132,22 @@ class PacedConnection:
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
+        carried = asyncio.ensure_future(self._carry_up(parts, nbytes))
+        try:
+            while not (await asyncio.wait({carried}, timeout=limits.HEARTBEAT_S))[0]:
+                if nbytes >= _RESULT_BYTES:
+                    await self._connection.send(encode(messages.Heartbeat()))
+        finally:
+            carried.cancel()
+        await carried
+        return nbytes
+
+    async def _carry_up(self, parts: Sequence[Buffer], nbytes: int) -> None:
         times = await self._transmit(self._up, nbytes)
         if self._observe is not None:
             self._note(Direction.UP, b"".join(parts), times)
         self._outbox.put_nowait((times[-1], parts))
         await self._clock.sleep_until(self._up.free_s)
-        return nbytes
 
     async def answers(self, within_s: float) -> bool:
         """Return True if the peer answers an undelayed ping within `within_s` real seconds."""

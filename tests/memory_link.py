@@ -19,6 +19,7 @@ class MemoryConnection:
         self._inbox = inbox
         self._outbox = outbox
         self._closed = False
+        self.data_bytes = 0
 
     async def send(self, parts: Sequence[Buffer]) -> int:
         if self._closed:
@@ -32,6 +33,7 @@ class MemoryConnection:
         if data is None:
             self._closed = True
             raise ConnectionLostError("the connection was closed")
+        self.data_bytes += len(data)
         return data
 
     async def answers(self, within_s: float) -> bool:

@@ -87,6 +87,7 @@ class _Peer:
 
     connection: Accepted
     record: Session
+    data_bytes: int = 0  # bytes that had arrived at the last tick
     times: BlockTimes = field(default_factory=BlockTimes)
     outbox: deque[_Outgoing] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -425,7 +426,20 @@ class LiveRuntime(Runtime):
         """Call the session manager's `tick` every `TICK_S` seconds until this task is cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.execute(self.manager.tick(self.now()))
+            self.tick()
+
+    def tick(self) -> None:
+        """Tell the session manager which devices send data, and call its `tick`.
+
+        On a slow link, one message may take longer than a device may be silent.
+        """
+        now_s = self.now()
+        for peer in self._peers.values():
+            data_bytes = peer.connection.data_bytes
+            if data_bytes != peer.data_bytes:
+                peer.data_bytes = data_bytes
+                peer.record.heard_s = now_s
+        self.execute(self.manager.tick(now_s))
 
     async def end_sessions(self) -> None:
         """Queue a `bye` for every device, and end the current step and all GEMMs with an error."""

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection as WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
@@ -46,7 +46,10 @@ class Connection(Protocol):
         """
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer; return True if it responds within `within_s` seconds."""
+        """Ping the peer; return False if no byte arrives for `within_s` seconds before its pong.
+
+        A pong waits behind a message that the peer sends, which may take long on a slow link.
+        """
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -54,6 +57,10 @@ class Connection(Protocol):
 
 class Accepted(Connection, Protocol):
     """A server's connection to a device."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Return the received bytes of all messages, also of one that is incomplete."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
@@ -68,9 +75,22 @@ class Guarded(Protocol):
 
     cut_because: str
 
+    @property
+    def data_bytes(self) -> int: ...
+
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None: ...
 
     def dismissed(self) -> None: ...
+
+
+class ClientSocket(ClientConnection):
+    """A WebSocket of a client that counts received bytes, also those of incomplete messages."""
+
+    received_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.received_bytes += len(data)
+        super().data_received(data)
 
 
 class WebSocketConnection:
@@ -113,13 +133,27 @@ class WebSocketConnection:
 
     async def answers(self, within_s: float) -> bool:
         try:
-            async with asyncio.timeout(within_s):
-                await (await self._socket.ping())
-        except TimeoutError:
-            return False
+            pong = await self._socket.ping()
+            while True:
+                before_bytes = self._received_bytes
+                try:
+                    async with asyncio.timeout(within_s):
+                        await asyncio.shield(pong)
+                    return True
+                except TimeoutError:
+                    if self._received_bytes == before_bytes:
+                        return False
         except ConnectionClosed as error:
             raise ConnectionLostError(_reason(error)) from None
-        return True
+
+    @property
+    def _received_bytes(self) -> int:
+        return self._socket.received_bytes if isinstance(self._socket, ClientSocket) else 0
+
+    @property
+    def data_bytes(self) -> int:
+        """Return the received bytes of all messages, if the socket is `Guarded`; otherwise 0."""
+        return self._socket.data_bytes if isinstance(self._socket, Guarded) else 0
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the awaited sizes, if the socket is `Guarded`."""
@@ -181,6 +215,7 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
             write_limit=WRITE_LIMIT_BYTES,
             open_timeout=limits.HANDSHAKE_S,
             proxy=None,
+            create_connection=ClientSocket,
             **secured,
         )
     except WrongCertificateError as error:

@@ -40,11 +40,13 @@ class FrameGate:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
         awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by up to
             the size of the largest awaited result.
+        data_bytes: received bytes of all messages, also of one that is incomplete.
     """
 
     def __init__(self, now_s: float) -> None:
         self.least_bytes = limits.MAX_HELLO_BYTES
         self.awaited: Callable[[], AwaitedSizes] = AwaitedSizes
+        self.data_bytes = 0
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
         self._left = 0  # bytes of the current frame that are still missing
@@ -73,6 +75,7 @@ class FrameGate:
                 self._left -= step
                 if self._keeps:
                     self._here += step
+                    self.data_bytes += step
             else:
                 at = self._read_header(data, at, now_s)
                 if self._header:  # the header is incomplete

@@ -360,6 +360,11 @@ class GuardedConnection(ServerConnection):
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
         self._frame_gate.awaited = awaited
 
+    @property
+    def data_bytes(self) -> int:
+        """Return the received bytes of all messages, also of one that is incomplete."""
+        return self._frame_gate.data_bytes
+
     def admitted(self, least_bytes: int) -> None:
         """Mark the hello as accepted. Only awaited results may then exceed `least_bytes`."""
         self._unadmitted = False

@@ -118,6 +118,19 @@ def test_a_pipeline_upwards_pays_its_latency_once() -> None:
     assert [data for _, data in there] == [bytes([i]) + bytes(1999) for i in range(4)]
 
 
+def test_a_server_sees_that_a_long_message_is_coming() -> None:
+    async def scenario() -> list[tuple[float, bytes]]:
+        device = Device(link(1e5, 0.0), link(1e5, 0.0))
+        receiving = asyncio.create_task(device.at_server(5))
+        await device.connection.send([bytes(1_000_000)])
+        return await receiving
+
+    there = simulate(scenario())
+    assert [t for t, _ in there] == pytest.approx([2, 4, 6, 8, 10], abs=0.1)
+    assert all(decode(data) == messages.Heartbeat() for _, data in there[:-1])
+    assert len(there[-1][1]) == 1_000_000
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 2), st.integers(1, 5000)), min_size=1, max_size=12),
     st.sampled_from([0.0, 0.2, 2.0]),

@@ -23,7 +23,7 @@ from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyBackend
-from cleave.protocol import messages
+from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
 from cleave.scheduler.sessions.session_manager import SessionManager
@@ -198,6 +198,35 @@ def test_memory_links_carry_the_same_messages_and_bytes() -> None:
     result, down, up, device = asyncio.run(scenario())
     np.testing.assert_array_equal(result, a @ b)
     assert (device.downlink_bytes, device.uplink_bytes) == (down, up)
+
+
+def test_a_device_that_sends_one_message_for_long_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums of 8 MB take longer than `SILENCE_S` on the uplinks of many homes."""
+
+    async def scenario() -> list[bool]:
+        runtime = LiveRuntime(SessionManager("secret"))
+        runtime.loop = asyncio.get_running_loop()
+        now_s = 0.0
+        monkeypatch.setattr(runtime, "now", lambda: now_s)
+        near, far = memory_link()
+        serving = asyncio.create_task(runtime.session(near))
+        hello = device_hello(credential="secret", name="slow", memory_bytes=10**9)
+        await far.send(encode(hello))
+        welcome = decode(await far.receive())
+        assert isinstance(welcome, messages.Welcome)
+        there = []
+        for came in [100] * 10 + [0] * 3:
+            now_s += limits.SILENCE_S / 2
+            near.data_bytes += came  # of a message that is not complete
+            runtime.tick()
+            there.append(welcome.device in runtime.manager.sessions)
+        await far.close()
+        await serving
+        return there
+
+    assert asyncio.run(scenario()) == [True] * 12 + [False]
 
 
 def test_a_device_tells_what_it_measured_as_soon_as_it_is_welcome() -> None:

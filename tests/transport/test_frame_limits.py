@@ -65,8 +65,11 @@ def test_messages_in_any_pieces_are_handed_on_and_counted(
         show(gate, piece)
         at += len(piece)
     assert gate.unasked_bytes() == 0
+    data_bytes = sum(nbytes * frames for nbytes, frames in messages)
+    assert gate.data_bytes == data_bytes
     gate.passes(frame(100, fin=False), 0, 0.0)
     assert gate.unasked_bytes() == 100
+    assert gate.data_bytes == data_bytes + 100
 
 
 def test_only_so_long_a_message_is_let_in_as_is_awaited() -> None:

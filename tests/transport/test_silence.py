@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -14,7 +15,7 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, encode
-from cleave.transport.connection import ConnectionLostError, WebSocketConnection
+from cleave.transport.connection import ClientSocket, ConnectionLostError, WebSocketConnection
 from tests.memory_link import MemoryConnection, memory_link
 
 PATIENCE_S = 30
@@ -77,6 +78,38 @@ def test_over_a_socket() -> None:
                 return answers
 
     assert asyncio.run(scenario()) == [True, False]
+
+
+class Receiving(ClientSocket):
+    """A socket that receives pieces of a long message, and then, or never, the pong behind it."""
+
+    def __init__(self, pieces: int, *, pong: bool) -> None:
+        self._left, self._pong = pieces, pong
+        self._answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def ping(self, data: Any = None) -> asyncio.Future[float]:
+        return self._answer
+
+    @property
+    def received_bytes(self) -> int:
+        self._left -= 1
+        if self._left == 0 and self._pong:
+            self._answer.set_result(0.0)
+        return max(0, self._left)
+
+    @received_bytes.setter
+    def received_bytes(self, value: int) -> None: ...
+
+
+@pytest.mark.parametrize("pong", [True, False])
+def test_a_long_message_before_the_pong_is_waited_for(pong: bool) -> None:
+    """Behind 7 Mbit/s a device left its server whenever it received an LM head of 154 MB."""
+
+    async def scenario() -> bool:
+        socket = Receiving(20, pong=pong)
+        return await WebSocketConnection(socket).answers(0.001)
+
+    assert asyncio.run(scenario()) is pong
 
 
 class CannotSend(Asked):
