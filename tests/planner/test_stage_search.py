@@ -25,7 +25,12 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.prediction import held_by_device, held_bytes, predict
+from cleave.planner.stages.prediction import (
+    held_by_device,
+    held_bytes,
+    predict,
+    worth_changing,
+)
 from cleave.planner.stages.search import interleaved, plan_stages
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
@@ -240,6 +245,33 @@ def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:
     # Four micro-batches each, and next to nothing else.
     each_s = 4 * 256 * (24 * 210e6 + 300e6) / 1e12
     assert plan.step_s == pytest.approx(each_s + PS.optimizer_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("frozen_bytes", "saved_s", "worth"),
+    [
+        (0, 5.1, True),
+        (0, 4.9, False),  # hardly a gain
+        (12_500_000, 5.1, True),
+        (12_500_000 * 200, 19.9, False),  # two layers take 400 s
+        (12_500_000 * 200, 20.1, True),
+    ],
+)
+def test_a_change_of_plans_pays_for_the_frozen_layers_that_it_moves(
+    frozen_bytes: int, saved_s: float, worth: bool
+) -> None:
+    layer = replace(OPT_LAYER, frozen_bytes=frozen_bytes)
+    model = replace(OPT_125M, layers=[layer] * 12, loss=replace(OPT_LOSS, frozen_bytes=10**12))
+    before, after = (
+        StagePlan(
+            (PlannedStage(0, cut, (0,)), PlannedStage(cut, 12, (1, 2), loss=True)),
+            {}, step_s, {}, 0, 0,
+        )
+        for cut, step_s in ((6, 100.0), (8, 100.0 - saved_s))
+    )  # fmt: skip
+    rates = {device.device: device for device in HOME}
+    assert worth_changing(model, before, after, rates) == worth
+    assert worth_changing(model, after, replace(before, step_s=1.0), rates)  # to two devices
 
 
 def test_little_memory_takes_as_many_devices_as_are_needed() -> None:

@@ -12,6 +12,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
     NOTHING_KEPT,
     PIECE_COST,
+    HeadSlice,
     Keep,
     KeptBatches,
     LayerCost,
@@ -30,6 +31,11 @@ GRAPH_BYTES: Final = 100_000  # memory for a stage's graphs, without weights and
 RUNTIME_BYTES: Final = 41_000_000
 SPARE: Final = 1.04  # factor that allows for memory fragmentation
 _FP32_BYTES: Final = 4
+
+# A plan replaces another one for the same devices if it saves this share of a step, and what the
+# change costs in this many steps.
+_GAIN: Final = 0.05
+_PAYS_IN_STEPS: Final = 20
 
 _SMALL: Final = 0.1  # share of a link's time below which `_link` omits a kind of traffic
 
@@ -274,6 +280,39 @@ def predict_again(
     """Return a plan with the prediction for other speeds of its devices or of the PS."""
     run = _simulation(model, plan, devices_by_id, ps)
     return replace(_simulated(run, plan.kept_batches, ps), forward_first=plan.forward_first)
+
+
+def worth_changing(
+    model: StageModel, before: StagePlan, after: StagePlan, devices: Mapping[int, DeviceRates]
+) -> bool:
+    """Return whether another plan for the same devices saves enough to replace the current one.
+
+    Devices must first receive the frozen parameters that they do not hold yet, such as a base model
+    of adapters.
+    """
+    held, saved_s = _frozen_parts(model, before), before.step_s - after.step_s
+    receiving_s = max(
+        sum(nbytes for part, nbytes in parts.items() if part not in held.get(device, {}))
+        / devices[device].downlink_bytes_per_s
+        for device, parts in _frozen_parts(model, after).items()
+    )
+    return saved_s >= max(_GAIN * before.step_s, receiving_s / _PAYS_IN_STEPS)
+
+
+def _frozen_parts(model: StageModel, plan: StagePlan) -> dict[int, dict[int | HeadSlice, int]]:
+    """Return the bytes of the frozen parameters of each device's layers and slices of the loss."""
+    found: dict[int, dict[int | HeadSlice, int]] = {}
+    for stage in plan.planned:
+        parts: dict[int | HeadSlice, int] = {
+            number: model.layers[number].frozen_bytes for number in range(stage.first, stage.stop)
+        }
+        if stage.loss:
+            parts[len(model.layers)] = model.loss.frozen_bytes
+        if stage.slice is not None:
+            parts[stage.slice] = model.slice_of_loss(stage.slice.share).frozen_bytes
+        for device in stage.devices:
+            found.setdefault(device, {}).update(parts)
+    return found
 
 
 def _simulation(

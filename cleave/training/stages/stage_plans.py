@@ -17,7 +17,7 @@ from cleave.fleet.own_device import offered_bytes
 from cleave.planner.forecast import MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds, predict_again
+from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -79,6 +79,8 @@ class StagePlans:
         self._planned_for: object = None
         self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
         self._costs: StageModel | None = None  # the model for which `plan` was made
+        # The plan that was discarded because of other speeds, and its model.
+        self._former: tuple[StageModel, StagePlan] | None = None
         self._steps = 0  # steps since the plan was made
         self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
         self._asked_own_device = False  # whether this job has started the PS's own device
@@ -132,22 +134,24 @@ class StagePlans:
             own_s: part of `step_s` in which devices waited for the PS.
             loss_s: time in which the PS computed losses.
         """
-        plan, before = self.plan, self._ps
+        plan, costs, before = self.plan, self._costs, self._ps
         self._steps += 1
         self._own_device_is_new = False
-        if plan is None or self._steps < _STEADY or self._runtime.clock != "wall":
+        if plan is None or costs is None:
+            return
+        if self._steps < _STEADY or self._runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
         predicted_s = plan.step_s
         self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
-        devices, costs = self.devices(), self._costs
+        devices = self.devices()
         ratios = [
             [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
             for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
         ]
         graphs = [each[0] for each in ratios]
         links = [ratio for each in ratios for ratio in each[1:]]
-        if plan.loss_at_ps and loss_s > 0 and costs is not None:
+        if plan.loss_at_ps and loss_s > 0:
             loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
             graphs.append(loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s))
             self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
@@ -160,8 +164,8 @@ class StagePlans:
                     f"the stages are planned again: a step took {step_s:.3g} s instead of "
                     f"{predicted_s:.3g} s"
                 )
-                self.plan = None
-        elif costs is not None and plan.devices <= devices.keys():
+                self.plan, self._former = None, (costs, plan)
+        elif plan.devices <= devices.keys():
             self.plan = predict_again(costs, plan, devices, self._ps)
             self._rates = devices
 
@@ -170,7 +174,9 @@ class StagePlans:
     ) -> StagePlan | None:
         """Plan stages and report the plan to the user; return None if no plan fits the devices."""
         devices = list(rates.values())
-        self._rates, self._planned_for = rates, (tuple(sorted(rates)), tuple(ids.shape))
+        former, self._former = self._former, None
+        planned_for = tuple(sorted(rates)), tuple(ids.shape)
+        same, self._rates, self._planned_for = planned_for == self._planned_for, rates, planned_for
         if not devices:
             then = "training waits" if self._waits else "no stages"
             why = self._runtime.why_no_stages() or "no other computer is connected"
@@ -195,6 +201,10 @@ class StagePlans:
         costs, plan = forecast.stages
         if self._own_device_joins(forecaster, devices, forecast.stages, work):
             return self._new_plan(ids, work, self.devices())
+        if former is not None and same:
+            again = predict_again(*former, rates, self._ps)
+            if not worth_changing(former[0], again, plan, rates):
+                costs, plan = former[0], again
         self.micro_batches, self._costs = len(costs.tokens), costs
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
