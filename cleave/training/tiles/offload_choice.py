@@ -19,7 +19,6 @@ from cleave.training.tiles.offloaded_linear import (
     conv1d,
     offloaded_conv1d,
     offloaded_experts,
-    product,
 )
 
 
@@ -48,7 +47,7 @@ class OffloadChoice:
             elif kind is self._conv1d:
                 becomes = classes.setdefault(kind, offloaded_conv1d(kind))
             elif are_experts(module):
-                becomes = classes.setdefault(kind, offloaded_experts(kind, product))
+                becomes = classes.setdefault(kind, offloaded_experts(kind))
             else:
                 continue
             for parameter in module.parameters(recurse=False):
