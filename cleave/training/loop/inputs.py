@@ -24,7 +24,7 @@ from cleave.training.loop.job import MAY_CHANGE, JobSpec, Packing
 from cleave.training.loop.journal import holds_beginning
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
 from cleave.training.loop.state_files import check_folder
-from cleave.training.loop.trackers import tracker_kinds
+from cleave.training.loop.trackers import tracker_names
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.servers.ranks import Ranks
 from cleave.workload.models.build import ModelSource, resolve_model
@@ -99,7 +99,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     job.check_model(source.spec)
     if job.lora:
         LoraSpec.of(job.lora).config()  # raises an error if peft is not installed
-    tracker_kinds(job.report_to)
+    tracker_names(job.report_to)  # raises an error if a tracker is not installed
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
