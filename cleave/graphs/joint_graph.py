@@ -86,13 +86,13 @@ class Splitter:
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]
-        kept, again = self._needed(node for node in late)
+        kept, again = self._needed(late)
         activations = {node: self._name(number) for number, node in enumerate(kept)}
         self._apart = {node: node.meta["val"].new_empty(_apart(node, self._batch)) for node in kept}
         forward = self._forward(early, activations, outputs[:of_forward])
         backward = self._backward(late, {}, set(self._joint.graph.nodes), outputs[of_forward:])
         from_activations = self._backward(late, activations, again, outputs[of_forward:])
-        sizes = {named: _of_sample(node, self._batch) for node, named in activations.items()}
+        sizes = {named: prod(_known(node)) for node, named in activations.items()}
         return (forward, backward, from_activations), sizes
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
@@ -243,10 +243,3 @@ def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
     return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]
-
-
-def _of_sample(node: fx.Node, batch: torch.SymInt) -> int:
-    dim, times = _batch_dim(node, batch)
-    sizes = _sizes(node)
-    sizes[dim] = times
-    return prod(sizes)

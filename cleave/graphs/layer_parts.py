@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
@@ -142,20 +142,12 @@ class LayerPart:
         A trace shows where to cut. In most layers, only the sum of the layer's input and
         attention's output passes from attention to the MLP.
         """
-        trace = _Trace.of(self)
-        best: tuple[int, _Cut] | None = None
-        for number, cut in trace.cuts():
-            if best is None or cut.sizes[0] < best[1].sizes[0]:
-                best = number, cut
-        if best is None or best[1].sizes[1] < _LEAST_SHARE * sum(best[1].sizes):
+        cuts = list(_cuts(self))
+        if not cuts:
             return [self]
-        number, found = best
-        return self.cut_as(
-            [
-                replace(self, held=found.first, attends=found.attends_first, last=number),
-                replace(self, held=found.second, attends=found.attends_second, first=number),
-            ]
-        )
+        best = min(cuts, key=lambda parts: max(map(_elements, parts)))
+        sizes = [_elements(part) for part in best]
+        return [self] if min(sizes) < _LEAST_SHARE * sum(sizes) else self.cut_as(best)
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
         """Cut this layer at the point where another layer of the same kind was cut into `parts`."""
@@ -219,68 +211,43 @@ class _Replaced(TorchFunctionMode):
         )
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A possible cut: each part's parameters and buffers, and whether it contains attention."""
-
-    first: Mapping[str, Tensor]
-    second: Mapping[str, Tensor]
-    attends_first: bool
-    attends_second: bool
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Return the number of elements in the tensors of the larger and of the smaller part."""
-        one, other = (sum(t.numel() for t in p.values()) for p in (self.first, self.second))
-        return max(one, other), min(one, other)
+def _elements(part: LayerPart) -> int:
+    """Return the number of elements in a part's parameters and buffers."""
+    return sum(tensor.numel() for tensor in part.held.values())
 
 
-@dataclass(frozen=True)
-class _Trace:
-    """A traced forward pass of a layer.
+def _cuts(layer: LayerPart) -> Iterator[tuple[LayerPart, LayerPart]]:
+    """Trace a layer's forward pass, and yield the two parts of each possible cut.
 
-    Attributes:
-        inputs: maps each input node to the name of the input.
-        results: nodes whose results have the shape of the layer's input, in order.
+    A cut is possible at a result with the shape of the layer's input, if the layer's output depends
+    on its input only through the result, and if the two parts share no trainable parameter. The
+    parts have the inputs and outputs of the whole layer.
     """
 
-    held: Mapping[str, Tensor]
-    inputs: Mapping[fx.Node, str]
-    y: fx.Node
-    results: list[fx.Node]
+    def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        results = _Replaced(given[names.X], given[names.X], None, None)
+        with results:
+            y = layer.call.run(layer.parameters(given), given[names.X], layer.extras(given))
+        return (y, *results.found)
 
-    @classmethod
-    def of(cls, part: LayerPart) -> _Trace:
-        def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-            results = _Replaced(given[names.X], given[names.X], None, None)
-            with results:
-                y = part.call.run(part.parameters(given), given[names.X], part.extras(given))
-            return (y, *results.found)
+    graph, used = core_aten(TracedGraph(forward, layer.inputs(), (), layer.varying()))
+    inputs = dict(zip(used, graph.graph.find_nodes(op="placeholder"), strict=True))
+    y, *results = graph.graph.find_nodes(op="output")[0].args[0]
 
-        graph, used = core_aten(TracedGraph(forward, part.inputs(), (), part.varying()))
-        inputs = dict(zip(graph.graph.find_nodes(op="placeholder"), used, strict=True))
-        y, *results = graph.graph.find_nodes(op="output")[0].args[0]
-        return cls(part.held, inputs, y, results)
+    def held(nodes: set[fx.Node]) -> dict[str, Tensor]:
+        return {n: t for n, t in layer.held.items() if inputs.get(names.parameter(n)) in nodes}
 
-    def cuts(self) -> Iterable[tuple[int, _Cut]]:
-        """Yield the index of each result at which the layer can be cut, and the cut.
-
-        A cut is possible if the layer's output depends on its input only through the result, and if
-        the two parts share no trainable parameter.
-        """
-        x = next(node for node, name in self.inputs.items() if name == names.X)
-        for number, node in enumerate(self.results):
-            after = _needed(self.y, without=node)
-            if x in after or node is self.y:
-                continue
-            before = _needed(node)
-            first, second = self._tensors(before), self._tensors(after)
-            if not any(first[name].requires_grad for name in first.keys() & second.keys()):
-                yield number, _Cut(first, second, _attends(before), _attends(after))
-
-    def _tensors(self, nodes: set[fx.Node]) -> dict[str, Tensor]:
-        named = {name for node, name in self.inputs.items() if node in nodes}
-        return {n: t for n, t in self.held.items() if names.parameter(n) in named}
+    for number, node in enumerate(results):
+        after = _needed(y, without=node)
+        if inputs[names.X] in after or node is y:
+            continue
+        before = _needed(node)
+        first, second = held(before), held(after)
+        if not any(first[name].requires_grad for name in first.keys() & second.keys()):
+            yield (
+                replace(layer, held=first, attends=_attends(before), last=number),
+                replace(layer, held=second, attends=_attends(after), first=number),
+            )
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:

@@ -14,15 +14,7 @@ from torch import Tensor, nn
 from cleave import attention_blocks
 from cleave import graph_names as names
 from cleave.errors import LayerGraphError
-from cleave.graphs import (
-    attention,
-    calls,
-    joint_graph,
-    layer_parts,
-    loss_graph,
-    programs,
-    tracing,
-)
+from cleave.graphs import attention, calls, joint_graph, layer_parts, loss_graph, programs, tracing
 from cleave.graphs.calls import LayerCall, layer_calls, output_of
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from cleave.arrays import DType
+from cleave.arrays import Array, DType
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import (
     CPU_SETUP,
@@ -145,8 +144,6 @@ class GraphChoice:
         )
         return None
 
-
-Array: TypeAlias = npt.NDArray[Any]
 
 LARGEST_ERROR: Final = 2e-5
 """Relative error at which a provider is rejected. In the trials, the error of fp32 is at most 2e-6,

@@ -27,7 +27,7 @@ from cleave.machine.graph_arrays import (
     Sized,
     UnboundedError,
 )
-from cleave.machine.graph_operations import Given, Made, made_by
+from cleave.machine.graph_operations import Given, Made, followed, made_by
 from cleave.machine.graph_session import GraphError
 
 OPSETS: Final = range(18, 24)  # supported versions of the ONNX operator set
@@ -132,6 +132,7 @@ class _Pass:
     ) -> None:
         self.known: dict[str, Sized] = {**outer, **graph.constants, **inputs}
         self.enclosed: set[str] = set()
+        self.outputs = graph.outputs
         self._graph = graph
         self._free = {*graph.constants, *inputs}  # names of the arrays that exist before the run
         self._taken: list[set[str]] = []  # names of each operation's inputs
@@ -221,10 +222,6 @@ class _Pass:
         rest = [Sized((times, *one.shape), one.type) for one in found[states:]]
         turning = sum(one.nbytes for one in held)
         return Made([*held, *rest], inside.peak_bytes(set(), {}) + turning)
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
         """Return True if an input's only use is an addition whose stored result has its shape."""
@@ -357,7 +354,7 @@ def _constant(operation: Operation, given: Given) -> Sized:
             return Sized((), INT64, (operation.integer("value_int", 0),))
         found = operation.integers("value_ints")
         if found is not None:
-            return _with_values((len(found),), INT64, found)
+            return followed((len(found),), INT64, found)
         if "value_float" in operation.attributes:
             return Sized((), FLOAT32)
         raise operation.refused("it has no value")
@@ -367,13 +364,8 @@ def _constant(operation: Operation, given: Given) -> Sized:
     filled = _tensor(value.tensor) if value is not None else Sized((1,), FLOAT32)
     made = Sized(shape, filled.type)
     if filled.values and len(filled.values) == 1 and made.elements <= MOST_VALUES:
-        return _with_values(shape, filled.type, filled.values * made.elements)
+        return followed(shape, filled.type, filled.values * made.elements)
     return made
-
-
-def _with_values(shape: Sequence[int], type: int, values: Sequence[int]) -> Sized:
-    known = len(shape) <= 1 and len(values) <= MOST_VALUES and type in FOLLOWED
-    return Sized(tuple(shape), type, tuple(values) if known else None)
 
 
 def _enclosed(operation: Operation) -> set[str]:

@@ -96,7 +96,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
     return tuple(found)
 
 
-def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
+def followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
     """Return the `Sized` of an array, with the elements of a small integer or boolean array."""
     if (
         values is None
@@ -126,7 +126,7 @@ def _one_by_one(
         if found is None or not -largest < found < largest:
             return Sized(shape, type)
         values.append(found)
-    return _followed(shape, type, values)
+    return followed(shape, type, values)
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -214,7 +214,7 @@ def _reduced(operation: Operation, first: Sized, given: Given) -> Sized:
     negative = any(value < 0 for value in values)
     largest = 2**31 if first.type == INT32 else LARGEST_NUMBER
     found = None if negative or product >= largest else [product]
-    return _followed(shape, first.type, found)
+    return followed(shape, first.type, found)
 
 
 def _arg(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -284,11 +284,11 @@ def _shape(operation: Operation, first: Sized, given: Given) -> Sized:
         min(max(end + rank if end < 0 else end, 0), rank)
         for end in (operation.integer("start", 0), operation.integer("end", rank))
     ))]  # fmt: skip
-    return _followed((len(found),), INT64, found)
+    return followed((len(found),), INT64, found)
 
 
 def _size(operation: Operation, first: Sized, given: Given) -> Sized:
-    return _followed((), INT64, [first.elements])
+    return followed((), INT64, [first.elements])
 
 
 def _reshape(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -305,7 +305,7 @@ def _reshape(operation: Operation, first: Sized, given: Given) -> Sized:
     found = Sized(tuple(wanted), first.type)
     if found.elements != first.elements:
         raise operation.refused(f"shape {list(first.shape)} does not become {wanted}")
-    return _followed(found.shape, first.type, first.values)
+    return followed(found.shape, first.type, first.values)
 
 
 def _transpose(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -326,7 +326,7 @@ def _squeeze(operation: Operation, first: Sized, given: Given) -> Sized:
         gone = _axes(operation, axes, len(first.shape))
     if any(first.shape[at] != 1 for at in gone):
         raise operation.refused(f"shape {list(first.shape)} is not 1 in {gone}")
-    return _followed(_without(first.shape, gone, keep=0), first.type, first.values)
+    return followed(_without(first.shape, gone, keep=0), first.type, first.values)
 
 
 def _unsqueeze(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -335,7 +335,7 @@ def _unsqueeze(operation: Operation, first: Sized, given: Given) -> Sized:
     new = _axes(operation, axes, rank)
     sizes = iter(first.shape)
     shape = tuple(1 if at in new else next(sizes) for at in range(rank))
-    return _followed(shape, first.type, first.values)
+    return followed(shape, first.type, first.values)
 
 
 def _flatten(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -355,7 +355,7 @@ def _expand(operation: Operation, first: Sized, given: Given) -> Sized:
     values = first.values
     if values is not None and len(values) == 1 and prod(shape) <= MOST_VALUES:
         values *= prod(shape)
-    return _followed(shape, first.type, values)
+    return followed(shape, first.type, values)
 
 
 def _tile(operation: Operation, first: Sized, given: Given) -> Sized:
@@ -377,7 +377,7 @@ def _concat(operation: Operation, first: Sized, given: Given) -> Sized:
     rows = [array.values for array in arrays if array.values is not None]
     known = total <= MOST_VALUES and len(rows) == len(arrays)
     values = [value for row in rows for value in row] if known else None
-    return _followed(shape, first.type, values)
+    return followed(shape, first.type, values)
 
 
 def _split(operation: Operation, first: Sized, given: Given) -> Made:
@@ -414,7 +414,7 @@ def _slice(operation: Operation, first: Sized, given: Given) -> Sized:
         shape[axis] = len(places)
         if values is not None:
             values = tuple(values[at] for at in places)
-    return _followed(tuple(shape), first.type, values)
+    return followed(tuple(shape), first.type, values)
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
@@ -434,7 +434,7 @@ def _gather(operation: Operation, first: Sized, given: Given) -> Sized:
         count = len(first.values)
         if all(-count <= at < count for at in places.values):
             values = [first.values[at] for at in places.values]
-    return _followed(shape, first.type, values)
+    return followed(shape, first.type, values)
 
 
 def _scatter(operation: Operation, first: Sized, given: Given) -> Made:
@@ -472,7 +472,7 @@ def _range(operation: Operation, first: Sized, given: Given) -> Sized:
         raise operation.refused(f"there is no range of {list(numbers)}")
     found = range(*numbers)
     values = list(found) if len(found) <= MOST_VALUES else None
-    return _followed((len(found),), first.type, values)
+    return followed((len(found),), first.type, values)
 
 
 def _top(operation: Operation, first: Sized, given: Given) -> Made:

@@ -25,17 +25,13 @@ def hold_strips_well() -> Callable[[], None]:
         Without glibc, the function does nothing.
     """
     if not sys.platform.startswith("linux"):
-        return _nothing
+        return lambda: None
     try:
         libc = ctypes.CDLL(None)
         mallopt, malloc_trim = libc.mallopt, libc.malloc_trim
     except (OSError, AttributeError):  # not glibc
-        return _nothing
+        return lambda: None
     mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, 8 * _LARGEST_MMAP_THRESHOLD)
     return lambda: malloc_trim(0)
-
-
-def _nothing() -> None:
-    return None

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from cleave.arrays import Array
 
 Field: TypeAlias = tuple[int, int | memoryview]  # number and value; fixed-length values are bytes
 
@@ -271,8 +272,6 @@ def parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Yield the number and bytes of each field whose value is not an integer."""
     return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))
 
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _IR_VERSION: Final = 10
 _OPSET: Final = 20

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave import arrays
-from cleave.arrays import Buffer, DType
+from cleave.arrays import Buffer, Doubles, DType
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 Truth = npt.NDArray[np.bool_]
 
 UNIT: Final = 2.0**-24  # unit roundoff of fp32

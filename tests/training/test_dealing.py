@@ -15,7 +15,7 @@ from cleave.training.data.batches import Batch
 from cleave.training.servers import gradient_sums
 from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import Alone, Exchange
-from cleave.training.servers.shared_steps import Dealer, Pace, deal, part_of
+from cleave.training.servers.shared_steps import deal, deal_again, part_of, speed_after
 
 SPEEDS = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e6)), min_size=1, max_size=6)
 
@@ -41,43 +41,40 @@ def test_no_row_is_better_off_elsewhere(rows: int, speeds: list[float]) -> None:
 
 def test_dealing_by_shown_speeds_makes_parts_equally_long_where_most_of_a_step_is_fixed() -> None:
     fixed_s, row_s = [1.0, 2.0, 4.0], [0.05, 0.01, 0.02]
-    paces = [Pace(rows_per_s=1.0) for _ in fixed_s]
-    dealer = Dealer()
+    speeds = [1.0 for _ in fixed_s]
+    dealt: list[int] = []
     for _ in range(60):
-        dealt = dealer.next(400, [pace.rows_per_s for pace in paces])
+        dealt = deal_again(400, speeds, dealt)
         times = [f + r * n for f, r, n in zip(fixed_s, row_s, dealt, strict=True)]
-        for pace, rows, took_s in zip(paces, dealt, times, strict=True):
-            pace.took(rows, took_s, 1.0)
+        shown = zip(speeds, dealt, times, strict=True)
+        speeds = [speed_after(speed, rows, took_s, 1.0) for speed, rows, took_s in shown]
     assert max(times) < 1.15 * min(times)
 
 
 def test_a_small_gain_deals_nothing_anew() -> None:
-    dealer = Dealer()
-    assert dealer.next(100, [1.0, 1.0]) == [50, 50]
-    assert dealer.next(100, [1.0, 1.05]) == [50, 50]
-    assert dealer.next(100, [1.0, 3.0]) == [25, 75]
-    assert dealer.next(100, [1.0, 0.0]) == [100, 0]
-    assert dealer.next(60, [1.0, 0.0]) == [60, 0]
+    assert deal_again(100, [1.0, 1.0], []) == [50, 50]
+    assert deal_again(100, [1.0, 1.05], [50, 50]) == [50, 50]
+    assert deal_again(100, [1.0, 3.0], [50, 50]) == [25, 75]
+    assert deal_again(100, [1.0, 0.0], [25, 75]) == [100, 0]
+    assert deal_again(60, [1.0, 0.0], [100, 0]) == [60, 0]
 
 
 def test_a_fleet_that_grows_is_faster_before_it_has_shown_it() -> None:
-    pace = Pace()
-    pace.took(10, 2.0, capacity=5.0)
-    assert pace.rows_per_s * 10.0 == 10.0
-    pace.took(10, 1.0, capacity=0.0)
-    pace.took(0, 1.0, capacity=0.0)
-    assert pace.rows_per_s == 1.0
+    rows_per_s = speed_after(0.0, 10, 2.0, capacity=5.0)
+    assert rows_per_s * 10.0 == 10.0
+    rows_per_s = speed_after(rows_per_s, 10, 1.0, capacity=0.0)
+    assert speed_after(rows_per_s, 0, 1.0, capacity=0.0) == 1.0
 
 
 def test_a_server_that_was_slow_for_a_while_is_tried_again() -> None:
-    paces, dealer = [Pace(1.0), Pace(1.0)], Dealer()
+    speeds, dealt = [1.0, 1.0], list[int]()
     done = []
     for step in range(80):
-        dealt = dealer.next(8, [pace.rows_per_s for pace in paces])
+        dealt = deal_again(8, speeds, dealt)
         done.append(dealt[1])
-        for number, (pace, rows) in enumerate(zip(paces, dealt, strict=True)):
+        for number, rows in enumerate(dealt):
             slow = 50.0 if number == 1 and 3 <= step < 12 else 1.0
-            pace.took(rows, rows * slow, 1.0)
+            speeds[number] = speed_after(speeds[number], rows, rows * slow, 1.0)
     assert 0 in done
     assert done[-1] > 1
 

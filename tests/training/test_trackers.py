@@ -16,16 +16,15 @@ from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, NoteRecord, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trackers import TrackerKind, Trackers, tracker_kinds
+from cleave.training.loop.trackers import Trackers, tracker_names
 from cleave.training.loop.trainer import train
 
 
 def test_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: "there")
-    assert tracker_kinds("") == ()
-    assert tracker_kinds("wandb") == (TrackerKind.WANDB,)
-    both = (TrackerKind.TENSORBOARD, TrackerKind.WANDB)
-    assert tracker_kinds("tensorboard+wandb+tensorboard") == both
+    assert tracker_names("") == []
+    assert tracker_names("wandb") == ["wandb"]
+    assert tracker_names("tensorboard+wandb+tensorboard") == ["tensorboard", "wandb"]
 
 
 @pytest.mark.parametrize("text", ["tensorbord", "tensorboard,wandb", "wandb+", " "])
@@ -37,7 +36,7 @@ def test_what_it_refuses(text: str) -> None:
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'cleave-train\[wandb\]'"):
-        tracker_kinds("wandb")
+        tracker_names("wandb")
 
 
 def job_of(corpus: Path, **more: Any) -> JobSpec:
@@ -130,7 +129,7 @@ def test_one_that_cannot_begin_is_said(
     def refuse(*given: object) -> None:
         raise RuntimeError("no key\nmore")
 
-    monkeypatch.setattr(trackers, "_OPEN", {TrackerKind.TENSORBOARD: refuse})
+    monkeypatch.setattr(trackers, "_OPEN", {"tensorboard": refuse})
     run, said = RunFolder.create(tmp_path, "mine"), list[str]()
     Trackers.open(job_of(corpus_file, report_to="tensorboard"), run, 0, said.append)
     assert said == ["no more curves go to tensorboard (RuntimeError: no key); training continues"]

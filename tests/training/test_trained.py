@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer
+from cleave.training.loop.records import Record, TextRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.results.evaluation import Question, answer, perplexity, read_questions
 from cleave.training.results.export import export_run
 from cleave.training.results.trained import TrainedModel, open_trained
-from cleave.training.results.uses import go_on
+from cleave.training.results.uses import Generation
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 from tests.training.test_export import trained
@@ -81,12 +82,13 @@ def added(trained: TrainedModel, text: str, tokens: int, **more: Any) -> list[st
     """Return the pieces that a model adds to a text."""
     pieces: list[str] = []
 
-    def say(piece: str) -> bool:
-        pieces.append(piece)
-        return True
+    def report(record: Record) -> None:
+        assert isinstance(record, TextRecord)
+        pieces.append(record.text)
 
-    go_on(trained, text, tokens, say, **more)
-    return pieces
+    Generation(text, tokens=tokens, **more).run(trained, report, lambda: False)
+    assert pieces[0] == text
+    return pieces[1:]
 
 
 def test_a_text_goes_on_as_transformers_says(run: RunFolder) -> None:
@@ -235,14 +237,13 @@ def test_half_a_character_comes_with_its_other_half(sentences: Path) -> None:
     always(model, 3 + ord("a"))  # a later byte that fits no character would take it back
     assert added(opened, "the", 3) == ["aaa"]
     always(model, 3 + 256 + 1)  # "a", after special tokens, bytes and the sign of a space
-    heard: list[str] = []
+    heard: list[Record] = []
 
-    def say(piece: str) -> bool:
-        heard.append(piece)
-        return len(heard) < 2  # a listener stops a generation
+    def stop() -> bool:
+        return len(heard) > 2  # a listener stops a generation
 
-    go_on(opened, "the", 9, say)
-    assert heard == ["a", "a"]
+    Generation("the", tokens=9).run(opened, heard.append, stop)
+    assert heard == [TextRecord("the"), TextRecord("a"), TextRecord("a")]
 
 
 def test_a_text_of_more_tokens_than_the_model_has_is_one_sentence(

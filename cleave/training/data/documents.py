@@ -157,12 +157,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
                 if line.isspace():
                     continue
                 where = f"Line {number} of {str(path)!r}"
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(
-                        f"{where} is not JSON ({error}): every line must be one object."
-                    ) from None
+                record = _parsed(line, where, "every line must be one object")
                 yield _document_of(where, record)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
@@ -176,14 +171,17 @@ def _read_json(path: Path) -> Iterator[Document]:
     if not text.lstrip().startswith("["):
         yield from _read_jsonl(path)
         return
-    try:
-        records = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{str(path)!r} is not JSON ({error}): write a list of objects, or one in each line."
-        ) from None
+    records = _parsed(text, repr(str(path)), "write a list of objects, or one in each line")
     for number, record in enumerate(records, start=1):
         yield _document_of(f"Item {number} of {str(path)!r}", record)
+
+
+def _parsed(text: str, where: str, advice: str) -> Any:
+    """Parse JSON, or raise UsageError with the text's place in its source, and with advice."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON ({error}): {advice}.") from None
 
 
 def _document_of(where: str, record: Any) -> Document:

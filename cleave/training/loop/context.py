@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 
 from cleave.fleet.fleet import Fleet
 from cleave.training.loop.disk import Patience
-from cleave.training.loop.records import (
-    DiskRecord,
-    NoteRecord,
-    Record,
-)
+from cleave.training.loop.records import DiskRecord, NoteRecord, Record
 from cleave.training.servers.ranks import Alone, Ranks
 
 

@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cleave.errors import CleaveError
-from cleave.training.data.batches import (
-    Corpus,
-    build_corpus,
-)
+from cleave.training.data.batches import Corpus, build_corpus
 from cleave.training.data.documents import read_documents
-from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
-from cleave.training.loop.checkpoint import (
-    DamagedCheckpointError,
-    LoadedCheckpoint,
+from cleave.training.data.tokenizer import (
+    TextTokenizer,
+    default_tokenizer,
+    folder_tokenizer,
+    json_object,
 )
+from cleave.training.loop.checkpoint import DamagedCheckpointError, LoadedCheckpoint
 from cleave.training.loop.context import TrainContext
-from cleave.training.loop.fingerprint import FINGERPRINTS, Fingerprints, in_words
-from cleave.training.loop.job import (
-    MAY_CHANGE,
-    JobSpec,
-    Packing,
-)
+from cleave.training.loop.job import MAY_CHANGE, JobSpec, Packing
 from cleave.training.loop.journal import holds_beginning
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
 from cleave.training.loop.state_files import check_folder
-from cleave.training.loop.trackers import tracker_kinds
+from cleave.training.loop.trackers import tracker_names
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.servers.ranks import Ranks
-from cleave.workload.models.build import (
-    ModelSource,
-    resolve_model,
-)
+from cleave.workload.models.build import ModelSource, resolve_model
 
 _TOKENIZER_SIZE = 4096
 
-
 # Settings that name files. A resumed run compares the contents of the files, not the names.
 _BY_CONTENT: Final = ("model", "data", "eval_data")
+
+FINGERPRINTS: Final = "fingerprints"  # key of the fingerprints in a checkpoint's metadata
+_WORDS: Final = {
+    "text": "training text",
+    "held_out": "held-out text",
+    "tokenizer": "tokenizer",
+    "template": "chat template",
+    "model": "model configuration",
+}
+# Configuration keys that do not affect the model, but may change whenever the model is saved.
+_NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """SHA-256 digests, in hex, of the inputs that determine a run's results.
+
+    `template` is empty if the model has no chat template. `model` is the digest of the
+    configuration in the model folder, and is empty for a model without a folder.
+    """
+
+    text: str
+    held_out: str
+    tokenizer: str
+    template: str
+    model: str
+
+    @classmethod
+    def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
+        """Return the fingerprints of a run's inputs. `folder` is None without a model folder."""
+        return cls(
+            text=hashlib.sha256(corpus.train.data).hexdigest(),
+            held_out=hashlib.sha256(corpus.validation.data).hexdigest(),
+            tokenizer=tokenizer.fingerprint,
+            template=_of_template(folder) if folder is not None else "",
+            model=_of_config(folder / "config.json") if folder is not None else "",
+        )
+
+    def changed(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fingerprints whose values in `saved` differ."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +99,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     job.check_model(source.spec)
     if job.lora:
         LoraSpec.of(job.lora).config()  # raises an error if peft is not installed
-    tracker_kinds(job.report_to)
+    tracker_names(job.report_to)  # raises an error if a tracker is not installed
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
@@ -170,10 +204,29 @@ def changes_since(
     changed = dataset.fingerprints.changed(known)
     if changed and not accepted:
         raise CleaveError(
-            f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
+            f"this run has had {_in_words(changed)} until step {checkpoint.step}; put back what it "
             f"had (the built-in tokenizer and text are those of one Python version), or give "
             f"--accept-changes to continue with the current ones"
         )
     if changed:
-        context.note(f"continuing with {in_words(changed)}")
+        context.note(f"continuing with {_in_words(changed)}")
     return changed
+
+
+def _in_words(names: list[str]) -> str:
+    """Return a phrase for fingerprint names, as "another tokenizer and another chat template"."""
+    return " and ".join(f"another {_WORDS[name]}" for name in names)
+
+
+def _of_template(folder: Path) -> str:
+    stated = json_object(folder / "tokenizer_config.json").get("chat_template")
+    files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*"))]
+    found = [stated, *(path.read_text(encoding="utf-8") for path in files if path.is_file())]
+    if not any(found):
+        return ""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _of_config(path: Path) -> str:
+    kept = {key: value for key, value in json_object(path).items() if key not in _NOT_OF_THE_MODEL}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -98,10 +98,11 @@ def use_model(
     While devices are connected, the fleet computes the model's matrix multiplications. Otherwise,
     this machine computes them.
     """
+    from cleave.training.results.trained import open_trained
     from cleave.training.tiles.offload import restore, send
 
     request.check()
-    trained = request.opened()
+    trained = open_trained(Path(request.model), request.step)
     with suppress(AbandonedError):
         if fleet is None:
             request.use.run(trained, report, stop)

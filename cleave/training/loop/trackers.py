@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from enum import Enum
 from importlib.util import find_spec
 from typing import Any, Final, Protocol, Self
 
@@ -19,13 +18,6 @@ from cleave.training.loop.run_folder import RunFolder
 _WANDB_ID: Final = "wandb-run-id"
 
 
-class TrackerKind(Enum):
-    """Kind of tracker. The values are the names in `--report-to`."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-
-
 class Tracker(Protocol):
     """Interface for logging the metrics of one run."""
 
@@ -34,23 +26,22 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
+def tracker_names(text: str) -> list[str]:
     """Parse the value of `--report-to`, such as `tensorboard+wandb`. Empty means none.
 
     Raises:
         UsageError: if a tracker is unknown or its package is not installed.
     """
-    known = [kind.value for kind in TrackerKind]
     names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []
     for name in names:
-        if name not in known:
+        if name not in _OPEN:
             raise UsageError(
-                f"--report-to has {name!r}; give {' or '.join(known)}, or both with + between them"
+                f"--report-to has {name!r}; give {' or '.join(_OPEN)}, or both with + between them"
             )
     for name in names:
         if find_spec(name) is None:
             raise not_installed(f"--report-to {name}", name, name)
-    return tuple(TrackerKind(name) for name in names)
+    return names
 
 
 class Trackers:
@@ -67,11 +58,11 @@ class Trackers:
     def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
         """Open the trackers of `job.report_to`, for a run with `step` completed steps."""
         opened: dict[str, Tracker] = {}
-        for kind in tracker_kinds(job.report_to):
+        for name in tracker_names(job.report_to):
             try:
-                opened[kind.value] = _OPEN[kind](job, run, step)
+                opened[name] = _OPEN[name](job, run, step)
             except Exception as error:  # noqa: BLE001 - trackers raise exceptions of any class
-                note(_failed(kind.value, error))
+                note(_failed(name, error))
         return cls(opened, note)
 
     def report(self, record: Record) -> None:
@@ -162,7 +153,8 @@ class _Wandb:
         self._run.finish()
 
 
-_OPEN: Final[Mapping[TrackerKind, Callable[[JobSpec, RunFolder, int], Tracker]]] = {
-    TrackerKind.TENSORBOARD: _TensorBoard,
-    TrackerKind.WANDB: _Wandb,
+# The classes of trackers by their names in `--report-to`.
+_OPEN: Final[Mapping[str, Callable[[JobSpec, RunFolder, int], Tracker]]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
 }

@@ -42,9 +42,9 @@ from cleave.training.loop.checkpoint import (
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.dropout import Chance
-from cleave.training.loop.fingerprint import FINGERPRINTS
 from cleave.training.loop.finite import DivergedError, check_loss, first_not_finite
 from cleave.training.loop.inputs import (
+    FINGERPRINTS,
     Dataset,
     changes_since,
     check_alike,
@@ -95,10 +95,7 @@ from cleave.training.servers.shared_weights import SharedWeights
 from cleave.training.stages.staged import NotByStages
 from cleave.training.tiles.offload import hold_weights, restore
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from cleave.workload.models.build import (
-    enable_checkpointing,
-    load_model,
-)
+from cleave.workload.models.build import enable_checkpointing, load_model
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

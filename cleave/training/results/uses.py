@@ -17,85 +17,10 @@ from cleave.training.data.conversations import clean
 from cleave.training.data.documents import check_source
 from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
 from cleave.training.results.evaluation import answer, perplexity, read_questions
-from cleave.training.results.trained import TrainedModel, open_trained
+from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import quiet_transformers
 
 _UNFINISHED = "\ufffd"  # replacement character for an incomplete UTF-8 sequence
-
-
-def go_on(
-    trained: TrainedModel,
-    text: str,
-    tokens: int,
-    say: Callable[[str], bool],
-    *,
-    chat: bool = False,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-) -> None:
-    """Continue a text with transformers' `generate`, up to an end token or a limit.
-
-    The model's generation configuration sets the end tokens, penalties and other options.
-
-    Args:
-        tokens: maximum number of generated tokens.
-        say: called with each new part of the generated text; returns False to stop generation.
-        chat: whether the text was rendered with a chat template, which includes begin tokens.
-        temperature: sampling temperature; 0 for greedy decoding.
-        top_p: threshold of nucleus sampling.
-
-    Raises:
-        UsageError: if the text has no tokens or a token outside the model's vocabulary, or if the
-            text and `tokens` new tokens together exceed the model's context length.
-    """
-    (found,) = trained.tokenizer.encode_batch([text])
-    given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
-    if not given:
-        raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
-    if len(given) + tokens > trained.most_tokens:
-        raise UsageError(
-            f"the text has {len(given)} tokens and {tokens} are to be added, but the model "
-            f"takes {trained.most_tokens}; give a shorter text, or --tokens"
-        )
-    trained.check_ids(given)
-    model: Any = trained.model
-    ends = model.generation_config.eos_token_id
-    ends = trained.tokenizer.eos_id if ends is None else ends
-    over = ends if isinstance(ends, list) else [ends]
-
-    def text_of(ids: list[int]) -> str:
-        return trained.tokenizer.decode(ids[:-1] if ids[-1] in over else ids, special=False)
-
-    shown = trained.tokenizer.decode(given, special=False)
-    wanted = True
-
-    def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Call `say` with the newly generated text, and return whether to stop."""
-        nonlocal shown, wanted
-        whole = text_of(ids[0].tolist())
-        open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
-        if not open_ended and whole != shown:
-            wanted = say(whole[len(shown) :])
-            shown = whole
-        return torch.full((len(ids),), not wanted)
-
-    drawing = {"temperature": temperature, "top_p": top_p} if temperature else {}
-    with torch.random.fork_rng(devices=[]), quiet_transformers():
-        torch.manual_seed(seed)
-        ids = model.generate(
-            torch.tensor([given]),
-            attention_mask=torch.ones(1, len(given), dtype=torch.long),
-            max_new_tokens=tokens,
-            do_sample=bool(temperature),
-            num_beams=1,
-            eos_token_id=ends,
-            pad_token_id=trained.tokenizer.eos_id,  # unused: a single text needs no padding
-            stopping_criteria=[added],
-            **drawing,
-        )
-    if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
-        say(rest)  # `rest` ends with an incomplete character
 
 
 _WINDOW: Final = 1024  # default tokens per window, limited by the model's context length
@@ -107,7 +32,10 @@ Stop = Callable[[], bool]
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
     """Request to continue the text `prompt`, or to answer it as a user's message if `chat` is set.
 
-    `go_on` describes the other attributes.
+    Attributes:
+        tokens: maximum number of generated tokens.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_p: threshold of nucleus sampling.
     """
 
     prompt: str
@@ -127,28 +55,70 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Generate text, and report each part as soon as it is generated.
+        """Generate text with transformers' `generate`, up to an end token or `tokens` tokens.
 
-        Unless `chat` is set, the prompt is reported first.
+        The model's generation configuration sets the end tokens, penalties and other options. Each
+        part of the text is reported as soon as it is generated. Unless `chat` is set, the prompt is
+        reported first.
+
+        Raises:
+            UsageError: if the text has no tokens or a token outside the model's vocabulary, or if
+                the text and the new tokens together exceed the model's context length.
         """
-        prompt = clean(self.prompt)
-        if not self.chat:
-            report(TextRecord(prompt))
+        text = clean(self.prompt)
+        if self.chat:
+            text = trained.tokenizer.question(text)  # the chat template includes begin tokens
+        else:
+            report(TextRecord(text))
+        (found,) = trained.tokenizer.encode_batch([text])
+        begin = [] if self.chat else trained.tokenizer.begin_ids.tolist()
+        given = begin + found.tolist()
+        if not given:
+            raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
+        if len(given) + self.tokens > trained.most_tokens:
+            raise UsageError(
+                f"the text has {len(given)} tokens and {self.tokens} are to be added, but the "
+                f"model takes {trained.most_tokens}; give a shorter text, or --tokens"
+            )
+        trained.check_ids(given)
+        model: Any = trained.model
+        ends = model.generation_config.eos_token_id
+        ends = trained.tokenizer.eos_id if ends is None else ends
+        over = ends if isinstance(ends, list) else [ends]
 
-        def say(piece: str) -> bool:
-            report(TextRecord(piece))
-            return not stop()
+        def text_of(ids: list[int]) -> str:
+            return trained.tokenizer.decode(ids[:-1] if ids[-1] in over else ids, special=False)
 
-        go_on(
-            trained,
-            trained.tokenizer.question(prompt) if self.chat else prompt,
-            self.tokens,
-            say,
-            chat=self.chat,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-        )
+        shown = trained.tokenizer.decode(given, special=False)
+        wanted = True
+
+        def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
+            """Report the newly generated text, and return whether to stop."""
+            nonlocal shown, wanted
+            whole = text_of(ids[0].tolist())
+            open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
+            if not open_ended and whole != shown:
+                report(TextRecord(whole[len(shown) :]))
+                wanted = not stop()
+                shown = whole
+            return torch.full((len(ids),), not wanted)
+
+        drawing = {"temperature": self.temperature, "top_p": self.top_p} if self.temperature else {}
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
+            torch.manual_seed(self.seed)
+            ids = model.generate(
+                torch.tensor([given]),
+                attention_mask=torch.ones(1, len(given), dtype=torch.long),
+                max_new_tokens=self.tokens,
+                do_sample=bool(self.temperature),
+                num_beams=1,
+                eos_token_id=ends,
+                pad_token_id=trained.tokenizer.eos_id,  # unused: a single text needs no padding
+                stopping_criteria=[added],
+                **drawing,
+            )
+        if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
+            report(TextRecord(rest))  # `rest` ends with an incomplete character
 
 
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,10 +234,6 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(
                 f"{self.model!r} is no folder; give a run folder, or one of a saved model"
             )
-
-    def opened(self) -> TrainedModel:
-        """Load the model and its tokenizer; see `open_trained`."""
-        return open_trained(Path(self.model), self.step)
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from cleave.errors import CleaveError, FleetError
@@ -47,48 +47,37 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
 _TRUST: Final = 1.05  # factor applied to a server's speed after each step without rows
 
 
-@dataclass(slots=True)
-class Pace:
-    """Speed of one server, relative to the capacity of its fleet.
+def speed_after(rows_per_s: float, rows: int, seconds: float, capacity: float) -> float:
+    """Return a server's speed, relative to the capacity of its fleet, after a step.
 
-    Attributes:
-        rows_per_s: rows per second, divided by the fleet's capacity in FLOP/s. It is 0 before the
-            first prediction or step.
+    After a step without rows, the speed is raised slightly, so that the server gets rows again.
+
+    Args:
+        rows_per_s: previous speed in rows per second, divided by the fleet's capacity in FLOP/s. It
+            is 0 before the first prediction or step.
+        rows: number of rows that the server computed.
+        seconds: duration of the step.
+        capacity: the fleet's capacity in FLOP/s.
     """
-
-    rows_per_s: float = 0.0
-
-    def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Update the speed after a step. `capacity` is the fleet's capacity in FLOP/s.
-
-        After a step without rows, the speed is raised slightly, so that the server gets rows again.
-        """
-        if capacity <= 0:
-            return
-        if not rows:
-            self.rows_per_s *= _TRUST
-        elif seconds > 0:
-            shown = rows / seconds / capacity
-            self.rows_per_s = (1 - _NEWEST) * (self.rows_per_s or shown) + _NEWEST * shown
+    if capacity <= 0:
+        return rows_per_s
+    if not rows:
+        return rows_per_s * _TRUST
+    if seconds > 0:
+        shown = rows / seconds / capacity
+        return (1 - _NEWEST) * (rows_per_s or shown) + _NEWEST * shown
+    return rows_per_s
 
 
-@dataclass(slots=True)
-class Dealer:
-    """Division of rows among servers, which changes only if a new division saves enough time.
+def deal_again(rows: int, speeds: Sequence[float], kept: list[int]) -> list[int]:
+    """Return the number of rows of each server in the next step. `speeds` are relative.
 
-    Attributes:
-        dealt: number of rows of each server in the last step.
+    The last division, `kept`, changes only if a new division saves enough time.
     """
-
-    dealt: list[int] = field(default_factory=list)
-
-    def next(self, rows: int, speeds: Sequence[float]) -> list[int]:
-        """Return the number of rows of each server in the next step. `speeds` are relative."""
-        new = deal(rows, speeds)
-        kept = self.dealt
-        if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
-            self.dealt = new
-        return self.dealt
+    new = deal(rows, speeds)
+    if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
+        return new
+    return kept
 
 
 def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
@@ -144,8 +133,8 @@ class SharedSteps:
         self._ranks = ranks
         self._fleet = fleet
         self._clock = clock
-        self._pace = Pace()
-        self._dealer = Dealer()
+        self._rows_per_s = 0.0  # speed of this server; see `speed_after`
+        self._dealt: list[int] = []  # number of rows of each server in the last step
         self._say = say
         self._deserted_since_s: float | None = None
         self.first_row = 0
@@ -163,14 +152,14 @@ class SharedSteps:
         rows = sum(len(batch.ids) for batch in batches)
         self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
         capacity = self._capacity()
-        if capacity and not self._pace.rows_per_s:
+        if capacity and not self._rows_per_s:
             predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows
-            self._pace.took(rows, predicted_s, capacity)
-        speeds = self._ranks.agree(capacity * self._pace.rows_per_s)
-        before = self._dealer.dealt
-        dealt = self._dealer.next(rows, speeds)
-        if dealt != before and not self._ranks.rank:
+            self._rows_per_s = speed_after(0.0, rows, predicted_s, capacity)
+        speeds = self._ranks.agree(capacity * self._rows_per_s)
+        dealt = deal_again(rows, speeds, self._dealt)
+        if dealt != self._dealt and not self._ranks.rank:
             self._say(f"the servers do {' + '.join(map(str, dealt))} sequences of each step")
+        self._dealt = dealt
         self.first_row = sum(dealt[: self._ranks.rank])
         return part_of(batches, dealt, self._ranks.rank)
 
@@ -220,7 +209,8 @@ class SharedSteps:
             return loss
 
         losses = self.together(timed)
-        self._pace.took(sum(len(batch.ids) for batch in part), took_s, capacity)
+        rows = sum(len(batch.ids) for batch in part)
+        self._rows_per_s = speed_after(self._rows_per_s, rows, took_s, capacity)
         return sum(losses)
 
     def together(self, work: Callable[[], _Value]) -> list[_Value]:

@@ -291,9 +291,6 @@ def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
 _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
-# Computes a linear layer, given x, weight, bias and whether the weight has the shape (in, out).
-Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
-
 
 def auxiliary_weight(model: nn.Module) -> float:
     """Return the coefficient of a mixture-of-experts model's load-balancing loss; 0 if unused.
@@ -321,12 +318,15 @@ def are_experts(module: nn.Module) -> bool:
 
 
 class _Products(TorchFunctionMode):
-    """Torch function mode that calls `product` for multiplications by slices of `parameters`."""
+    """Torch function mode that calls `product` for multiplications by slices of parameters.
 
-    def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
+    `module` is the offloaded mixture-of-experts module that owns the parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._parameters = {id(p) for p in parameters}
-        self._product = product
+        self._module = module
+        self._parameters = {id(p) for p in module.parameters(recurse=False)}
 
     def __torch_function__(
         self,
@@ -338,31 +338,25 @@ class _Products(TorchFunctionMode):
         given = dict(kwargs or {})
         if func is nn.functional.linear and not given and self._is_expert(args[1]):
             x, weight, *bias = args
-            return self._product(x, weight, bias[0] if bias else None, False)
+            return product(self._module, x, weight, bias[0] if bias else None, False)
         if func in _PRODUCTS and not given and self._is_expert(args[1]):
-            return self._product(args[0], args[1], None, True)
+            return product(self._module, args[0], args[1], None, True)
         return func(*args, **given)
 
     def _is_expert(self, weight: Tensor) -> bool:
         return weight.dim() == _DIMENSIONS - 1 and id(weight._base) in self._parameters
 
 
-def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
+def offloaded_experts(base: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a mixture-of-experts class whose GEMMs run on a fleet.
 
     The weights of all experts are slices of 3-D parameters. The eager forward pass multiplies by
     one expert's slice after another, with `F.linear` or `@`.
-
-    Args:
-        product: computes a linear layer; see `product`.
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-            return product(self, x, weight, bias, transposed)
-
-        with _Products(list(self.parameters(recurse=False)), multiply):
+        with _Products(self):
             return eager(self, *args, **kwargs)
 
     name = f"Offloaded{base.__name__}"
