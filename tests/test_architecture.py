@@ -119,7 +119,3 @@ def test_a_multiplication_passes_through_as_many_files_as_are_said() -> None:
     # The aim is 14. Above it are the three wrappers of a training job, and GemmFuture's file and
     # Output's, which the way back passes through.
     assert len(files) <= 18
-
-
-def test_a_block_crosses_twice() -> None:
-    assert len(re.findall(r"\*\*(?:first|second) crossing", section(WALKS[1]))) == 2

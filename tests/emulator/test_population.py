@@ -72,19 +72,6 @@ def test_products_are_right_whoever_comes_and_goes(
         check(future)
 
 
-@pytest.mark.nightly
-def test_devices_come_and_go_while_it_lasts() -> None:
-    fleet = emulated([churning(0.5, 0.2)] * 6)
-    seen = watched(fleet)
-    for _ in range(15):
-        check(submit(fleet))
-    moves = [a for a in seen if isinstance(a, Presence)]
-    assert sum(p.here for p in moves) > 5
-    assert sum(not p.here for p in moves) > 5
-    assert fleet.counters().reissued > 0
-    assert [p.at_s for p in moves] == sorted(p.at_s for p in moves)
-
-
 def test_a_device_that_is_away_multiplies_nothing() -> None:
     fleet = emulated([churning(1.0, 0.5)] * 4)
     seen = watched(fleet)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.estimate import StageTables
-from cleave.planner.stages.groupings import Grouping, groupings
+from cleave.planner.stages.groupings import groupings
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.simulated import PIECE_BYTES
@@ -22,42 +22,10 @@ from tests.planner.test_stage_search import (
     HOME,
     OPT_125M,
     PS,
-    all_stages,
     few,
     fleets,
     models,
 )
-
-
-@few
-@given(models(4), fleets(3))
-def test_devices_that_hold_all_layers_are_not_left_out(
-    model: StageModel, fleet: list[DeviceRates]
-) -> None:
-    tables = StageTables(model)
-    by_id = {device.device: device.memory_bytes for device in fleet}
-    for stages in all_stages(len(model.layers), sorted(by_id)):
-        memory = [min(by_id[device] for device in stage.devices) for stage in stages]
-        fits = all(
-            held_bytes(model, stage) <= offered
-            for stage, offered in zip(stages, memory, strict=True)
-        )
-        if fits and {stage.stop for stage in stages} >= set(model.cuts):
-            assert tables.most_layers(np.array(memory)).sum() >= tables.layers
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_a_device_that_becomes_the_last_group_leaves_its_own(stages: int) -> None:
-    grouping = Grouping.of_equal(np.arange(2 * stages).reshape(stages, 2))
-    changed = grouping.with_last(1)
-    assert changed is not None
-    groups = changed.devices(devices := [*HOME, *HOME])
-    assert len(groups) == stages
-    assert groups[-1] == (devices[1],)
-    if stages > 1:
-        assert groups[0] == (devices[0],)
-    alone = Grouping.of([[1], [0, 2]])
-    assert alone.with_last(1) is None
 
 
 @few

@@ -132,8 +132,9 @@ def test_a_device_that_fails_now_and_then_is_taken_and_measured_right(
     assert device.core.occupied_bytes == 0
 
 
-def test_a_device_that_fails_everything_is_not_taken() -> None:
-    device = Joining(right, fails=lambda: True).run()
+@pytest.mark.parametrize("hello", [HELLO, UNKNOWN], ids=["stated", "measured"])
+def test_a_device_that_fails_everything_is_not_taken(hello: Hello) -> None:
+    device = Joining(right, hello, fails=lambda: True).run()
     assert device.error is not None
     assert device.error.code is ErrorCode.PROTOCOL
     assert "boom" in device.error.message

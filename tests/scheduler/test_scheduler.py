@@ -671,17 +671,6 @@ def _joined(runtime: Harness, *memories: int, speed: float = 1.0) -> list[int]:
     return ids
 
 
-def test_what_a_lost_device_owed_goes_to_the_others() -> None:
-    runtime = Harness()
-    first, second = _joined(runtime, 1000, 1000)
-    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
-    runtime.lose(first)
-    _settled(runtime)
-    assert product.done
-    assert runtime.manager.scheduler.counters.reissued == 1
-    assert runtime.manager.scheduler.counters.results == 2
-
-
 def _fails_everywhere(runtime: Harness, devices: Sequence[int], product: Product) -> int:
     """Devices fail a task until none of them is asked any more; returns how often they did."""
     failed = 0
@@ -824,21 +813,3 @@ def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:
     assert runtime.manager.scheduler.counters.speculative == 0
     _settled(runtime)
     assert product.done
-
-
-def test_of_two_answers_the_first_counts() -> None:
-    runtime = Harness()
-    first, second = _joined(runtime, 4000, 4000)
-    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
-    _computing(runtime, first)
-    _settled(runtime, but=[first])
-    runtime.pass_time(2.1)
-    _computing(runtime, second)
-    for device in (first, second):  # both have computed it
-        for order in list(runtime.peers[device].orders):
-            runtime._compute(runtime.peers[device], order)
-        runtime.peers[device].orders.clear()
-    _settled(runtime)
-    assert product.done
-    assert runtime.manager.scheduler.counters.results == 2
-    assert runtime.manager.scheduler.counters.late == 1

@@ -11,7 +11,7 @@ from cleave import arrays
 from cleave.arrays import DType
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Role
-from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
+from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Place, Send
 from cleave.scheduler.sessions.joining import FULL_RETRY_S
 from cleave.scheduler.sessions.reputation import QUARANTINE
 from cleave.scheduler.sessions.result_judging import Verification
@@ -44,16 +44,6 @@ def _refusal(orders: list[ForRuntime]) -> messages.Error:
 
 
 # --- handshake ---
-
-
-def test_a_device_is_welcomed() -> None:
-    manager = SessionManager()
-    orders = _ready(manager)
-    assert orders == [Send(1, messages.Welcome(device=1)), Joined(1)]
-    assert manager.ready_devices == 1
-    session = manager.sessions[1]
-    assert (session.name, manager.state(session)) == ("laptop", DeviceState.READY)
-    assert manager.epoch == 1
 
 
 REFUSED: dict[str, tuple[Message, ErrorCode, str]] = {
@@ -213,14 +203,6 @@ def test_telemetry_is_kept_and_bounded() -> None:
 # --- draining ---
 
 
-def test_an_idle_device_that_drains_is_let_go_at_once() -> None:
-    manager = SessionManager()
-    _ready(manager)
-    orders = manager.received(1, messages.Drain(), 1.0)
-    assert orders == [Send(1, messages.Bye("drained", ByeCode.DRAINED)), Close(1)]
-    assert not manager.sessions
-
-
 def test_states_are_named() -> None:
     manager = SessionManager()
     manager.opened(1, 0.0)
@@ -256,15 +238,6 @@ def _work_on_one(*, verify: bool = False) -> tuple[SessionManager, messages.Run]
 
 def _result(run: messages.Run, **changes: Any) -> messages.Result:
     return replace(messages.Result(run.id, 4, 4, "fp32", 0.25, bytes(64)), **changes)
-
-
-def test_a_result_is_placed_and_counted() -> None:
-    manager, run = _work_on_one()
-    place, done = manager.received(1, _result(run), 2.0)
-    assert isinstance(place, Place)
-    assert done == Done(1)
-    session = manager.sessions[1]
-    assert (session.counters.blocks, session.counters.compute_s) == (1, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -356,16 +329,6 @@ def test_a_device_computes_no_longer_than_it_is_there() -> None:
     assert manager.sessions[1].counters.compute_s == 2.0
 
 
-def test_a_released_operand_is_dropped_with_the_next_message() -> None:
-    manager, run = _work_on_one()
-    manager.received(1, _result(run), 2.0)
-    for operand in (10, 11):
-        manager.release(operand, 3.0)
-    first, *_ = _sent(submit(manager, job=2))
-    assert isinstance(first, messages.Drop)
-    assert set(first.ids) == set(run.inputs)
-
-
 # --- probing ---
 
 UNKNOWN = replace(HELLO, downlink_bytes_per_s=0.0, uplink_bytes_per_s=0.0)
@@ -406,13 +369,6 @@ def test_work_waits_for_the_probe() -> None:
     link.run()
     assert link.manager.scheduler.idle
     assert link.manager.scheduler.counters.results == 1
-
-
-def test_a_device_that_cannot_do_the_probe_is_refused() -> None:
-    manager = SessionManager()
-    _ready(manager, 1, UNKNOWN)
-    error = _refusal(manager.received(1, messages.TaskError(1, "no memory"), 1.0))
-    assert "no memory" in error.message
 
 
 @pytest.mark.parametrize("changes", [{"id": 5}, {"rows": 2}])

@@ -173,37 +173,6 @@ def test_its_numbers_are_the_servers_own(
     expect(fleet).to_contain_text(f"{totals['wrong']} wrong")
 
 
-def test_the_census_and_the_events_are_the_servers_own(
-    opened: tuple[Server, Watched, list[dict[str, Any]]],
-) -> None:
-    server, seen, _ = opened
-    page = seen.page
-    shown = {
-        row.locator("th").inner_text(): sum(map(int, row.locator("td").all_inner_texts()))
-        for row in page.locator(".census tbody tr").all()
-    }
-    own: dict[str, int] = {}
-    for device in server.devices():
-        kind = device["kind"] or "unknown"
-        own[kind] = own.get(kind, 0) + 1
-    assert shown == own
-    newest = server.overview()["events"]["rows"][-1]
-    expect(page.locator(".events li .what").first).to_have_text(newest[4])
-
-
-def test_a_device_that_worked_has_a_timeline(
-    opened: tuple[Server, Watched, list[dict[str, Any]]],
-) -> None:
-    _, seen, _ = opened
-    page = seen.page
-    page.get_by_role("columnheader", name="Blocks").get_by_role("button").click()
-    page.locator(".devices tbody th button").first.click()
-    expect(page.locator(".devices tbody tr").first).to_have_class("chosen")
-    expect(page.locator(".timeline canvas")).to_have_attribute(
-        "aria-label", re.compile(r"computing \d")
-    )
-
-
 def test_everyone_can_use_it_and_nothing_leaves_the_host(
     opened: tuple[Server, Watched, list[dict[str, Any]]],
 ) -> None:
