@@ -90,17 +90,6 @@ def test_every_step_of_a_walk_names_where_it_happens(title: str) -> None:
         assert names, f"no function is named: {step}"
 
 
-def test_the_table_is_what_rooms_may_import() -> None:
-    rows = re.findall(r"^\| `([\w.]+)` \| .+ \| (.+) \|$", section("Rooms"), re.M)
-    others = {room: MAY_IMPORT.keys() - {room} for room, _ in rows}
-    said = {
-        room: others[room] if may == "every other room" else set(re.findall(r"`([\w.]+)`", may))
-        for room, may in rows
-    }
-    assert len(said) == len(rows)
-    assert said == MAY_IMPORT
-
-
 def test_the_picture_leaves_out_only_what_follows_from_it() -> None:
     arrows = diagram()
     assert not [pair for pair in arrows if pair[1] not in MAY_IMPORT[pair[0]]]

@@ -143,9 +143,8 @@ def test_what_devices_did_can_be_pointed_at(seen: Watched, url: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser, scheme: str) -> None:
-    with serving(made_up(4, compared=True)) as url, watched(browser, scheme=scheme) as seen:
+def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser) -> None:
+    with serving(made_up(4, compared=True)) as url, watched(browser, scheme="dark") as seen:
         open_dashboard(seen.page, url)
         told = r"^Loss\. From .*The compared run had \d.* largest difference 1\.0e-6\.$"
         expect(seen.page.get_by_role("img", name=re.compile(told))).to_be_visible()

@@ -89,7 +89,7 @@ def forced(url: str, kernel: str) -> str:
 def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
     browser: Browser, corpus_file: Path, lasting: dict[str, Any], plain_losses: Plain
 ) -> None:
-    """A device's whole day, in one page. Each state of the page follows the rules of axe-core."""
+    """A device's whole day, in one page, by keyboard. Each state of it is accessible to all."""
     nano, to = "opt-nano", ("--server", lasting["operator_url"])
     jobs = []
     # Three products of six linear layers in each of two layers; two graphs for each layer.
@@ -231,26 +231,13 @@ def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
-    """The rules of axe-core, before the start, at work and after the end; all by keyboard."""
-    with server(tmp_path) as place, visit(browser) as page:
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        page.goto(place["page_url"])
-        expect_accessible(page)
-        page.get_by_role("button", name="Start helping").press("Enter")
-        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        expect_accessible(page)
-        page.get_by_role("button", name="Stop").press("Space")
-        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
-        expect_accessible(page)
-
-
 def expect_accessible(page: Page) -> None:
+    """Apply the rules of axe-core to the page as it is, in dark and in light colors."""
     page.evaluate((WEB_CLIENT / "node_modules/axe-core/axe.min.js").read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    assert [(rule["id"], rule["help"]) for rule in found] == []
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(rule["id"], rule["help"]) for rule in found] == [], scheme
 
 
 def test_on_android_the_page_leads_into_the_app(browser: Browser, lasting: dict[str, Any]) -> None:
