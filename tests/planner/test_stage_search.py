@@ -242,15 +242,6 @@ def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:
     assert plan.step_s == pytest.approx(each_s + PS.optimizer_s, rel=0.05)
 
 
-def test_little_memory_takes_as_many_devices_as_are_needed() -> None:
-    needed = held_bytes(OPT_125M, PlannedStage(0, 4, (0,)))
-    fleet = [replace(device, memory_bytes=needed) for device in HOME]
-    fast = replace(HOME[0], device=7, flops_per_s=1e13, memory_bytes=needed - 1)
-    plan = plan_stages(OPT_125M, [fast, *fleet[:3]], PS)
-    check_right(plan, OPT_125M, [fast, *fleet[:3]])
-    assert len(plan.stages) >= 3
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 5, 40])
