@@ -15,7 +15,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.planner.tiles.streaming import (
@@ -33,6 +33,7 @@ from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from tests.examples import examples
+from tests.planner.fakes import FakePlanner
 
 ELEMENT = ElementBytes(2, 2)
 FEW = 12  # devices that keep what they hold: planning for the 64 of real fleets takes long
@@ -45,19 +46,14 @@ def few_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Afresh:
+class Afresh(FakePlanner):
     """A planner that is not told what devices hold, like planners of large fleets."""
 
     planner: TilePlanner
 
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        return self.planner.plan(gemm, element, devices)
+    def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
+        """See `FakePlanner.planned`."""
+        return self.planner.plan(gemm, ELEMENT, devices)
 
 
 def _matrix(rows: int, columns: int) -> Buffer:

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.fleet.product import Output
-from cleave.gemm import Block, Gemm, Span, Tile
+from cleave.gemm import Block, Gemm, Span
 from cleave.machine.backends import Compute, NumpyBackend, StoredArray, execute
 from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
-    EvenCut,
     Plan,
-    PlannedTile,
     Planner,
     Residency,
 )
@@ -29,6 +27,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
+from tests.planner.fakes import OneDevice
 from tests.scheduler.test_scheduler import BoxPlanner
 
 FP32 = ElementBytes(4, 4)
@@ -166,25 +165,6 @@ def test_partial_sums_do_not_depend_on_the_order_of_arrival(gemm: Gemm, seed: in
 # --- what devices hold already ---
 
 
-class _Strips:
-    """All for one device, in as many strips of rows as said."""
-
-    def __init__(self, strips: int) -> None:
-        self.strips = strips
-
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
-        whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
-        cut = EvenCut(whole, self.strips, 1)
-        return Plan(gemm, (PlannedTile(1, cut, 0, 0, 0.0),), 0.0)
-
-
 class _Spy:
     """Remembers what it was offered; plans like another."""
 
@@ -261,7 +241,7 @@ def test_offered_residencies_cover_the_gemm_and_name_what_is_held(
 
 def test_strips_that_are_held_are_not_cut_into_more_blocks_than_their_size_asks_for() -> None:
     """Four strips of 1024 rows: blocks of 8 MiB are half as wide as the new side."""
-    scheduler = _holding(_job(Gemm(4096, 64, 64), _Strips(4)), 1)
+    scheduler = _holding(_job(Gemm(4096, 64, 64), OneDevice(1, rows=4)), 1)
     spy = _Spy(TilePlanner())
     list(
         _job(Gemm(4096, 4096, 64), spy, b=MatrixRef(103, False)).assign(

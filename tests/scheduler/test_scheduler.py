@@ -57,6 +57,7 @@ from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
+from tests.planner.fakes import FakePlanner
 
 ALL = tuple(DType)
 ROOMY = (1200, 4000)  # bytes: any GEMM of the test fits as one tile, several do not
@@ -621,19 +622,13 @@ def test_any_history(
 
 
 @dataclass
-class FixedPlanner:
+class FixedPlanner(FakePlanner):
     """The boxes it is told, as rows of C: device, first row, last row."""
 
     shares: list[tuple[int, int, int]]
 
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
+    def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
+        """See `FakePlanner.planned`."""
         if {device for device, _, _ in self.shares} - {rates.device for rates in devices}:
             raise PlanError("a device that is told to do a share is not there")
         n, k = Span(0, gemm.n), Span(0, gemm.k)
