@@ -366,6 +366,20 @@ def test_the_least_bytes_of_a_step_whose_loss_is_in_slices() -> None:
     assert work.floor_bytes(4) == (3 * 40 + 2 * 8 + 8 * 48, 5 * 40 + 8 * 48)
 
 
+def test_a_device_lost_while_its_sums_travel_costs_its_share() -> None:
+    work = step_work(LAYERS, 6, stages_of([], [(1, 2)], True))
+    trial = Trial(work, 2)
+
+    def sums_are_asked() -> bool:
+        last = [device.orders[-1] for device in trial.fleet.waiting.values()]
+        return len(last) == 2 and all(isinstance(order.name, tuple) for order, _, _ in last)
+
+    while not sums_are_asked():
+        trial.answer(min(trial.fleet.waiting, key=lambda d: -len(trial.fleet.devices[d].orders)))
+    trial.lose(2)
+    check(trial.finish(), work)
+
+
 def test_a_step_ends_when_too_many_devices_fail() -> None:
     work = step_work(LAYERS, 2, stages_of([], [(1, 2, 3, 4)], True))
     trial = Trial(work, 6)
