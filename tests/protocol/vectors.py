@@ -54,8 +54,10 @@ def plain(value: Any) -> Any:
 
 def message(vector: Vector) -> Message:
     """The message that a vector describes."""
-    fields = plain(vector["fields"])
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in plain(vector["fields"]).items()
+    }
     code = ByeCode if vector["type"] == "bye" else ErrorCode
     for name, kind in (("role", Role), ("code", code)):
         if name in values:

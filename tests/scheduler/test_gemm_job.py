@@ -25,7 +25,7 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.scheduler import events
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import Scheduler
-from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 from tests.examples import examples
 from tests.planner.fakes import OneDevice
 from tests.scheduler.test_scheduler import BoxPlanner
@@ -72,7 +72,7 @@ def test_units_do_every_multiplication_once(
         element=ElementBytes(2, 2),
     )
     times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
-    stored: dict[tuple[int, Span, Span], object] = {}  # the same region has one name
+    stored: dict[tuple[int, Span, Span], ArrayRef] = {}  # the same region has one name
     for _, task in _tasks(job):
         block: Block = task.detail.block
         assert task.flops == block.flops

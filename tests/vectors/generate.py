@@ -1048,7 +1048,7 @@ def _render(document: Json) -> str:
 def main() -> None:
     """Write the files next to this one."""
     for name, text in build().items():
-        (FOLDER / name).write_packed(text, encoding="utf-8", newline="\n")
+        (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
