@@ -90,17 +90,6 @@ def test_every_step_of_a_walk_names_where_it_happens(title: str) -> None:
         assert names, f"no function is named: {step}"
 
 
-def test_the_table_is_what_rooms_may_import() -> None:
-    rows = re.findall(r"^\| `([\w.]+)` \| .+ \| (.+) \|$", section("Rooms"), re.M)
-    others = {room: MAY_IMPORT.keys() - {room} for room, _ in rows}
-    said = {
-        room: others[room] if may == "every other room" else set(re.findall(r"`([\w.]+)`", may))
-        for room, may in rows
-    }
-    assert len(said) == len(rows)
-    assert said == MAY_IMPORT
-
-
 def test_the_picture_leaves_out_only_what_follows_from_it() -> None:
     arrows = diagram()
     assert not [pair for pair in arrows if pair[1] not in MAY_IMPORT[pair[0]]]
@@ -119,7 +108,3 @@ def test_a_multiplication_passes_through_as_many_files_as_are_said() -> None:
     # The aim is 14. Above it are the three wrappers of a training job, and GemmFuture's file and
     # Output's, which the way back passes through.
     assert len(files) <= 18
-
-
-def test_a_block_crosses_twice() -> None:
-    assert len(re.findall(r"\*\*(?:first|second) crossing", section(WALKS[1]))) == 2

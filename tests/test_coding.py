@@ -33,19 +33,13 @@ def normal(count: int, dtype: DType, seed: int = 0) -> bytes:
     return narrow(values, dtype).tobytes()
 
 
-@given(st.binary(max_size=4000), dtypes)
-def test_any_bits_come_back(data: bytes, dtype: DType) -> None:
-    data = of_length(data, dtype)
-    assert decode(encode(data, dtype), dtype, len(data)) == data
-
-
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16])
 def test_every_pattern_of_16_bits_comes_back(dtype: DType) -> None:
     data = np.arange(2**16, dtype="<u2").tobytes()
     assert decode(encode(data, dtype), dtype, len(data)) == data
 
 
-@given(st.binary(max_size=400), dtypes, st.integers(0, 7))
+@given(st.binary(max_size=4000), dtypes, st.integers(0, 7))
 def test_bytes_may_lie_anywhere(data: bytes, dtype: DType, offset: int) -> None:
     data = of_length(data, dtype)
     shifted = memoryview(bytes(offset) + data)[offset:]

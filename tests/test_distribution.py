@@ -29,10 +29,6 @@ def test_commands_install_this_package() -> None:
     assert all(need.startswith(f"{DISTRIBUTION}[") for need in of_its_own)
 
 
-def test_the_command_and_the_import_are_called_cleave() -> None:
-    assert PROJECT["scripts"] == {"cleave": "cleave_cli.main:main"}
-
-
 def test_extras_that_messages_name_exist() -> None:
     named = set()
     for path in texts():

@@ -50,15 +50,6 @@ def test_wavefront_takes_strips_alternately_and_yields_every_pair_once(
     assert list(needed) == alternately
 
 
-def test_wavefront_of_a_tile_cut_in_depth_names_all_pieces() -> None:
-    pieces = (Span(0, 3), Span(3, 8))
-    cut = cut_tile(Tile(Span(0, 2), Span(0, 2), Span(0, 8)), 2, 1)
-    (first, second) = wavefront(type(cut)(cut.tile, cut.m_cuts, cut.n_cuts, pieces))
-    assert first.pieces == second.pieces == pieces
-    assert first.k == Span(0, 8)
-    assert first.flops == 2 * 1 * 2 * 8
-
-
 @given(spans, spans)
 def test_overlap_is_having_an_index_in_common(x: Span, y: Span) -> None:
     common = set(range(x.start, x.stop)) & set(range(y.start, y.stop))
@@ -71,14 +62,6 @@ def test_overlap_is_having_an_index_in_common(x: Span, y: Span) -> None:
 def test_a_gemm_has_no_negative_side(sides: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="0 or more"):
         Gemm(*sides)
-
-
-def test_counts_of_a_gemm() -> None:
-    assert Gemm(2, 3, 5).volume == 30
-    assert Gemm(2, 3, 5).flops == 60
-    assert Gemm(2, 0, 5).volume == 0
-    assert not Tile(Span(0, 1), Span(0, 1), Span(0, 5)).is_partial(Gemm(2, 3, 5))
-    assert Tile(Span(0, 1), Span(0, 1), Span(1, 5)).is_partial(Gemm(2, 3, 5))
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 5), st.randoms(use_true_random=False))

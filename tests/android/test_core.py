@@ -136,24 +136,6 @@ def test_it_pauses_as_its_owner_says_and_comes_back_with_its_credential(
             assert process.wait(PATIENCE_S) == 1
 
 
-@pytest.mark.nightly
-def test_it_comes_back_by_itself_after_a_normal_stop_of_the_server(
-    classes: Classes, tmp_path: Path
-) -> None:
-    data = ("--data", str(tmp_path / "data"), "--json")
-    with started("serve", "--port", "0", *data, cwd=tmp_path) as (process, lines):
-        place = wait_for_event(lines, "listening")
-        with device(classes, place["url"], tmp_path / "mine") as (_, said):
-            wait_for_event(said, "working")
-            process.terminate()
-            assert process.wait(PATIENCE_S) == 0
-            assert wait_for_event(said, "waiting")["reason"] == "the server is closing"
-            port = str(urlsplit(place["url"]).port)
-            with started("serve", "--port", port, *data, cwd=tmp_path) as (_, again):
-                wait_for_event(again, "listening")
-                wait_for_event(said, "working")
-
-
 def ready(*servers: Server) -> tuple[int, ...]:
     return tuple(server.fleet.device_count for server in servers)
 

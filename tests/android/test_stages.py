@@ -34,10 +34,8 @@ from tests.integration.processes import (
     own_address,
     printing,
     server,
-    stages_job,
     started,
     training,
-    training_by_stages,
     training_job,
     until,
     wait_for_event,
@@ -61,26 +59,6 @@ def test_the_unit_tests_pass(graph_classes: GraphClasses) -> None:
     for command in (graph_classes.unit_tests(), graph_classes.unit_tests_without()):
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.nightly
-def test_alone_it_trains_to_the_losses_of_plain_pytorch(
-    graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
-) -> None:
-    expected = plain_losses(stages_job(corpus_file, STEPS))
-    with (
-        server(tmp_path) as place,
-        device(graph_classes, own_address(place), tmp_path / "jvm") as (process, said),
-    ):
-        wait_for_event(said, "working")
-        command = (*training_by_stages(corpus_file, STEPS), "--server", place["operator_url"])
-        with started(*command) as (trainer, lines):
-            seen = losses(lines)
-            assert trainer.wait(PATIENCE_S) == 0
-        process.terminate()
-        # Forward and backward of two layers at least, in each step.
-        assert wait_for_event(said, "left")["blocks"] >= 4 * STEPS
-    assert seen == pytest.approx(expected, rel=1e-4)
 
 
 def opt_nano() -> Any:

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave import arrays
-from cleave.arrays import Buffer, DType
-from cleave.fleet.product import Side
+from cleave.planner.plan import PsRates
 from emulator.activity import Activity, Direction, Presence, Transfer
 from emulator.links import (
     PIECE_BYTES,
@@ -25,8 +23,9 @@ from emulator.links import (
     SharedLines,
     links_of,
 )
-from emulator.virtual import Arithmetic, VirtualRuntime, emulated
+from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice, SharedBottleneck
+from tests.emulator.fleets import submit_zeros, virtual, watched
 
 DEVICE = FleetDevice("test", 1e9, 1e6, 5e5, 0.01, 2**30)
 MESSAGES = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**6)), min_size=1, max_size=30)
@@ -143,21 +142,14 @@ def line(rate: float, devices: int = 2) -> SharedBottleneck:
     return SharedBottleneck("line", rate, rate / 2, devices)
 
 
-def busy(devices: list[FleetDevice], gemms: int = 1) -> tuple[VirtualRuntime, list[Activity]]:
+def busy(devices: list[FleetDevice], gemms: int = 1) -> list[Activity]:
     """Emulate a few GEMMs, block by block, and return what was seen of them."""
     fleet = emulated(devices, compute=False)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
-    assert runtime.arithmetic is Arithmetic.NONE
-    seen: list[Activity] = []
-    runtime.observers.append(seen.append)
+    seen = watched(fleet)
     for _ in range(gemms):
-        a, b = (
-            fleet.operand(Buffer(np.zeros((400, 400), np.float32), DType.FP32)) for _ in range(2)
-        )
-        fleet.submit(Side(a), Side(b), arrays.empty(400, 400, DType.FP32)).result()
-    runtime.settle()
-    return runtime, seen
+        submit_zeros(fleet, 400, 400, 400).result()
+    virtual(fleet).settle()
+    return seen
 
 
 def transfers(seen: list[Activity], direction: Direction) -> list[Transfer]:
@@ -166,7 +158,7 @@ def transfers(seen: list[Activity], direction: Direction) -> list[Transfer]:
 
 def test_devices_on_a_line_get_no_more_than_its_rate_together() -> None:
     devices = [replace(DEVICE, name=str(i), bottleneck=line(1.2e6, 4)) for i in range(4)]
-    _, seen = busy(devices, 3)
+    seen = busy(devices, 3)
     for direction, rate in ((Direction.DOWN, 1.2e6), (Direction.UP, 0.6e6)):
         moved = transfers(seen, direction)
         begin_s = min(t.begin_s for t in moved)
@@ -181,39 +173,29 @@ def test_a_line_is_shared_fairly() -> None:
     ends = {}
     for shared in (False, True):
         together = [replace(d, bottleneck=line(1e6) if shared else None) for d in alike]
-        _, seen = busy(together)
-        moved = transfers(seen, Direction.UP)
+        moved = transfers(busy(together), Direction.UP)
         ends[shared] = [max(t.arrives_s for t in moved if t.device == d) for d in (1, 2)]
     assert ends[True][0] == pytest.approx(ends[True][1], rel=0.05)
     assert 1.5 * max(ends[False]) < max(ends[True]) < 2.5 * max(ends[False])
 
 
 def test_the_servers_card_is_a_line_of_all() -> None:
-    from cleave.planner.plan import PsRates
-
     fleet = emulated([DEVICE] * 5, compute=False, ps=PsRates(1e6, 1e6))
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
-    began_s, before = runtime.now_s, fleet.counters()
-    a, b = (fleet.operand(Buffer(np.zeros((300, 300), np.float32), DType.FP32)) for _ in range(2))
-    fleet.submit(Side(a), Side(b), arrays.empty(300, 300, DType.FP32)).result()
+    began_s, before = virtual(fleet).now_s, fleet.counters()
+    submit_zeros(fleet, 300, 300, 300).result()
     sent = (fleet.counters() - before).downlink_bytes
-    assert runtime.now_s - began_s >= sent / 1e6
+    assert virtual(fleet).now_s - began_s >= sent / 1e6
 
 
 def test_what_waits_for_a_line_goes_with_its_device() -> None:
     """What a device that vanished was still to be sent takes no one else's time."""
     devices = [replace(DEVICE, name=str(i), bottleneck=line(1e5)) for i in range(2)]
     fleet = emulated(devices, compute=False)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
-    seen: list[Activity] = []
-    runtime.observers.append(seen.append)
-    a, b = (fleet.operand(Buffer(np.zeros((400, 400), np.float32), DType.FP32)) for _ in range(2))
-    future = fleet.submit(Side(a), Side(b), arrays.empty(400, 400, DType.FP32))
-    runtime.lose(2, in_s=1.0)
+    seen = watched(fleet)
+    future = submit_zeros(fleet, 400, 400, 400)
+    virtual(fleet).lose(2, in_s=1.0)
     future.result()
-    runtime.settle()
+    virtual(fleet).settle()
     gone_s = next(p.at_s for p in seen if isinstance(p, Presence) and not p.here)
     assert all(t.begin_s <= gone_s for t in seen if isinstance(t, Transfer) and t.device == 2)
 

@@ -14,12 +14,13 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
-from emulator.activity import Activity, Multiplication, Presence
+from emulator.activity import Multiplication, Presence
 from emulator.trace import TraceLog
-from emulator.virtual import VirtualRuntime, emulated
+from emulator.virtual import emulated
 from profiles.availability import Availability, AvailabilityFamily, Durations
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, paper_fleet, with_churn
+from tests.emulator.fleets import virtual, watched
 from tests.examples import examples
 
 pytestmark = pytest.mark.slow
@@ -30,17 +31,6 @@ DEVICE = FleetDevice("test", 1e8, 1e5, 5e4, 0.05, 2**30)
 def churning(session_s: float, gap_s: float, *, drains: bool = False) -> FleetDevice:
     stay = Availability(Durations(session_s), Durations(gap_s), drains=drains)
     return replace(DEVICE, availability=stay)
-
-
-def shell_of(fleet: Fleet) -> VirtualRuntime:
-    assert isinstance(fleet.runtime, VirtualRuntime)
-    return fleet.runtime
-
-
-def watched(fleet: Fleet) -> list[Activity]:
-    seen: list[Activity] = []
-    shell_of(fleet).observers.append(seen.append)
-    return seen
 
 
 def submit(fleet: Fleet, m: int = 60, n: int = 50, k: int = 40) -> GemmFuture:
@@ -72,19 +62,6 @@ def test_products_are_right_whoever_comes_and_goes(
         check(future)
 
 
-@pytest.mark.nightly
-def test_devices_come_and_go_while_it_lasts() -> None:
-    fleet = emulated([churning(0.5, 0.2)] * 6)
-    seen = watched(fleet)
-    for _ in range(15):
-        check(submit(fleet))
-    moves = [a for a in seen if isinstance(a, Presence)]
-    assert sum(p.here for p in moves) > 5
-    assert sum(not p.here for p in moves) > 5
-    assert fleet.counters().reissued > 0
-    assert [p.at_s for p in moves] == sorted(p.at_s for p in moves)
-
-
 def test_a_device_that_is_away_multiplies_nothing() -> None:
     fleet = emulated([churning(1.0, 0.5)] * 4)
     seen = watched(fleet)
@@ -102,7 +79,7 @@ def test_hours_are_kept() -> None:
     fleet = emulated([night] * 3, start_hour=20.0)
     assert fleet.device_count == 0
     check(submit(fleet))
-    assert 7200 < shell_of(fleet).now_s < 7300
+    assert 7200 < virtual(fleet).now_s < 7300
     late = emulated([night] * 3, start_hour=23.0)
     assert late.device_count == 3
 
@@ -112,9 +89,9 @@ def test_who_drains_answers_what_it_was_given() -> None:
     for _ in range(20):
         check(submit(fleet))
     # A newcomer may help with what runs; nothing is left undone by those who go.
-    assert shell_of(fleet).manager.scheduler.counters.reissued == 0
-    assert shell_of(fleet).now_s > 2.5
-    assert shell_of(fleet).manager.epoch > 10
+    assert virtual(fleet).manager.scheduler.counters.reissued == 0
+    assert virtual(fleet).now_s > 2.5
+    assert virtual(fleet).manager.epoch > 10
 
 
 def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
@@ -122,7 +99,7 @@ def test_a_stay_shorter_than_a_hello_holds_nobody_up() -> None:
     brief = Availability(Durations(10.0, AvailabilityFamily.WEIBULL, 0.2), Durations(1e6))
     fleet = emulated([replace(DEVICE, availability=brief)] * 200 + [DEVICE])
     assert 1 <= fleet.device_count < 200
-    assert shell_of(fleet).now_s < 1
+    assert virtual(fleet).now_s < 1
     check(submit(fleet))
 
 
@@ -142,7 +119,7 @@ def event_log(devices: Sequence[FleetDevice], seed: int, churn: str = "") -> str
     lines: list[str] = []
     members = with_churn(devices, churn) if churn else list(devices)
     fleet = emulated(members, compute=False, seed=seed, start_hour=22.0)
-    shell_of(fleet).observers.append(TraceLog(lines.append))
+    virtual(fleet).observers.append(TraceLog(lines.append))
     for size in (256, 400, 256):
         futures = [submit(fleet, size, size, size) for _ in range(2)]
         for future in futures:

@@ -278,35 +278,22 @@ def test_memory_is_that_of_the_schedulers_own_account_and_as_predicted() -> None
     assert first.kept_bytes == 4 * activations + gradients + losses
 
 
-@pytest.mark.parametrize("loss", [False, True])
-def test_a_step_of_adapters_takes_as_long_as_predicted(loss: bool) -> None:
-    model = SizedModel(find_model("opt-tiny"), 12, 64, 12, adapters=Adapters(4))
-    runtime = runtime_of(3, flops_per_s=2e10)
-    stages = PlannedStage(0, 2, (1, 3)), PlannedStage(2, 4, (2,), loss)
-    ps = PsCompute(2e10, 0.0, PsRates())
-    plan = predict(model.costs(), stages, runtime.stage_devices(), ps)
-    loss_s = [model.sizes.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
-    found = run_steps(runtime, lambda: model.work(plan), loss_s)
-    assert found.steps[1].seconds == pytest.approx(plan.step_s, rel=0.05)
-    assert found.steps[1].downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)
-    assert found.steps[1].uplink_bytes == pytest.approx(plan.uplink_bytes, rel=0.05)
-
-
-@pytest.mark.parametrize("adapters", [None, Adapters(4)])
-def test_a_step_whose_loss_is_in_slices_takes_as_long_as_predicted(
-    adapters: Adapters | None,
-) -> None:
+@pytest.mark.parametrize("loss", ["server", "device", "slices"])
+@pytest.mark.parametrize("adapters", [None, Adapters(4)], ids=["whole", "adapters"])
+def test_a_step_takes_as_long_as_predicted(adapters: Adapters | None, loss: str) -> None:
     model = SizedModel(find_model("opt-tiny"), 12, 64, 12, adapters=adapters)
-    runtime = runtime_of(6, flops_per_s=2e10)
+    runtime = runtime_of(7, flops_per_s=2e10)
     last = model.spec.layers
-    stages = PlannedStage(0, 2, (1,)), PlannedStage(2, last, (2,))
+    stages = PlannedStage(0, 2, (1, 3)), PlannedStage(2, last, (2,), loss == "device")
     slices = [
         PlannedStage(last, last, devices, slice=HeadSlice(number, 2))
-        for number, devices in enumerate([(3, 4), (5, 6)])
+        for number, devices in enumerate([(4, 5), (6, 7)] if loss == "slices" else [])
     ]
-    plan = predict(model.costs(), stages, runtime.stage_devices(), PsCompute(2e10, 0.0), slices)
-    assert not plan.loss_at_ps
-    found = run_steps(runtime, lambda: model.work(plan), [])
+    ps = PsCompute(2e10, 0.0, PsRates())
+    plan = predict(model.costs(), stages, runtime.stage_devices(), ps, slices)
+    assert plan.loss_at_ps == (loss == "server")
+    loss_s = [model.sizes.loss_flops * tokens / ps.flops_per_s for tokens in model.tokens]
+    found = run_steps(runtime, lambda: model.work(plan), loss_s)
     step = found.steps[1]
     assert step.seconds == pytest.approx(plan.step_s, rel=0.05)
     assert step.downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,26 +134,6 @@ def test_the_same_stages_are_never_slower_coded(
     assert coded.downlink_bytes == pytest.approx(0.675 * plain.downlink_bytes, rel=1e-3)
     assert coded.uplink_bytes < plain.uplink_bytes
     assert coded.memory_bytes == plain.memory_bytes
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_what_is_planned_is_never_slower_coded(seed: int) -> None:
-    rng = Random(seed)
-    devices = [
-        DeviceRates(n, rng.uniform(1e6, 1e8), rng.uniform(1e6, 1e8), rng.uniform(1e11, 1e13), 0.003)
-        for n in range(6)
-    ]
-    model = StageSizes(find_model("opt-125m"), 128).costs([512] * 8)
-    ps = PsCompute(1e12, 0.0, PsRates(1.25e8, 1.25e8))
-
-    def step_s(policy: CodingPolicy) -> float:
-        return plan_stages(model, [policy.decided(device) for device in devices], ps).step_s
-
-    plain_s = step_s(CodingPolicy.OFF)
-    assert step_s(CodingPolicy.AUTO) <= plain_s * 1.01
-    assert step_s(CodingPolicy.ON) <= plain_s * 1.01
 
 
 @pytest.mark.parametrize("by_tiles", [False, True])

@@ -145,16 +145,6 @@ def test_more_devices_behind_a_card_never_slow_it_down() -> None:
     assert all(later <= 1.02 * earlier for earlier, later in pairwise(spans_s))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 7, 41, pytest.param(300, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    "gemm", [Gemm(1, 50272, 768), Gemm(1, 1, 100_000), Gemm(5120, 5120, 131072)], ids=str
-)
-def test_fleets_of_every_size(gemm: Gemm, devices: int) -> None:
-    fleet = _fleet(devices)
-    _check_tiles(TilePlanner().plan(gemm, FP32, fleet), fleet, FP32)
-
-
 @pytest.mark.parametrize("slower", [60.0, 360.0])
 def test_a_straggler_whose_rates_change_changes_no_plan(slower: float) -> None:
     """An idle device that becomes even slower leaves the plan unchanged."""
@@ -221,13 +211,6 @@ def test_what_is_held_is_left_where_a_fresh_plan_is_faster() -> None:
 
 
 # --- devices with little memory ---
-
-
-def test_a_device_without_memory_is_left_idle() -> None:
-    devices = [*_fleet(3), DeviceRates(9, 1e6, 1e6, 1e9, 0, 8)]
-    plan = TilePlanner().plan(Gemm(64, 64, 64), FP32, devices)
-    assert {p.device for p in plan.tiles} <= {1, 2, 3}
-    check_right(plan, devices)
 
 
 def test_a_device_with_little_memory_does_not_hold_up_the_others() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 
 from cleave.gemm import Gemm
@@ -119,18 +117,6 @@ def test_both_gradients_of_a_linear_are_under_way_together() -> None:
     assert max(alone[1:3]) < both < sum(alone[1:3])
     assert step.predicted_s == pytest.approx(12 * (forward + both) + head)
     assert step.apart_s == pytest.approx(12 * sum(alone[:3]) + alone[3])
-
-
-def test_equal_gemms_are_planned_once() -> None:
-    planner = TilePlanner(UNLIMITED)
-    with patch.object(TilePlanner, "plan", autospec=True, side_effect=TilePlanner.plan) as plan:
-        step = plan_step(planner, STEP, BF16, paper_rates(12), UNLIMITED)
-    assert [call.args[1] for call in plan.call_args_list] == [
-        Gemm(512, 768, 768),
-        Gemm(768, 768, 512),
-        Gemm(512, 5000, 768),
-    ]
-    assert step.reports[0] is step.reports[1]
 
 
 def test_the_limit_of_a_step_is_the_one_of_most_of_its_time() -> None:

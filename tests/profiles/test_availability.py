@@ -74,13 +74,6 @@ def test_presences_are_in_order_and_do_not_overlap(
     assert all(a.to_s <= b.from_s for a, b in itertools.pairwise(found))
 
 
-@given(availabilities, seeds, st.floats(0, 24))
-def test_the_same_seed_gives_the_same_presences(
-    availability: Availability, seed: int, start_hour: float
-) -> None:
-    assert first(availability, 20, seed, start_hour) == first(availability, 20, seed, start_hour)
-
-
 @given(availabilities.filter(lambda a: a.hours is not None), seeds, st.floats(0, 24))
 def test_presences_lie_within_the_hours(
     availability: Availability, seed: int, start_hour: float

@@ -209,16 +209,6 @@ def test_availabilities_say_what_was_chosen(name: str) -> None:
     assert found.availability.always or found.assumed
 
 
-def test_shapes_of_sessions() -> None:
-    shapes = {}
-    for name in ("bittorrent-brief", "volunteer", "bittorrent-stable"):
-        session = load_availability(name).availability.session
-        assert session is not None
-        assert session.mean_s == 3600
-        shapes[name] = session.shape
-    assert list(shapes.values()) == [0.34, 0.615, 0.82]
-
-
 # --- names and files ---
 
 

@@ -49,56 +49,6 @@ def test_over_a_socket_as_often_as_asked() -> None:
     assert seen == [1, 2, 3]
 
 
-async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bytes_per_s: float, latency_s: float
-) -> None:
-    """One direction of a slow link: bytes follow one another and arrive a latency later."""
-    clock = asyncio.get_running_loop().time
-    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-    async def arrive() -> None:
-        while True:
-            at_s, data = await under_way.get()
-            await asyncio.sleep(at_s - clock())
-            writer.write(data)
-            await writer.drain()
-
-    arriving, free_s = asyncio.create_task(arrive()), clock()
-    try:
-        while data := await reader.read(8192):
-            # Sleep lasts longer than asked; what it oversleeps is caught up.
-            free_s = max(free_s, clock() - 0.02) + len(data) / bytes_per_s
-            await asyncio.sleep(free_s - clock())
-            under_way.put_nowait((clock() + latency_s, data))
-    finally:
-        arriving.cancel()
-
-
-@pytest.mark.slow
-def test_directions_are_told_apart_on_a_slow_link() -> None:
-    async def run(url: str) -> LinkRates:
-        host, port = url.split("//")[1].split("/")[0].split(":")
-
-        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            onward, back = await asyncio.open_connection(host, int(port))
-            up = asyncio.create_task(_pump(reader, back, 2e6, 0.01))
-            await _pump(onward, writer, 8e6, 0.01)
-            up.cancel()
-            for end in (writer, back):
-                end.close()
-
-        async with await asyncio.start_server(relay, "127.0.0.1", 0) as proxy:
-            slow = proxy.sockets[0].getsockname()[1]
-            (found,) = await measure_link(url.replace(port, str(slow)), 1)
-        return found
-
-    with cleave.serve() as server:
-        found = asyncio.run(run(server.url))
-    assert found.downlink_bytes_per_s == pytest.approx(8e6, rel=0.25)
-    assert found.uplink_bytes_per_s == pytest.approx(2e6, rel=0.25)
-    assert 0.009 < found.latency_s < 0.05
-
-
 def _answered_by(*answers: Message) -> str:
     """The error after a server that says these things."""
 

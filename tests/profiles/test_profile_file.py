@@ -115,12 +115,6 @@ def test_everything_that_is_written_reads_back(tmp_path: Path) -> None:
     assert read_profile(path) == FULL
 
 
-def test_a_sample_takes_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "box.toml"
-    write_profile(FULL, path)
-    assert '[64, 128, 256, "nn", 0.25, 3]' in path.read_text(encoding="utf-8")
-
-
 def test_what_is_left_out_is_unknown(tmp_path: Path) -> None:
     begin, end = GOOD.index("[link]"), len(GOOD)
     profile = read_profile(write(tmp_path, GOOD[:begin] + GOOD[end:]))

@@ -143,17 +143,6 @@ def test_shapes_too_large_for_the_time_are_left_out() -> None:
     assert len(SampleGrid().shapes(np.random.default_rng(0), 0.0)) == 140  # small ones always fit
 
 
-@pytest.mark.nightly
-def test_samples_are_the_times_of_the_shapes() -> None:
-    bench, backend = _bench()
-    rng = np.random.default_rng(0)
-    samples = measure_samples(bench, FP32, Layout.TN, SMALL, 3.0, rng, bench.clock)
-    assert len(samples) == 45
-    for s in samples:
-        assert s.layout is Layout.TN
-        assert s.seconds == pytest.approx(backend.model.seconds(s.a, s.b, s.c), rel=1e-3)
-
-
 def test_the_time_is_kept_but_a_model_has_samples_enough() -> None:
     bench, _ = _bench()
     rng = np.random.default_rng(0)

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from cleave.arrays import Buffer, DType
-from cleave.gemm import Gemm
-from cleave.planner.plan import ElementBytes, Planner
-from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance, Bucket, CancelledRuns, is_answer
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
-from tests.scheduler.test_admission import HELLO, FakeAuth, come, sent
+from tests.scheduler.test_admission import HELLO, FakeAuth, come, sent, submit
 
 MEASURE = replace(HELLO, measure=True)
-
-
-def submit(
-    manager: SessionManager, work: int = 1, planner: Planner | None = None
-) -> list[messages.Run]:
-    """Give work to the one device there is; what it is asked to do."""
-    ones = Buffer(np.ones((64, 64), np.float32), DType.FP32)
-    refs = MatrixRef(10 * work, False), MatrixRef(10 * work + 1, False)
-    planner = planner or TilePlanner()
-    gemm = GemmJob(work, Gemm(64, 64, 64), *refs, ElementBytes(4, 4), "fp32", "fp32", planner)
-    said = sent(manager.submit(gemm, ones, ones, 1.0), 1)
-    return [message for message in said if isinstance(message, messages.Run)]
 
 
 def late(run: int) -> messages.Result:
@@ -149,12 +131,13 @@ def test_how_long_a_message_may_be_follows_what_is_awaited() -> None:
     manager = SessionManager(auth=FakeAuth())
     come(manager, 1)
     assert manager.awaited_bytes(1) == (0, 0)
-    (run, *others) = submit(manager)
+    asked = sent(submit(manager, 64), 1)
+    runs = [message for message in asked if isinstance(message, messages.Run)]
     work, most = manager.awaited_bytes(1)
     assert 0 < work == most <= 4 * 64 * 64
     manager.withdraw(1, 1.0)
     assert manager.awaited_bytes(1) == (0, work)  # it may be on its way
-    for each in (run, *others):
+    for each in runs:
         manager.received(1, late(each.id), 1.0)
     assert manager.awaited_bytes(1) == (0, 0)
     come(manager, 2, hello=MEASURE)

@@ -18,17 +18,6 @@ HAS_PAYLOAD = ("put", "put_coded", "graph", "result", "result_coded")
 
 Vector = dict[str, Any]
 
-_TUPLES = (
-    "ops",
-    "dtypes",
-    "inputs",
-    "outputs",
-    "output_bytes",
-    "ids",
-    "versions",
-    "features",
-)
-
 
 def load(name: str) -> list[Vector]:
     """The vectors of a file."""
@@ -65,14 +54,14 @@ def plain(value: Any) -> Any:
 
 def message(vector: Vector) -> Message:
     """The message that a vector describes."""
-    values = plain(vector["fields"])
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in plain(vector["fields"]).items()
+    }
     code = ByeCode if vector["type"] == "bye" else ErrorCode
     for name, kind in (("role", Role), ("code", code)):
         if name in values:
             values[name] = kind(values[name])
-    for name in _TUPLES:
-        if name in values:
-            values[name] = tuple(values[name])
     if "payload" in vector:
         values["payload"] = octets(vector["payload"])
     made: Message = TYPES[vector["type"]](**values)

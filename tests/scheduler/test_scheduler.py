@@ -57,6 +57,7 @@ from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
+from tests.planner.fakes import FakePlanner
 
 ALL = tuple(DType)
 ROOMY = (1200, 4000)  # bytes: any GEMM of the test fits as one tile, several do not
@@ -621,19 +622,13 @@ def test_any_history(
 
 
 @dataclass
-class FixedPlanner:
+class FixedPlanner(FakePlanner):
     """The boxes it is told, as rows of C: device, first row, last row."""
 
     shares: list[tuple[int, int, int]]
 
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
+    def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
+        """See `FakePlanner.planned`."""
         if {device for device, _, _ in self.shares} - {rates.device for rates in devices}:
             raise PlanError("a device that is told to do a share is not there")
         n, k = Span(0, gemm.n), Span(0, gemm.k)
@@ -669,17 +664,6 @@ def _joined(runtime: Harness, *memories: int, speed: float = 1.0) -> list[int]:
     ids = [runtime.join(memory, speed) for memory in memories]
     _settled(runtime)
     return ids
-
-
-def test_what_a_lost_device_owed_goes_to_the_others() -> None:
-    runtime = Harness()
-    first, second = _joined(runtime, 1000, 1000)
-    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
-    runtime.lose(first)
-    _settled(runtime)
-    assert product.done
-    assert runtime.manager.scheduler.counters.reissued == 1
-    assert runtime.manager.scheduler.counters.results == 2
 
 
 def _fails_everywhere(runtime: Harness, devices: Sequence[int], product: Product) -> int:
@@ -824,21 +808,3 @@ def test_where_all_are_slower_than_predicted_nobody_is_helped_early() -> None:
     assert runtime.manager.scheduler.counters.speculative == 0
     _settled(runtime)
     assert product.done
-
-
-def test_of_two_answers_the_first_counts() -> None:
-    runtime = Harness()
-    first, second = _joined(runtime, 4000, 4000)
-    product = _submit(runtime, 4, (first, 0, 2), (second, 2, 4))
-    _computing(runtime, first)
-    _settled(runtime, but=[first])
-    runtime.pass_time(2.1)
-    _computing(runtime, second)
-    for device in (first, second):  # both have computed it
-        for order in list(runtime.peers[device].orders):
-            runtime._compute(runtime.peers[device], order)
-        runtime.peers[device].orders.clear()
-    _settled(runtime)
-    assert product.done
-    assert runtime.manager.scheduler.counters.results == 2
-    assert runtime.manager.scheduler.counters.late == 1

@@ -258,36 +258,6 @@ def stages_of(cuts: list[int], devices: list[tuple[int, ...]], loss: bool) -> li
     ]
 
 
-@pytest.mark.parametrize("loss", [False, True])
-@pytest.mark.parametrize(
-    "kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 1), (1, 1), (0, 5))]
-)
-def test_a_step_that_nothing_disturbs(loss: bool, kept: KeptBatches) -> None:
-    work = step_work(
-        LAYERS,
-        5,
-        stages_of([2], [(1, 2), (3,)], loss),
-        kept_batches=dict.fromkeys(range(1, 9), kept),
-    )
-    trial = Trial(work, 3)
-    check(trial.finish(), work)
-    # Nothing is left on devices but graphs and parameters.
-    for device in trial.fleet.devices.values():
-        assert not any(isinstance(held, tuple) for held in device.held.values())
-
-
-@pytest.mark.parametrize("kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 2))])
-def test_a_loss_in_slices(kept: KeptBatches) -> None:
-    """Its last layers are on a device that has a slice as well."""
-    stages, slices = stages_of([2], [(1, 2), (3,)], False), slices_of([(3, 4), (5,)])
-    held = dict.fromkeys(range(1, 9), kept)
-    work = step_work(LAYERS, 5, stages, slices=slices, kept_batches=held)
-    trial = Trial(work, 5)
-    check(trial.finish(), work)
-    for device in trial.fleet.devices.values():
-        assert not any(isinstance(held, tuple) for held in device.held.values())
-
-
 def drawn_work(data: st.DataObject, devices: int) -> StepWork:
     """Any cut into stages and slices, with any devices and any layers on the PS."""
 
@@ -353,13 +323,15 @@ def test_orders_that_fail_now_and_then_are_done_again_and_each_counts_once(
 ) -> None:
     """Also on the only device, and on one without memory for two sums of a layer."""
     devices = data.draw(st.integers(1, 3))
-    failing = data.draw(st.sampled_from([0.03, 0.3, 0.6]))
+    failing = data.draw(st.sampled_from([0.0, 0.03, 0.3, 0.6]))
     roomy = data.draw(st.booleans()) or failing > 0.03
     work = drawn_work(data, devices)
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     trial = Trial(work, devices, memory_bytes=2**30 if roomy else 0, rng=rng, failing=failing)
     check(trial.finish(), work)
     assert not any(store.waits for store in trial.stores.values())
+    for device in trial.fleet.devices.values():  # nothing is left but graphs and parameters
+        assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -367,11 +339,8 @@ def test_a_failed_order_costs_nothing_else_where_one_failed_before(many: bool) -
     work = step_work(LAYERS, 6, stages_of([], [(1,)], True), MANY_ROWS if many else SUM_ROWS)
     trial = Trial(work, 1, rng=random.Random(3), failing=0.3)
     check(trial.finish(), work)
-    repeated = trial.step.repeated
-    assert repeated <= 2  # what was under way when the first order failed
-    device = trial.fleet.devices[1]
-    assert not any(isinstance(held, tuple) for held in device.held.values())
-    sent = Counter(value for value in device.sent if isinstance(value, str))
+    assert trial.step.repeated <= 2  # what was under way when the first order failed
+    sent = Counter(value for value in trial.fleet.devices[1].sent if isinstance(value, str))
     assert all(sent[f"w{layer}"] == 1 for layer in range(0, LAYERS, 2))  # weights stayed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cleave.planner.plan import DeviceRates
 from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
 from simulator.tiles import AttentionTask, backward_task, forward_task, tasks_s
@@ -40,3 +41,22 @@ def test_without_memory_there_is_no_time() -> None:
     rates = RateArrays.of(alike(4, memory=100))
     assert tasks_s(AttentionTask(1, 1, 1, memory_bytes=51), 1, rates) == float("inf")
     assert tasks_s(AttentionTask(1, 1, 1, memory_bytes=50), 1, rates) < float("inf")
+
+
+def test_a_task_takes_what_its_messages_take_one_after_the_other() -> None:
+    # Each device by itself, event by event: download, multiply and upload, each in turn.
+    task = backward_task(find_model("opt-125m"), 512, 2)
+    speeds, down, up = (2e12, 6e12, 20e12), (10e6, 60e6, 100e6, 25e6), (2e6, 8e6)
+    devices = [DeviceRates(i, down[i % 4], up[i % 2], speeds[i % 3]) for i in range(5)]
+    took_s = tasks_s(task, 40, RateArrays.of(devices))
+    done = 0
+    for device in devices:
+        down_s = computed_s = back_s = 0.0
+        while True:
+            down_s += task.download_bytes / device.downlink_bytes_per_s
+            computed_s = max(computed_s, down_s) + task.flops / device.flops_per_s
+            back_s = max(back_s, computed_s) + task.upload_bytes / device.uplink_bytes_per_s
+            if back_s > took_s * (1 + 1e-6):
+                break
+            done += 1
+    assert done >= 40

@@ -37,13 +37,6 @@ def test_gradients_by_hand() -> None:
     assert problem.dp_s(groups)[0] == pytest.approx(2 * (2 / 3 + 1) + 2 * 2 * 0.5)
 
 
-def test_the_best_matching_pairs_fast_with_slow() -> None:
-    problem = Problem(rates(1, 9, 2, 8), 2, 2, 0.0, 10.0)
-    some, others = np.array([[0, 1]]), np.array([[2, 3]])
-    # 1 with 8 and 9 with 2: the slower pair has a mean of 4.5. The other way round: 1.5.
-    assert problem.hops_s(some, others)[0, 0] == pytest.approx(2 * 10 / 4.5)
-
-
 def test_the_matching_is_the_bottleneck_matching_of_all() -> None:
     rng = np.random.default_rng(3)
     problem = Problem(rates(*rng.uniform(5, 10, 8)), 2, 4, 0.0, 7.0)

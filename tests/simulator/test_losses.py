@@ -8,9 +8,8 @@ import pytest
 
 from cleave.planner.tiles.shape import RateArrays
 from simulator.catalogue import methods
-from simulator.method import Conditions, Outcome, Part, TileLosses, with_losses_s
+from simulator.method import Outcome, Part, TileLosses, with_losses_s
 from simulator.pipeline import PipelineJob, Stage, restart
-from simulator.sweep import fleet_rates
 from simulator.work import LayerWork, stage_need
 from tests.simulator.conditions import alike, paper
 
@@ -65,15 +64,3 @@ def test_every_fleet_method_says_what_a_loss_costs(name: str) -> None:
     for row in methods()[name].outcomes(paper(16, "opt-125m", batch=8, seq=128)):
         assert row.recovery_s is not None
         assert math.isfinite(row.recovery_s)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_stragglers_slow_down() -> None:
-    conditions = paper(24, "opt-tiny", batch=8, seq=128)
-    slow = fleet_rates("paper", 24, dtype="bf16", stragglers=0.3)
-    (fast_row,) = methods()["cleave"].outcomes(conditions)
-    (slow_row,) = methods()["cleave"].outcomes(Conditions(conditions.spec, 8, 128, slow))
-    assert slow_row.step_s > fast_row.step_s
-    # Tiles are made for their devices: 30 % of slow ones cost much less than a factor of ten.
-    assert slow_row.step_s < 3 * fast_row.step_s

@@ -57,13 +57,6 @@ def exact(times: np.ndarray, micro_batches: int) -> float:
     return max(free)
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (4, 1), (4, 3), (5, 12)])
-def test_equal_stages_take_m_plus_p_less_one(stages: int, micro_batches: int) -> None:
-    times = np.ones(stages)
-    assert exact(times, micro_batches) == pytest.approx(micro_batches + stages - 1)
-    assert formula(times, micro_batches) == pytest.approx(micro_batches + stages - 1)
-
-
 def test_unequal_stages_take_less_by_no_more_than_what_follows_the_slowest() -> None:
     rng = np.random.default_rng(7)
     for _ in range(150):

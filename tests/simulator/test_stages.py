@@ -13,7 +13,7 @@ from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes, cut_batch
 from simulator.catalogue import methods
-from simulator.method import Conditions, Outcome, with_losses_s
+from simulator.method import Conditions, Outcome
 from simulator.stages import recoveries
 from simulator.work import train_flops
 from tests.simulator.conditions import alike, paper
@@ -60,14 +60,6 @@ def test_the_forward_pass_is_counted_twice_and_the_loss_where_it_is() -> None:
     assert row.flops == pytest.approx(4 / 3 * train_flops(SPEC, 16, 128))
 
 
-@pytest.mark.nightly
-def test_a_server_that_is_fast_computes_the_loss() -> None:
-    slow, fast = (on(replace(small(), ps_flops_per_s=speed)) for speed in (1e6, 1e16))
-    assert "loss on the parameter server" not in slow.setting
-    assert "loss on the parameter server" in fast.setting
-    assert fast.step_s <= slow.step_s
-
-
 def test_too_little_memory_is_said_as_training_says_it() -> None:
     row = on(paper(32))
     assert not row.fits
@@ -100,12 +92,3 @@ def test_a_loss_by_hand() -> None:
     assert lost(2) == [(0.1, 2400.0)]
     # Three devices: a third of 200 tokens, half of them, shared by the two others.
     assert [again_s for _, again_s in lost(0, 1, 2)] == pytest.approx([24 * 200 / 12] * 3)
-
-
-def test_losses_make_a_step_longer(on_small: Outcome) -> None:
-    row = on_small
-    assert row.recovery_s is not None
-    assert 0 < row.recovery_s < row.step_s
-    rare = with_losses_s(row, 1e-6, 1.0)
-    assert rare is not None
-    assert rare > row.step_s

@@ -268,7 +268,11 @@ def _message_vectors() -> list[Json]:
 
 def pack(*parts: Any) -> bytes:
     """One message of any parts, right or wrong."""
-    return bytes(msgpack.packb(list(parts), use_bin_type=True))
+    return _packed(list(parts))
+
+
+def _packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value))
 
 
 def _fields(message: Message, **changes: Any) -> Json:
@@ -300,159 +304,73 @@ _PLAIN: Final[Json] = {"a": [None, True, False, -1, 2**64 - 1, 0.5, "x", [], {},
 
 
 def _decode_vectors() -> list[Json]:
-    text = _text
-    cases: list[tuple[str, str, bytes, Message]] = [
-        (
-            "hello-defaults",
-            "fields left out have their defaults",
-            pack("hello", {"role": "device", "version": 1}),
-            _HELLO,
-        ),
-        ("welcome-defaults", "likewise", pack("welcome", {"device": 3}), Welcome(3)),
-        ("bye-defaults", "likewise", pack("bye", {}), Bye()),
-        (
-            "error-defaults",
-            "likewise",
-            pack("error", {"code": "limit", "message": "silent"}),
-            Error(ErrorCode.LIMIT, "silent"),
-        ),
-        (
-            "error-unknown-code",
-            "there may be more codes than a reader knows",
-            pack("error", {"code": "tired", "message": "later", "retry_after_s": 30}),
-            Error(ErrorCode("tired"), "later", 30.0),
-        ),
-        (
-            "bye-unknown-code",
-            "likewise",
-            pack("bye", {"reason": "so long", "code": "moving"}),
-            Bye("so long", ByeCode("moving")),
-        ),
-        (
-            "hello-version-2",
-            "of another version only what all have in common is read",
-            pack("hello", _OF_VERSION_2),
-            Hello(Role.DEVICE, 2, versions=(2, 1)),
-        ),
-        ("telemetry-defaults", "likewise", pack("telemetry", {}), Telemetry()),
-        (
-            "run-graph-defaults",
-            "likewise",
-            pack("run_graph", _fields(_RUN_GRAPH, flops=None)),
-            replace(_RUN_GRAPH, flops=0),
-        ),
-        (
-            "computed-integer-for-float",
-            "1 is as good as 1.0",
-            pack("computed", {"id": 1, "compute_s": 1}),
-            Computed(1, 1.0),
-        ),
-        (
-            "request-defaults",
-            "likewise",
-            pack("request", {"id": 1, "action": "status"}),
-            Request(1, "status"),
-        ),
-        ("reply-defaults", "likewise", pack("reply", {"id": 1, "ok": True}), Reply(1, True)),
-        ("job-record-defaults", "likewise", pack("job_record", {"job": "j"}), JobRecord("j")),
-        (
-            "unknown-field",
-            "unknown fields are ignored, whatever they hold",
-            pack("heartbeat", {"mood": {"good": [1, 2.5, None, "x"]}}),
-            Heartbeat(),
-        ),
-        (
-            "unknown-field-before-payload",
-            "also where a payload follows",
-            pack("put", _fields(_PUT, scale=[0.5]), _FOUR),
-            Put(1, 1, 1, "fp32", _FOUR),
-        ),
-        (
-            "unknown-long-field",
-            "also when they are long",
-            pack("put", _fields(_PUT, comment="x" * 600), _FOUR),
-            Put(1, 1, 1, "fp32", _FOUR),
-        ),
-        (
-            "unknown-field-named-payload",
-            "the payload is a part, not a field",
-            pack("put", _fields(_PUT, payload="x"), _FOUR),
-            Put(1, 1, 1, "fp32", _FOUR),
-        ),
-        (
-            "fields-in-another-order",
-            "the order of fields has no meaning",
-            pack("run", dict(reversed(_fields(_RUN).items()))),
-            _RUN,
-        ),
-        (
-            "integer-for-float",
-            "1 is as good as 1.0",
-            pack("result", _fields(_RESULT, compute_s=2), _FOUR),
-            replace(_RESULT, compute_s=2.0, payload=_FOUR),
-        ),
-        (
-            "float32",
-            "floats may have four bytes",
-            b"\x92" + text("telemetry") + b"\x81" + text("values")
-            + b"\x81" + text("a") + b"\xca" + struct.pack(">f", 1.5),
-            Telemetry({"a": 1.5}),
-        ),
-        (
-            "nested-32-deep",
-            "the deepest value that arguments may hold",
-            pack("request", {"id": 1, "action": "a", "arguments": {"a": nested(32)}}),
-            Request(1, "a", {"a": nested(limits.MAX_NESTING)}),
-        ),
-        (
-            "plain-values",
-            "all that untyped values may be",
-            pack("request", {"id": 1, "action": "a", "arguments": _PLAIN}),
-            Request(1, "a", _PLAIN),
-        ),
-        (
-            "telemetry-negative",
-            "only rates and times cannot be below 0",
-            pack("telemetry", {"values": {"temperature_c": -10.5}}),
-            Telemetry({"temperature_c": -10.5}),
-        ),
-        (
-            "long-integer",
-            "integers may be longer than they need",
-            b"\x92" + text("welcome") + b"\x81" + text("device") + b"\xcf" + bytes(7) + b"\x05",
-            Welcome(5),
-        ),
-        (
-            "signed-integer",
-            "and of a signed type, if they are not negative",
-            b"\x92" + text("welcome") + b"\x81" + text("device") + b"\xd3" + bytes(7) + b"\x05",
-            Welcome(5),
-        ),
-        (
-            "long-array-and-map",
-            "array32 and map16",
-            b"\xdd\x00\x00\x00\x02" + text("drain") + b"\xde\x00\x00",
-            Drain(),
-        ),
+    put, device = Put(1, 1, 1, "fp32", _FOUR), b"\x92" + _packed("welcome") + b"\x81\xa6device"
+    # The fields of a message as a map, or all of its bytes.
+    cases: list[tuple[str, str, Json | bytes, Message]] = [
+        ("hello-defaults", "fields left out have their defaults", {"role": "device", "version": 1},
+         _HELLO),
+        ("welcome-defaults", "likewise", {"device": 3}, Welcome(3)),
+        ("bye-defaults", "likewise", {}, Bye()),
+        ("error-defaults", "likewise", {"code": "limit", "message": "silent"},
+         Error(ErrorCode.LIMIT, "silent")),
+        ("error-unknown-code", "there may be more codes than a reader knows",
+         {"code": "tired", "message": "later", "retry_after_s": 30},
+         Error(ErrorCode("tired"), "later", 30.0)),
+        ("bye-unknown-code", "likewise", {"reason": "so long", "code": "moving"},
+         Bye("so long", ByeCode("moving"))),
+        ("hello-version-2", "of another version only what all have in common is read",
+         _OF_VERSION_2, Hello(Role.DEVICE, 2, versions=(2, 1))),
+        ("telemetry-defaults", "likewise", {}, Telemetry()),
+        ("run-graph-defaults", "likewise", _fields(_RUN_GRAPH, flops=None),
+         replace(_RUN_GRAPH, flops=0)),
+        ("computed-integer-for-float", "1 is as good as 1.0", {"id": 1, "compute_s": 1},
+         Computed(1, 1.0)),
+        ("request-defaults", "likewise", {"id": 1, "action": "status"}, Request(1, "status")),
+        ("reply-defaults", "likewise", {"id": 1, "ok": True}, Reply(1, True)),
+        ("job-record-defaults", "likewise", {"job": "j"}, JobRecord("j")),
+        ("unknown-field", "unknown fields are ignored, whatever they hold",
+         {"mood": {"good": [1, 2.5, None, "x"]}}, Heartbeat()),
+        ("unknown-field-before-payload", "also where a payload follows",
+         _fields(_PUT, scale=[0.5]), put),
+        ("unknown-long-field", "also when they are long", _fields(_PUT, comment="x" * 600), put),
+        ("unknown-field-named-payload", "the payload is a part, not a field",
+         _fields(_PUT, payload="x"), put),
+        ("fields-in-another-order", "the order of fields has no meaning",
+         dict(reversed(_fields(_RUN).items())), _RUN),
+        ("integer-for-float", "1 is as good as 1.0", _fields(_RESULT, compute_s=2),
+         replace(_RESULT, compute_s=2.0, payload=_FOUR)),
+        ("float32", "floats may have four bytes",
+         b"\x92" + _packed("telemetry") + b"\x81" + _packed("values")
+         + b"\x81" + _packed("a") + b"\xca" + struct.pack(">f", 1.5),
+         Telemetry({"a": 1.5})),
+        ("nested-32-deep", "the deepest value that arguments may hold",
+         {"id": 1, "action": "a", "arguments": {"a": nested(32)}},
+         Request(1, "a", {"a": nested(limits.MAX_NESTING)})),
+        ("plain-values", "all that untyped values may be",
+         {"id": 1, "action": "a", "arguments": _PLAIN}, Request(1, "a", _PLAIN)),
+        ("telemetry-negative", "only rates and times cannot be below 0",
+         {"values": {"temperature_c": -10.5}}, Telemetry({"temperature_c": -10.5})),
+        ("long-integer", "integers may be longer than they need",
+         device + b"\xcf" + bytes(7) + b"\x05", Welcome(5)),
+        ("signed-integer", "and of a signed type, if they are not negative",
+         device + b"\xd3" + bytes(7) + b"\x05", Welcome(5)),
+        ("long-array-and-map", "array32 and map16",
+         b"\xdd\x00\x00\x00\x02" + _packed("drain") + b"\xde\x00\x00", Drain()),
         ("long-text", "str8 for a short text", b"\x92\xd9\x05drain\x80", Drain()),
-        (
-            "long-bin",
-            "bin32 for a short payload",
-            b"\x93" + text("put") + _map(_fields(_PUT)) + b"\xc6\x00\x00\x00\x04" + _FOUR,
-            Put(1, 1, 1, "fp32", _FOUR),
-        ),
-        (
-            "long-ids",
-            "array16 for two ids",
-            b"\x92" + text("drop") + b"\x81" + text("ids") + b"\xdc\x00\x02\x01\x02",
-            Drop((1, 2)),
-        ),
+        ("long-bin", "bin32 for a short payload",
+         b"\x93" + _packed("put") + _packed(_fields(_PUT)) + b"\xc6\x00\x00\x00\x04" + _FOUR,
+         put),
+        ("long-ids", "array16 for two ids",
+         b"\x92" + _packed("drop") + b"\x81" + _packed("ids") + b"\xdc\x00\x02\x01\x02",
+         Drop((1, 2))),
     ]  # fmt: skip
     vectors = []
-    for name, about, data, message in cases:
+    for name, about, written, message in cases:
+        payload = getattr(message, "payload", None)
+        parts = () if payload is None else (payload,)
+        data = written if isinstance(written, bytes) else pack(message.TYPE, written, *parts)
         vector = {"name": name, "about": about, **of_feature(message.FEATURE)}
         vector |= {**described(message), "bytes": data.hex()}
-        payload = getattr(message, "payload", None)
         if payload is not None:
             vector["payload"] = payload.hex()
         vectors.append(vector)
@@ -460,14 +378,6 @@ def _decode_vectors() -> list[Json]:
 
 
 # --- invalid.json -----------------------------------------------------------------------------
-
-
-def _text(value: str) -> bytes:
-    return bytes(msgpack.packb(value))
-
-
-def _map(value: Json) -> bytes:
-    return bytes(msgpack.packb(value))
 
 
 def _hello(**changes: Any) -> bytes:
@@ -481,7 +391,7 @@ def nested(depth: int) -> Any:
 
 
 def _invalid_vectors() -> list[Json]:
-    put = b"\x93" + _text("put") + _map(_fields(_PUT))
+    put = b"\x93" + _packed("put") + _packed(_fields(_PUT))
     whole = put + b"\xc4\x04" + _FOUR
     beat = pack("heartbeat", {})
     cases: list[tuple[str, str, Any]] = [
@@ -489,8 +399,8 @@ def _invalid_vectors() -> list[Json]:
         ("empty", "no bytes", b""),
         ("text", "JSON, not msgpack", b'["heartbeat",{}]'),
         ("reserved-byte", "0xc1 is never used by msgpack", b"\x92\xc1\x80"),
-        ("not-an-array", "a map", _map({"type": "heartbeat"})),
-        ("bare-text", "a text alone", _text("heartbeat")),
+        ("not-an-array", "a map", _packed({"type": "heartbeat"})),
+        ("bare-text", "a text alone", _packed("heartbeat")),
         ("no-parts", "an empty array", b"\x90"),
         ("one-part", "no fields", pack("heartbeat")),
         ("type-not-text", "a number for a type", pack(7, {})),
@@ -500,7 +410,7 @@ def _invalid_vectors() -> list[Json]:
         ("field-name-not-text", "a number for a field's name", pack("heartbeat", {1: 2})),
         ("field-name-is-bin", "bytes for a field's name", pack("heartbeat", {b"a": 2})),
         ("type-not-utf8", "0xff is no UTF-8", b"\x92\xa2\xff\xff\x80"),
-        ("text-not-utf8", "a lone surrogate", b"\x92" + _text("bye") + b"\x81" + _text("reason")
+        ("text-not-utf8", "a lone surrogate", b"\x92" + _packed("bye") + b"\x81" + _packed("reason")
          + b"\xa3\xed\xa0\x80"),
         ("unknown-type", "no such message", pack("hola", {})),
         ("type-in-capitals", "types are lower case", pack("Heartbeat", {})),
@@ -516,13 +426,13 @@ def _invalid_vectors() -> list[Json]:
         ("payload-unexpected", "an array of three", pack("heartbeat", {}, b"")),
         ("fourth-part", "an array of four", b"\x94" + whole[1:] + b"\xc0"),
         ("payload-nil", "nil for a payload", put + b"\xc0"),
-        ("payload-is-text", "text for a payload", put + _text("abcd")),
+        ("payload-is-text", "text for a payload", put + _packed("abcd")),
         ("payload-is-array", "an array for a payload", put + b"\x94\x00\x00\x00\x00"),
         ("bin-too-long", "bin32 states 2**32 - 1 bytes", put + b"\xc6\xff\xff\xff\xff" + _FOUR),
         ("bin-too-short", "bin8 states 3 of 4 bytes", put + b"\xc4\x03" + _FOUR),
-        ("array-claims-too-much", "2**32 - 1 ids in no bytes", b"\x92" + _text("drop") + b"\x81"
-         + _text("ids") + b"\xdd\xff\xff\xff\xff"),
-        ("map-claims-too-much", "2**32 - 1 fields in no bytes", b"\x92" + _text("drain")
+        ("array-claims-too-much", "2**32 - 1 ids in no bytes", b"\x92" + _packed("drop") + b"\x81"
+         + _packed("ids") + b"\xdd\xff\xff\xff\xff"),
+        ("map-claims-too-much", "2**32 - 1 fields in no bytes", b"\x92" + _packed("drain")
          + b"\xdf\xff\xff\xff\xff"),
         # fields
         ("hello-without-role", "a required field is missing", pack("hello", {"version": 1})),
@@ -598,26 +508,26 @@ def _invalid_vectors() -> list[Json]:
          "action": "a", "arguments": {"a": b"x"}})),
         # limits
         ("text-too-long", "4097 characters", pack("bye", {"reason": "x" * (limits.MAX_TEXT + 1)})),
-        ("too-many-ids", "65537 ids", [b"\x92" + _text("drop") + b"\x81" + _text("ids")
+        ("too-many-ids", "65537 ids", [b"\x92" + _packed("drop") + b"\x81" + _packed("ids")
          + b"\xdd\x00\x01\x00\x01", repeated(b"\x01", limits.MAX_IDS + 1)]),
-        ("too-many-inputs", "4098 inputs", [b"\x92" + _text("run") + b"\x86" + _text("inputs")
+        ("too-many-inputs", "4098 inputs", [b"\x92" + _packed("run") + b"\x86" + _packed("inputs")
          + b"\xdc\x10\x02", repeated(b"\x01", limits.MAX_RUN_INPUTS + 2),
-         _map(_fields(_RUN, inputs=None))[1:]]),
+         _packed(_fields(_RUN, inputs=None))[1:]]),
         *((f"too-many-{name.replace('_', '-')}-of-a-graph", "4097 of them",
-           [b"\x92" + _text("run_graph") + b"\x86" + _text(name) + b"\xdc\x10\x01",
+           [b"\x92" + _packed("run_graph") + b"\x86" + _packed(name) + b"\xdc\x10\x01",
             repeated(b"\x01", limits.MAX_RUN_INPUTS + 1),
-            _map(_fields(_RUN_GRAPH, **{name: None}))[1:]])
+            _packed(_fields(_RUN_GRAPH, **{name: None}))[1:]])
           for name in ("inputs", "outputs", "output_bytes")),
-        ("too-many-parts", "4097 arrays", [b"\x92" + _text("concat") + b"\x82" + _text("ids")
-         + b"\xdc\x10\x01", repeated(b"\x01", limits.MAX_RUN_INPUTS + 1), _map({"id": 4})[1:]]),
-        ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _text("heartbeat") + b"\x81"
-         + _text("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
+        ("too-many-parts", "4097 arrays", [b"\x92" + _packed("concat") + b"\x82" + _packed("ids")
+         + b"\xdc\x10\x01", repeated(b"\x01", limits.MAX_RUN_INPUTS + 1), _packed({"id": 4})[1:]]),
+        ("header-too-long", "an unknown field of 1 MiB", [b"\x92" + _packed("heartbeat") + b"\x81"
+         + _packed("x") + b"\xdb\x00\x10\x00\x00", repeated(b"x", limits.MAX_HEADER_BYTES)]),
         ("nested-33-deep", "a list as arguments may hold it, but one deeper", pack("request",
          {"id": 1, "action": "a", "arguments": {"a": nested(limits.MAX_NESTING + 1)}})),
-        ("nested-too-deep", "1000 arrays, one in another", [b"\x92" + _text("bye") + b"\x81"
-         + _text("reason"), repeated(b"\x91", 1000), b"\xc0"]),
+        ("nested-too-deep", "1000 arrays, one in another", [b"\x92" + _packed("bye") + b"\x81"
+         + _packed("reason"), repeated(b"\x91", 1000), b"\xc0"]),
         ("nested-much-too-deep", "500000 maps, one in another, in an unknown field",
-         [b"\x92" + _text("bye") + b"\x81" + _text("x"), repeated(b"\x81\xa0", 500_000)]),
+         [b"\x92" + _packed("bye") + b"\x81" + _packed("x"), repeated(b"\x81\xa0", 500_000)]),
     ]  # fmt: skip
     return [{"name": n, "why": why, "bytes": _hex(data)} for n, why, data in cases]
 
@@ -688,29 +598,41 @@ def _matmul(
     assert total is not None
     inputs = tuple(range(1, len(puts) + 1))
     run = Run(1, "matmul", inputs, transpose_a, transpose_b, out)
-    return {
-        "name": name,
-        "about": about,
-        "put": [
-            {
-                "id": id,
-                "rows": len(matrix),
-                "columns": len(matrix[0]) if matrix else 0,
-                "dtype": dtype,
-                "values": plain(matrix),
-                "payload": elements(matrix, dtype).hex(),
-            }
-            for id, matrix in zip(inputs, puts, strict=True)
-        ],
-        "run": described(run)["fields"],
-        "result": {
-            "rows": len(total),
-            "columns": len(total[0]) if total else 0,
-            "dtype": out,
-            "exact": plain(total),
-            "payload": elements(total, out).hex(),
-        },
+    sides = [(len(matrix), len(matrix[0])) for matrix in puts]
+    return _product_vector(name, about, dtype, [*zip(sides, puts, strict=True)], run, total)
+
+
+def _product_vector(
+    name: str,
+    about: str,
+    dtype: str,
+    puts: Sequence[tuple[tuple[int, int], Matrix]],
+    run: Run,
+    total: Matrix,
+) -> Json:
+    """A vector from matrices as they are stored, with their sides."""
+    described_puts = [
+        {
+            "id": id,
+            "rows": rows,
+            "columns": columns,
+            "dtype": dtype,
+            "values": plain(matrix),
+            "payload": elements(matrix, dtype).hex(),
+        }
+        for id, ((rows, columns), matrix) in enumerate(puts, 1)
+    ]
+    columns = puts[-1][0][0 if run.transpose_b else 1]
+    result = {
+        "rows": len(total),
+        "columns": columns,
+        "dtype": run.out,
+        "exact": plain(total),
+        "payload": elements(total, run.out).hex(),
     }
+    fields_of_run = described(run)["fields"]
+    return {"name": name, "about": about, "put": described_puts, "run": fields_of_run,
+            "result": result}  # fmt: skip
 
 
 def _sum(a: Matrix, b: Matrix) -> Matrix:
@@ -810,26 +732,9 @@ _T: Final = transposed(grid(2, 3))
 
 
 def _empty(name: str, about: str, a: tuple[int, int], b: tuple[int, int], dtype: str) -> Json:
-    def put(id: int, rows: int, columns: int) -> Json:
-        values = grid(rows, columns)
-        payload = elements(values, dtype).hex()
-        shape = {"id": id, "rows": rows, "columns": columns, "dtype": dtype}
-        return {**shape, "values": values, "payload": payload}
-
+    puts = [(sides, grid(*sides)) for sides in (a, b)]
     zeros = [[0] * b[1] for _ in range(a[0])]
-    return {
-        "name": name,
-        "about": about,
-        "put": [put(1, *a), put(2, *b)],
-        "run": described(replace(_RUN, out=dtype))["fields"],
-        "result": {
-            "rows": a[0],
-            "columns": b[1],
-            "dtype": dtype,
-            "exact": zeros,
-            "payload": elements(zeros, dtype).hex(),
-        },
-    }
+    return _product_vector(name, about, dtype, puts, replace(_RUN, out=dtype), zeros)
 
 
 # --- session.json: a whole session, as the PS and a device have it --------------------------------

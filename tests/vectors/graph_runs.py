@@ -6,7 +6,7 @@ Peaks are worked out by hand below, in bytes: of fp32 and int32 an element has 4
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,10 +27,9 @@ from cleave.machine.onnx_graph import (
 )
 from tests.vectors.graph_models import hex_of
 
-_INTEGER, _TEXT, _TENSOR, _GRAPH, _INTEGERS = 2, 3, 4, 5, 7  # ONNX's numbers of attributes
+_INTEGER, _TENSOR, _GRAPH, _INTEGERS = 2, 4, 5, 7  # ONNX's numbers of attributes
 _ROW: Final = ArrayType(["batch", 4])
 _ANY: Final = ArrayType(["a", "b"])
-Attributes = Mapping[str, int | str | Sequence[int] | bytes]
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,18 @@ class Run:
 
     Attributes:
         model: the graph.
-        inputs: how many elements each input is given; nothing for zeros, and for arrays of 16 bits
-            a number in a list.
         expected: the peak in bytes, or the reason of the refusal.
+        inputs: how many elements each input is given; nothing for zeros, and for arrays of 16 bits
+            a number in a list. By default, ten rows of four.
         kept: of each output.
     """
 
     name: str
     about: str
     model: bytes
-    inputs: Sequence[int | list[int] | None]
     expected: int | str
-    kept: Sequence[bool] = field(default=(False,))
+    inputs: Sequence[int | list[int] | None] = (40,)
+    kept: Sequence[bool] = (False,)
 
 
 def run_vectors() -> list[dict[str, Any]]:
@@ -91,49 +90,60 @@ def _vector(case: Run) -> dict[str, Any]:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def _node(operation: str, inputs: str, outputs: str, attributes: Attributes | None = None) -> bytes:
-    """An operation; names of arrays stand in one text, and - is one that is left out."""
+def _operations(text: str, **held: bytes) -> bytes:
+    """Write the operations of a text like `n = Shape x start=0; s = Concat n two axis=0`.
+
+    Args:
+        text: outputs, then the operation with its inputs and attributes. A comma makes an attribute
+            a list.
+        held: attributes that are arrays or graphs, as they are written. The text names them without
+            a value: `body=`.
+    """
+    return b"".join(_operation(line, held) for line in text.split(";"))
+
+
+def _operation(line: str, held: Mapping[str, bytes]) -> bytes:
+    outputs, _, right = line.partition(" = ")
+    operation, *words = right.split()
+    attributes = [word.split("=") for word in words if "=" in word]
     return content(
         GraphField.NODE,
-        *(content(NodeField.INPUT, name.replace("-", "")) for name in inputs.split()),
-        *(content(NodeField.OUTPUT, name.replace("-", "")) for name in outputs.split()),
+        *(content(NodeField.INPUT, word) for word in words if "=" not in word),
+        *(content(NodeField.OUTPUT, name) for name in outputs.split()),
         content(NodeField.OPERATION, operation),
-        *(_attribute(name, value) for name, value in (attributes or {}).items()),
+        *(_attribute(name, value, held) for name, value in attributes),
     )
 
 
-def _attribute(name: str, value: int | str | Sequence[int] | bytes) -> bytes:
-    if isinstance(value, int):
-        kind, held = _INTEGER, integer(AttributeField.INTEGER, value)
-    elif isinstance(value, str):
-        kind, held = _TEXT, content(AttributeField.TEXT, value)
-    elif isinstance(value, bytes):  # an array or a graph, as it is written
-        kind, held = _TENSOR if value[0] >> 3 == AttributeField.TENSOR else _GRAPH, value
+def _attribute(name: str, value: str, held: Mapping[str, bytes]) -> bytes:
+    numbers = [int(number) for number in value.split(",") if number]
+    if not numbers:
+        written_as = held[name]
+        kind = _TENSOR if written_as[0] >> 3 == AttributeField.TENSOR else _GRAPH
+    elif "," in value:
+        kind, written_as = _INTEGERS, b"".join(integer(AttributeField.INTEGERS, n) for n in numbers)
     else:
-        kind, held = _INTEGERS, b"".join(integer(AttributeField.INTEGERS, n) for n in value)
+        kind, written_as = _INTEGER, integer(AttributeField.INTEGER, numbers[0])
     name_and_kind = content(AttributeField.NAME, name), integer(AttributeField.TYPE, kind)
-    return content(NodeField.ATTRIBUTE, *name_and_kind, held)
+    return content(NodeField.ATTRIBUTE, *name_and_kind, written_as)
 
 
 def _tensor(array: np.ndarray) -> bytes:
     """A constant, as an attribute holds it."""
-    return content(AttributeField.TENSOR, _constant("", array))
-
-
-def _constant(name: str, array: np.ndarray) -> bytes:
     kind = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float64": 11}
-    return b"".join(
+    held = b"".join(
         (
             *(integer(TensorField.SIZE, size) for size in array.shape),
             integer(TensorField.TYPE, kind[array.dtype.name]),
-            content(TensorField.NAME, name),
+            content(TensorField.NAME, ""),
             content(TensorField.BYTES, array.tobytes()),
         )
     )
+    return content(AttributeField.TENSOR, held)
 
 
 def _model(
-    *nodes: bytes,
+    *operations: str | bytes,
     inputs: Mapping[str, ArrayType] | None = None,
     outputs: Sequence[str] = ("y",),
     **constants: Any,
@@ -144,14 +154,15 @@ def _model(
         for name, value in constants.items()
     }
     plain = written([], inputs or {"x": _ROW}, dict.fromkeys(outputs, _ANY), arrays)
+    nodes = (_operations(each) if isinstance(each, str) else each for each in operations)
     return plain + content(ModelField.GRAPH, *nodes)
 
 
-def _inner(*nodes: bytes, inputs: str = "", outputs: str) -> bytes:
+def _inner(operations: str, *, inputs: str = "", outputs: str) -> bytes:
     """A graph inside an operation, as an attribute holds it."""
     return content(
         AttributeField.GRAPH,
-        *nodes,
+        _operations(operations),
         content(GraphField.NAME, "inside"),
         *(content(GraphField.INPUT, _array(name)) for name in inputs.split()),
         *(content(GraphField.OUTPUT, _array(name)) for name in outputs.split()),
@@ -163,240 +174,165 @@ def _array(name: str) -> bytes:
     return content(ValueField.NAME, name) + content(ValueField.TYPE, kind)
 
 
+def _if(yes: bytes, no: bytes, **constants: Any) -> bytes:
+    """A model that takes one of two graphs."""
+    node = _operations("y = If c then_branch= else_branch=", then_branch=yes, else_branch=no)
+    return _model(node, inputs={"c": ArrayType([], "bool"), "x": _ROW}, **constants)
+
+
 # --- cases ------------------------------------------------------------------------------------
 
 
 def _peaks() -> list[Run]:
     """Which arrays are there at the same time."""
-    chain = _model(_node("Neg", "x", "a"), _node("Exp", "a", "b"), _node("Tanh", "b", "y"))
-    turned = [_node("Transpose", "w", "t", {"perm": [1, 0]}), _node("MatMul", "x t", "y")]
-    weights = {"x": _ROW, "w": ArrayType([8, 4])}
+    neg, chain = _model("y = Neg x"), _model("a = Neg x; b = Exp a; y = Tanh b")
+    turned = "t = Transpose w perm=1,0; y = MatMul x t"
+    weights, other_weights = ({"x": _ROW, "w": ArrayType(sides)} for sides in ([8, 4], [4, 8]))
     summed = _model(
-        _node("MatMul", "a x", "g"),
-        _node("Add", "g s", "y"),
+        "g = MatMul a x; y = Add g s",
         inputs={"a": ArrayType([4, "rows"]), "x": ArrayType(["rows", 4]), "s": ArrayType([4, 4])},
     )
-    late = [
-        _node("ReduceSum", "x axes", "r0"),
-        *(
-            part
-            for n in range(1, 4)
-            for part in (
-                _node("Expand", "x size", f"e{n}"),
-                _node("Concat", f"e{n} r{n - 1}", f"c{n}", {"axis": 0}),
-                _node("ReduceSum", f"c{n} axes", f"r{n}"),
-            )
-        ),
-        _node("Identity", "r3", "y"),
-    ]
-    scan = _node(
-        "Scan",
-        "first x",
-        "last y",
-        {
-            "body": _inner(
-                _node("Add", "s r", "n"),
-                _node("Expand", "n nine", "o"),
-                inputs="s r",
-                outputs="n o",
-            ),
-            "num_scan_inputs": 1,
-        },
+    late = "".join(
+        f"e{n} = Expand x size; c{n} = Concat e{n} r{n - 1} axis=0; r{n} = ReduceSum c{n} axes; "
+        for n in range(1, 4)
     )
-    branches = _node(
-        "If",
-        "c",
-        "y",
-        {
-            "then_branch": _inner(_node("Neg", "x", "t"), outputs="t"),
-            "else_branch": _inner(_node("Neg", "x", "u"), _node("Exp", "u", "v"), outputs="v"),
-        },
+    scan = _operations(
+        "last y = Scan first x body= num_scan_inputs=1",
+        body=_inner("n = Add s r; o = Expand n nine", inputs="s r", outputs="n o"),
     )
-    picked = {"c": ArrayType(["batch", 4], "bool"), "x": _ROW}
     return [
-        Run(
-            "one-operation",
-            "an output that is not kept counts",
-            _model(_node("Neg", "x", "y")),
-            [40],
-            160,
-        ),
-        Run(
-            "kept-output",
-            "one that is kept does not: it counts already",
-            _model(_node("Neg", "x", "y")),
-            [40],
-            0,
-            [True],
-        ),
-        Run("chain", "an array ends with the last operation that takes it", chain, [40], 320),
-        Run("chain-kept", "the last is kept", chain, [40], 320, [True]),
-        Run("no-rows", "arrays of no elements", chain, [0], 0),
+        Run("one-operation", "an output that is not kept counts", neg, 160),
+        Run("kept-output", "one that is kept does not: it counts already", neg, 0, kept=[True]),
+        Run("chain", "an array ends with the last operation that takes it", chain, 320),
+        Run("chain-kept", "the last is kept", chain, 320, kept=[True]),
+        Run("no-rows", "arrays of no elements", chain, 0, [0]),
         Run(
             "view",
             "a reshaped array is the same memory",
-            _model(
-                _node("Neg", "x", "a"),
-                _node("Reshape", "a shape", "b"),
-                _node("Exp", "b", "y"),
-                shape=[2, -1],
-            ),
-            [40],
+            _model("a = Neg x; b = Reshape a shape; y = Exp b", shape=[2, -1]),
             320,
         ),
         Run(
             "view-as-output",
             "but an output has its own",
-            _model(_node("Neg", "x", "a"), _node("Reshape", "a shape", "y"), shape=[2, -1]),
-            [40],
+            _model("a = Neg x; y = Reshape a shape", shape=[2, -1]),
             320,
         ),
         Run(
             "both-outputs",
             "outputs stay to the end",
-            _model(
-                _node("Neg", "x", "y"),
-                _node("Exp", "x", "a"),
-                _node("Tanh", "a", "z"),
-                outputs=["y", "z"],
-            ),
-            [40],
+            _model("y = Neg x; a = Exp x; z = Tanh a", outputs=["y", "z"]),
             480,
-            [False, False],
+            kept=[False, False],
         ),
         Run(
             "nobody-takes-it",
             "it ends with its operation; two thirds of 320 in the late order",
-            _model(_node("Neg", "x", "a"), _node("Exp", "x", "y")),
-            [40],
+            _model("a = Neg x; y = Exp x"),
             213,
         ),
         Run(
             "where",
             "each side is selected into memory of its own",
-            _model(_node("Where", "c x x", "y"), inputs=picked),
-            [40, 40],
+            _model("y = Where c x x", inputs={"c": ArrayType(["batch", 4], "bool"), "x": _ROW}),
             480,
+            [40, 40],
         ),
         Run(
             "turned-matrix",
             "a product reads it as it is",
-            _model(*turned, inputs=weights),
-            [40, 32],
+            _model(turned, inputs=weights),
             320,
+            [40, 32],
         ),
         Run(
             "turned-and-taken-otherwise",
             "then it is made",
-            _model(*turned, _node("Neg", "t", "z"), inputs=weights, outputs=["y", "z"]),
-            [40, 32],
+            _model(turned, "z = Neg t", inputs=weights, outputs=["y", "z"]),
             576,
+            [40, 32],
             [False, False],
         ),
         Run(
             "turned-by-other-axes",
             "the order of axes is not that of a product",
-            _model(
-                _node("Transpose", "w", "t", {"perm": [0, 1]}),
-                _node("MatMul", "x t", "y"),
-                inputs={"x": _ROW, "w": ArrayType([4, 8])},
-            ),
-            [40, 32],
+            _model("t = Transpose w perm=0,1; y = MatMul x t", inputs=other_weights),
             448,
+            [40, 32],
         ),
         Run(
             "product-added-to-a-sum",
             "it is made in the output's memory",
             summed,
-            [40, 40, 16],
             0,
+            [40, 40, 16],
             [True],
         ),
-        Run("product-added-to-no-output", "here it is not", summed, [40, 40, 16], 128),
+        Run("product-added-to-no-output", "here it is not", summed, 128, [40, 40, 16]),
         Run(
             "zeros-of-a-sum",
             "no memory of their own where the sum is kept",
             summed,
-            [40, 40, None],
             0,
+            [40, 40, None],
             [True],
         ),
         Run(
             "zeros",
             "for any other input they count to the end",
-            _model(_node("Mul", "x w", "y"), inputs={"x": _ROW, "w": ArrayType([4])}),
-            [40, None],
+            _model("y = Mul x w", inputs={"x": _ROW, "w": ArrayType([4])}),
             176,
+            [40, None],
         ),
         Run(
             "narrow-batch",
             "16-bit elements are widened, of an input of any size for the whole run",
             chain,
-            [[40]],
             480,
+            [[40]],
         ),
         Run(
             "narrow-weights",
             "others in the operations that take them",
-            _model(
-                _node("MatMul", "x w", "a"),
-                _node("Exp", "a", "y"),
-                inputs={"x": _ROW, "w": ArrayType([4, 8])},
-            ),
-            [40, [32]],
+            _model("a = MatMul x w; y = Exp a", inputs=other_weights),
             640,
+            [40, [32]],
         ),
         Run(
             "late-order",
             "each operation as late as it can be: two thirds of that",
-            _model(*late, size=[50, 4], axes=[0]),
-            [4],
+            _model(f"r0 = ReduceSum x axes; {late}y = Identity r3", size=[50, 4], axes=[0]),
             (3 * 800 + 16 + 816) * 2 // 3,
+            [4],
         ),
         Run(
             "scan",
             "the memory of one row, the state twice, and the rows that are made",
             _model(scan, first=np.zeros(4, "<f4"), nine=[9, 4]),
-            [40],
             10 * 144 + 16 + 160 + 16,
         ),
         Run(
             "branches",
             "the larger of both",
-            _model(branches, inputs={"c": ArrayType([], "bool"), "x": _ROW}),
+            _if(
+                _inner("t = Neg x", outputs="t"),
+                _inner("u = Neg x; v = Exp u", outputs="v"),
+            ),
+            480,
             [1, 40],
-            480,
         ),
-        Run(
-            "three-added",
-            "a sum of many has one more",
-            _model(_node("Sum", "x x x", "y")),
-            [40],
-            320,
-        ),
-        Run(
-            "softmax-of-rows",
-            "in place",
-            _model(_node("Softmax", "x", "y", {"axis": -1})),
-            [40],
-            160,
-        ),
-        Run(
-            "softmax-of-columns",
-            "turned before and after",
-            _model(_node("Softmax", "x", "y", {"axis": 0})),
-            [40],
-            480,
-        ),
+        Run("three-added", "a sum of many has one more", _model("y = Sum x x x"), 320),
+        Run("softmax-of-rows", "in place", _model("y = Softmax x axis=-1"), 160),
+        Run("softmax-of-columns", "turned before and after", _model("y = Softmax x axis=0"), 480),
         Run(
             "convolution",
             "the inputs of each element side by side",
             _model(
-                _node("Conv", "x w", "y", {"pads": [1, 1]}),
+                "y = Conv x w pads=1,1",
                 inputs={"x": ArrayType(["batch", 3, 8]), "w": ArrayType([5, 3, 3])},
             ),
-            [48, 45],
             320 + 288 + 192 + 320,
+            [48, 45],
         ),
     ]
 
@@ -404,577 +340,330 @@ def _peaks() -> list[Run]:
 def _values() -> list[Run]:
     """Sizes that the graph works out from those of its inputs."""
 
-    def sized(*nodes: bytes, **constants: Any) -> bytes:
+    def sized(operations: str | bytes, **constants: Any) -> bytes:
         """Zeros of the shape `s`."""
-        return _model(*nodes, _node("ConstantOfShape", "s", "y"), **constants)
+        return _model(operations, "y = ConstantOfShape s", **constants)
 
-    shape = _node("Shape", "x", "n")
-    rows = _node("Shape", "x", "n", {"start": 0, "end": 1})
+    shape, rows = "n = Shape x; ", "n = Shape x start=0 end=1; "
+    sliced = "y = Slice x start end axes steps"
+    filled = _operations("s = ConstantOfShape two value=", value=_tensor(np.array([6], "<i8")))
     return [
-        Run("shape", "rows and columns", sized(_node("Shape", "x", "s")), [40], 16 + 160),
-        Run(
-            "shape-from-the-end",
-            "the columns alone",
-            sized(_node("Shape", "x", "s", {"start": -1})),
-            [40],
-            8 + 16,
-        ),
+        Run("shape", "rows and columns", sized("s = Shape x"), 16 + 160),
+        Run("shape-from-the-end", "the columns alone", sized("s = Shape x start=-1"), 8 + 16),
         Run(
             "gather",
             "one size, from the end",
-            sized(
-                shape,
-                _node("Gather", "n last", "g"),
-                _node("Unsqueeze", "g zero", "s"),
-                last=-1,
-                zero=[0],
-            ),
-            [40],
+            sized(shape + "g = Gather n last; s = Unsqueeze g zero", last=-1, zero=[0]),
             8 + 16,
         ),
-        Run(
-            "concat",
-            "of two sizes",
-            sized(rows, _node("Concat", "n two", "s", {"axis": 0}), two=[2]),
-            [40],
-            16 + 80,
-        ),
+        Run("concat", "of two sizes", sized(rows + "s = Concat n two axis=0", two=[2]), 16 + 80),
         Run(
             "arithmetic",
             "(10 * 6 - 4) / 8 + 1 = 8",
             sized(
-                rows,
-                _node("Mul", "n six", "a"),
-                _node("Sub", "a four", "b"),
-                _node("Div", "b eight", "c"),
-                _node("Add", "c one", "s"),
+                rows + "a = Mul n six; b = Sub a four; c = Div b eight; s = Add c one",
                 six=[6],
                 four=[4],
                 eight=[8],
                 one=[1],
             ),
-            [40],
             8 + 32,
         ),
-        Run(
-            "remainder",
-            "10 mod 4 = 2",
-            sized(rows, _node("Mod", "n four", "s"), four=[4]),
-            [40],
-            8 + 8,
-        ),
+        Run("remainder", "10 mod 4 = 2", sized(rows + "s = Mod n four", four=[4]), 8 + 8),
         Run(
             "least-and-most",
             "min(10, 7), at least 3",
-            sized(
-                rows,
-                _node("Min", "n seven", "a"),
-                _node("Max", "a three", "s"),
-                seven=[7],
-                three=[3],
-            ),
-            [40],
+            sized(rows + "a = Min n seven; s = Max a three", seven=[7], three=[3]),
             8 + 28,
         ),
         Run(
             "where-of-sizes",
             "-1 becomes 1",
             sized(
-                _node("Equal", "given minus", "c"),
-                _node("Where", "c ones given", "s"),
+                "c = Equal given minus; s = Where c ones given",
                 given=[3, -1],
                 minus=[-1],
                 ones=[1, 1],
             ),
-            [40],
             2 + 16 * 3,
         ),
         Run(
             "slice",
             "the last two of three",
             sized(
-                _node("Slice", "given start end axes steps", "s"),
+                "s = Slice given start end axes steps",
                 given=[9, 3, 5],
                 start=[-2],
                 end=[2**63 - 1],
                 axes=[0],
                 steps=[1],
             ),
-            [40],
             16 + 60,
         ),
         Run(
             "slice-backward",
             "a start before the first is the first",
-            _model(
-                _node("Slice", "x start end axes steps", "y"),
-                start=[-99],
-                end=[-99],
-                axes=[0],
-                steps=[-1],
-            ),
-            [40],
+            _model(sliced, start=[-99], end=[-99], axes=[0], steps=[-1]),
             16,
         ),
         Run(
             "slice-with-steps",
             "every third of 10 rows",
-            _model(
-                _node("Slice", "x start end axes steps", "y"),
-                start=[0],
-                end=[2**62],
-                axes=[0],
-                steps=[3],
-            ),
-            [40],
+            _model(sliced, start=[0], end=[2**62], axes=[0], steps=[3]),
             64,
         ),
-        Run(
-            "cast",
-            "through int32",
-            sized(rows, _node("Cast", "n", "i", {"to": 6}), _node("Cast", "i", "s", {"to": 7})),
-            [40],
-            8 + 40,
-        ),
-        Run(
-            "product-of-sizes",
-            "10 * 4",
-            sized(shape, _node("ReduceProd", "n", "s", {"keepdims": 1})),
-            [40],
-            8 + 160,
-        ),
+        Run("cast", "through int32", sized(rows + "i = Cast n to=6; s = Cast i to=7"), 8 + 40),
+        Run("product-of-sizes", "10 * 4", sized(shape + "s = ReduceProd n keepdims=1"), 8 + 160),
         Run(
             "range",
             "0, 1, .. 9",
             sized(
-                rows,
-                _node("Squeeze", "n zero", "e"),
-                _node("Range", "none e one", "r"),
-                _node("Slice", "r two three", "s"),
+                rows + "e = Squeeze n zero; r = Range none e one; s = Slice r two three",
                 zero=[0],
                 none=0,
                 one=1,
                 two=[2],
                 three=[3],
             ),
-            [40],
             88,
         ),
-        Run(
-            "expanded-sizes",
-            "5, 5",
-            sized(_node("Expand", "five two", "s"), five=[5], two=[2]),
-            [40],
-            16 + 100,
-        ),
+        Run("expanded-sizes", "5, 5", sized("s = Expand five two", five=[5], two=[2]), 16 + 100),
         Run(
             "size",
             "40 elements, as a matrix of one row",
-            sized(_node("Size", "x", "n"), _node("Reshape", "n minus", "s"), minus=[-1]),
-            [40],
+            sized("n = Size x; s = Reshape n minus", minus=[-1]),
             8 + 160,
         ),
-        Run(
-            "filled-sizes",
-            "of a constant that fills",
-            sized(
-                _node("ConstantOfShape", "two", "s", {"value": _tensor(np.array([6], "<i8"))}),
-                two=[2],
-            ),
-            [40],
-            16 + 144,
-        ),
+        Run("filled-sizes", "of a constant that fills", sized(filled, two=[2]), 16 + 144),
         Run(
             "reshape-copies",
             "0 is the input's own size",
-            _model(_node("Reshape", "x shape", "y"), shape=[0, 2, -1]),
-            [40],
+            _model("y = Reshape x shape", shape=[0, 2, -1]),
             160,
         ),
+        Run("padding", "3 rows more", _model("y = Pad x pads", pads=[1, 0, 2, 0]), 208),
         Run(
-            "padding",
-            "3 rows more",
-            _model(_node("Pad", "x pads", "y"), pads=[1, 0, 2, 0]),
-            [40],
-            208,
+            "split-unevenly", "10 rows as 4, 4 and 2", _model("y a b = Split x num_outputs=3"), 160
         ),
-        Run(
-            "split-unevenly",
-            "10 rows as 4, 4 and 2",
-            _model(_node("Split", "x", "y a b", {"num_outputs": 3})),
-            [40],
-            160,
-        ),
-        Run(
-            "tile",
-            "twice and three times",
-            _model(_node("Tile", "x times", "y"), times=[2, 3]),
-            [40],
-            960,
-        ),
-        Run(
-            "elements-by-number",
-            "3 rows of 10",
-            _model(_node("Gather", "x rows", "y"), rows=[0, 5, 9]),
-            [40],
-            48,
-        ),
+        Run("tile", "twice and three times", _model("y = Tile x times", times=[2, 3]), 960),
+        Run("elements-by-number", "3 rows of 10", _model("y = Gather x rows", rows=[0, 5, 9]), 48),
     ]
 
 
 def _hostile() -> list[Run]:
     """Small graphs that make large arrays: the peak is found, and nothing of it is made."""
-    doubled = [_node("Concat", f"a{n} a{n}", f"a{n + 1}", {"axis": 0}) for n in range(25)]
-    doubled[0] = _node("Concat", "x x", "a1", {"axis": 0})
-    sums = [_node("Add", f"a{n} a{n}", f"a{n + 1}") for n in range(40)]
+    doubled = "".join(f"a{n + 1} = Concat a{n} a{n} axis=0; " for n in range(1, 25))
+    sums = "".join(f"a{n + 1} = Add a{n} a{n}; " for n in range(40))
+    expanded = _model("y = Expand x size", size=[2**29, 1, 4])
+    scan = _operations(
+        "y = Scan x num_scan_inputs=1 body=",
+        body=_inner("w = Expand r size; o = ReduceSum w", inputs="r", outputs="o"),
+    )
     return [
-        Run(
-            "expand",
-            "to 2^31 elements",
-            _model(_node("Expand", "x size", "y"), size=[2**29, 1, 4]),
-            [4],
-            2**33,
-        ),
+        Run("expand", "to 2^31 elements", expanded, 2**33, [4]),
         Run(
             "doubling",
             "25 times",
-            _model(*doubled, _node("ReduceSum", "a25", "y")),
-            [4],
+            _model(f"a1 = Concat x x axis=0; {doubled}y = ReduceSum a25"),
             16 * (2**25 + 2**24),
+            [4],
         ),
         Run(
             "constant-of-shape",
             "2^40 elements",
-            _model(_node("ConstantOfShape", "size", "y"), size=[2**20, 2**20]),
-            [4],
+            _model("y = ConstantOfShape size", size=[2**20, 2**20]),
             2**42,
+            [4],
         ),
         Run(
             "outer-product",
             "a column and a row",
             _model(
-                _node("Unsqueeze", "v last", "c"),
-                _node("Mul", "c v", "y"),
-                inputs={"v": ArrayType(["batch"])},
-                last=[1],
+                "c = Unsqueeze v last; y = Mul c v", inputs={"v": ArrayType(["batch"])}, last=[1]
             ),
-            [2**20],
             2**42,
+            [2**20],
         ),
         Run(
             "range-of-2-to-the-40",
             "of integers",
-            _model(_node("Range", "a b c", "y"), a=0, b=2**40, c=1),
-            [4],
+            _model("y = Range a b c", a=0, b=2**40, c=1),
             2**43,
+            [4],
         ),
         Run(
             "padded-by-2-to-the-40",
             "on one side",
-            _model(_node("Pad", "x pads", "y"), pads=[0, 0, 0, 2**40]),
-            [4],
+            _model("y = Pad x pads", pads=[0, 0, 0, 2**40]),
             4 * (2**40 + 4),
-        ),
-        Run(
-            "tiled",
-            "2^30 times",
-            _model(_node("Tile", "x times", "y"), times=[1, 2**30]),
             [4],
-            2**34,
         ),
+        Run("tiled", "2^30 times", _model("y = Tile x times", times=[1, 2**30]), 2**34, [4]),
         Run(
             "gathered",
             "a row again and again",
-            _model(
-                _node("Expand", "zero size", "many"),
-                _node("Gather", "x many", "y"),
-                zero=[0],
-                size=[2**30],
-            ),
-            [4],
+            _model("many = Expand zero size; y = Gather x many", zero=[0], size=[2**30]),
             2**33 + 2**34,
+            [4],
         ),
         Run(
             "sizes-that-double",
             "integers of the graph's own: 2^40",
-            _model(
-                _node("Identity", "one", "a0"), *sums, _node("ConstantOfShape", "a40", "y"), one=[1]
-            ),
-            [4],
+            _model(f"a0 = Identity one; {sums}y = ConstantOfShape a40", one=[1]),
             2**42 + 8,
+            [4],
         ),
         Run(
             "hidden-in-a-scan",
             "in the graph of each row",
-            _model(
-                _node(
-                    "Scan",
-                    "x",
-                    "y",
-                    {
-                        "num_scan_inputs": 1,
-                        "body": _inner(
-                            _node("Expand", "r size", "w"),
-                            _node("ReduceSum", "w", "o"),
-                            inputs="r",
-                            outputs="o",
-                        ),
-                    },
-                ),
-                size=[2**28, 4],
-            ),
-            [8],
+            _model(scan, size=[2**28, 4]),
             2**32 + 4 + 8,
+            [8],
         ),
         Run(
             "hidden-in-a-branch",
             "in the one that is not taken",
-            _model(
-                _node(
-                    "If",
-                    "c",
-                    "y",
-                    {
-                        "then_branch": _inner(
-                            _node("Expand", "x size", "t"),
-                            _node("ReduceSum", "t", "a", {"keepdims": 0}),
-                            outputs="a",
-                        ),
-                        "else_branch": _inner(
-                            _node("ReduceSum", "x", "b", {"keepdims": 0}), outputs="b"
-                        ),
-                    },
-                ),
-                inputs={"c": ArrayType([], "bool"), "x": _ROW},
+            _if(
+                _inner("t = Expand x size; a = ReduceSum t keepdims=0", outputs="a"),
+                _inner("b = ReduceSum x keepdims=0", outputs="b"),
                 size=[2**28, 1, 4],
             ),
-            [1, 4],
             2**32 + 4 + 4,
+            [1, 4],
         ),
         Run(
             "kept-and-large",
             "an output that is kept counts as it was said to, the rest as it is",
-            _model(_node("Expand", "x size", "y"), size=[2**29, 1, 4]),
-            [4],
+            expanded,
             0,
+            [4],
             [True],
         ),
     ]
 
 
 def _refused() -> list[Run]:
-    neg = _node("Neg", "x", "y")
-    negative = ArrayType([-1, -4])
-    twice = content(
-        GraphField.NODE,
-        content(NodeField.INPUT, "x"),
-        content(NodeField.OUTPUT, "y"),
-        content(NodeField.OPERATION, "Softmax"),
-        _attribute("axis", 0),
-        _attribute("axis", -1),
+    neg, opset = _model("y = Neg x"), content(ModelField.OPSET, integer(OpsetField.VERSION, 20))
+    older, newer = (content(ModelField.OPSET, integer(OpsetField.VERSION, n)) for n in (12, 18))
+    zeros, sized = "y = ConstantOfShape size", "y = ConstantOfShape s"
+    growing = _operations(
+        "last y = Scan first x num_scan_inputs=1 body=",
+        body=_inner("n = Concat s s axis=0; o = Neg r", inputs="s r", outputs="n o"),
     )
-    deep = _node("Reshape", "x shape", "y")
     return [
-        Run(
-            "unknown-operation",
-            "not on the list",
-            _model(_node("NonZero", "x", "y")),
-            [40],
-            "operation",
-        ),
+        Run("unknown-operation", "not on the list", _model("y = NonZero x"), "operation"),
         Run(
             "size-from-elements",
             "a size that only the values of an input tell",
             _model(
-                _node("ReduceMax", "n", "m"),
-                _node("Expand", "x m", "y"),
+                "m = ReduceMax n; y = Expand x m",
                 inputs={"x": _ROW, "n": ArrayType([1], "int64")},
             ),
-            [40, 1],
             "shape",
+            [40, 1],
         ),
         Run(
             "size-from-floats",
             "numbers that are no integers are not followed",
-            _model(
-                _node("ReduceSum", "x", "m"),
-                _node("Cast", "m", "n", {"to": 7}),
-                _node("ConstantOfShape", "n", "y"),
-            ),
-            [40],
+            _model("m = ReduceSum x; n = Cast m to=7; y = ConstantOfShape n"),
             "shape",
         ),
-        Run(
-            "larger-than-any",
-            "2^53 elements",
-            _model(_node("ConstantOfShape", "size", "y"), size=[2**26, 2**27]),
-            [4],
-            "size",
-        ),
-        Run(
-            "wraps-64-bits",
-            "2^32 * 2^32 is not 0",
-            _model(_node("ConstantOfShape", "size", "y"), size=[2**32, 2**32]),
-            [4],
-            "size",
-        ),
+        Run("larger-than-any", "2^53 elements", _model(zeros, size=[2**26, 2**27]), "size", [4]),
+        Run("wraps-64-bits", "2^32 * 2^32 is not 0", _model(zeros, size=[2**32] * 2), "size", [4]),
         Run(
             "wraps-in-a-product-of-sizes",
             "a size beyond 2^53 is not followed",
-            _model(_node("Mul", "a a", "s"), _node("ConstantOfShape", "s", "y"), a=[2**32]),
-            [4],
+            _model("s = Mul a a", sized, a=[2**32]),
             "shape",
+            [4],
         ),
         Run(
             "large-numbers-are-not-equal",
             "2^63 - 1 less 2^63 - 9 is not followed",
-            _model(
-                _node("Sub", "a b", "s"),
-                _node("ConstantOfShape", "s", "y"),
-                a=[2**63 - 1],
-                b=[2**63 - 9],
-            ),
-            [4],
+            _model("s = Sub a b", sized, a=[2**63 - 1], b=[2**63 - 9]),
             "shape",
+            [4],
         ),
         Run(
             "int32-wraps",
             "beyond 2^31 it is not followed",
-            _model(
-                _node("Cast", "a", "i", {"to": 6}),
-                _node("Cast", "i", "s", {"to": 7}),
-                _node("ConstantOfShape", "s", "y"),
-                a=[2**32 + 1],
-            ),
-            [4],
+            _model("i = Cast a to=6; s = Cast i to=7", sized, a=[2**32 + 1]),
             "shape",
-        ),
-        Run(
-            "negative-size",
-            "-5 elements",
-            _model(_node("ConstantOfShape", "size", "y"), size=[-5]),
             [4],
-            "shape",
         ),
+        Run("negative-size", "-5 elements", _model(zeros, size=[-5]), "shape", [4]),
         Run(
-            "negative-input", "of -1 and -4 rows", _model(neg, inputs={"x": negative}), [4], "shape"
+            "negative-input",
+            "of -1 and -4 rows",
+            _model("y = Neg x", inputs={"x": ArrayType([-1, -4])}),
+            "shape",
+            [4],
         ),
         Run(
             "padded-away",
             "-3 rows of one",
-            _model(_node("Pad", "x pads", "y"), pads=[-2, 0, -2, 0]),
-            [4],
+            _model("y = Pad x pads", pads=[-2, 0, -2, 0]),
             "shape",
+            [4],
         ),
-        Run(
-            "other-element-type", "fp64", _model(_node("Cast", "x", "y", {"to": 11})), [40], "type"
-        ),
-        Run("text", "strings", _model(_node("Cast", "x", "y", {"to": 8})), [40], "type"),
+        Run("other-element-type", "fp64", _model("y = Cast x to=11"), "type"),
+        Run("text", "strings", _model("y = Cast x to=8"), "type"),
         Run(
             "taken-before-it-is-made",
             "operations are in order",
-            _model(_node("Neg", "a", "y"), _node("Neg", "x", "a")),
-            [40],
+            _model("y = Neg a; a = Neg x"),
             "name",
         ),
+        Run("circle", "each needs the other", _model("a = Add x b; b = Neg a; y = Neg a"), "name"),
+        Run("made-twice", "two arrays of one name", _model("y = Neg x; y = Neg x"), "name"),
         Run(
-            "circle",
-            "each needs the other",
-            _model(_node("Add", "x b", "a"), _node("Neg", "a", "b"), _node("Neg", "a", "y")),
-            [40],
+            "attribute-twice",
+            "readers disagree about which counts",
+            _model("y = Softmax x axis=0 axis=-1"),
             "name",
         ),
-        Run("made-twice", "two arrays of one name", _model(neg, neg), [40], "name"),
-        Run("attribute-twice", "readers disagree about which counts", _model(twice), [40], "name"),
         Run(
             "output-that-nothing-makes",
             "of another name",
-            _model(neg, outputs=["y", "z"]),
-            [40],
+            _model("y = Neg x", outputs=["y", "z"]),
             "name",
-            [False, False],
+            kept=[False, False],
         ),
-        Run(
-            "old-operations",
-            "opset 12",
-            _model(neg).replace(
-                content(ModelField.OPSET, integer(OpsetField.VERSION, 20)),
-                content(ModelField.OPSET, integer(OpsetField.VERSION, 12)),
-            ),
-            [40],
-            "opset",
-        ),
-        Run(
-            "no-opset",
-            "none is imported",
-            _model(neg).replace(content(ModelField.OPSET, integer(OpsetField.VERSION, 20)), b""),
-            [40],
-            "opset",
-        ),
-        Run(
-            "two-opsets",
-            "18 and 20",
-            _model(neg) + content(ModelField.OPSET, integer(OpsetField.VERSION, 18)),
-            [40],
-            "opset",
-        ),
+        Run("old-operations", "opset 12", neg.replace(opset, older), "opset"),
+        Run("no-opset", "none is imported", neg.replace(opset, b""), "opset"),
+        Run("two-opsets", "18 and 20", neg + newer, "opset"),
         Run(
             "shapes-do-not-fit",
             "4 and 3 columns",
-            _model(_node("Add", "x w", "y"), w=np.zeros(3, "<f4")),
-            [40],
+            _model("y = Add x w", w=np.zeros(3, "<f4")),
             "shape",
         ),
-        Run("too-few-elements", "10 of rows of 4", _model(neg), [10], "shape"),
-        Run("zeros-of-any-size", "zeros have no number of rows", _model(neg), [None], "shape"),
+        Run("too-few-elements", "10 of rows of 4", neg, "shape", [10]),
+        Run("zeros-of-any-size", "zeros have no number of rows", neg, "shape", [None]),
         Run(
             "missing-input",
             "an operation of two inputs with one",
-            _model(_node("MatMul", "x", "y")),
-            [40],
+            _model("y = MatMul x"),
             "shape",
         ),
-        Run("many-dimensions", "33 of them", _model(deep, shape=[1] * 31 + [-1, 4]), [40], "shape"),
+        Run(
+            "many-dimensions",
+            "33 of them",
+            _model("y = Reshape x shape", shape=[1] * 31 + [-1, 4]),
+            "shape",
+        ),
         Run(
             "branches-of-other-shapes",
             "which is taken is not known",
-            _model(
-                _node(
-                    "If",
-                    "c",
-                    "y",
-                    {
-                        "then_branch": _inner(_node("Neg", "x", "t"), outputs="t"),
-                        "else_branch": _inner(_node("ReduceSum", "x", "u"), outputs="u"),
-                    },
-                ),
-                inputs={"c": ArrayType([], "bool"), "x": _ROW},
-            ),
-            [1, 40],
+            _if(_inner("t = Neg x", outputs="t"), _inner("u = ReduceSum x", outputs="u")),
             "shape",
+            [1, 40],
         ),
         Run(
             "state-that-grows",
             "a row more in every round",
-            _model(
-                _node(
-                    "Scan",
-                    "first x",
-                    "last y",
-                    {
-                        "num_scan_inputs": 1,
-                        "body": _inner(
-                            _node("Concat", "s s", "n", {"axis": 0}),
-                            _node("Neg", "r", "o"),
-                            inputs="s r",
-                            outputs="n o",
-                        ),
-                    },
-                ),
-                first=np.zeros(4, "<f4"),
-            ),
-            [40],
+            _model(growing, first=np.zeros(4, "<f4")),
             "shape",
         ),
-        Run("wrong-number-of-inputs", "two for one", _model(neg), [40, 40], "shape"),
+        Run("wrong-number-of-inputs", "two for one", neg, "shape", [40, 40]),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,11 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.traffic import Traffic
 from cleave.server.http.pages import Pages
-from cleave.training.loop.records import StepRecord
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from cleave.workload.models.build import build_model
 from cleave.workload.registry import find_model
-from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.graphs.models import trained
-from tests.integration.processes import training_job
 from tests.training.test_staged import EvenStages, rows
 from tests.web.test_join import forced, join, visit
 
@@ -32,23 +28,6 @@ pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.nightly]
 
 STEPS = 2
 SEQ = 16
-
-
-def test_losses_by_tiles_are_the_same_to_the_bit(
-    browser: Browser, corpus_file: Path, tmp_path: Path
-) -> None:
-    def steps(coding: str) -> list[StepRecord]:
-        pages = Pages.of_package().answer
-        with (
-            cleave.serve(coding=coding, planner=AlikePlanner(), pages=pages) as listening,
-            visit(browser) as page,
-        ):
-            join(page, forced(listening.page_url, "wasm"))
-            return steps_on(listening.fleet, training_job(corpus_file, STEPS), tmp_path / coding)
-
-    plain, coded = steps("off"), steps("on")
-    assert len(plain) == STEPS
-    check_saving(coded, plain)
 
 
 def test_losses_by_stages_are_the_same_to_the_bit(browser: Browser) -> None:

@@ -24,7 +24,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 from tests.integration.test_viewers import asked, viewed
-from tests.web.watched import Watched, serious_findings, watched
+from tests.web.watched import Watched, watched
 
 pytestmark = [
     pytest.mark.usefixtures("pages"),
@@ -34,8 +34,6 @@ pytestmark = [
 DEVICES = 80  # more than its table shows at once
 STEPS = 2
 PATIENCE_MS = PATIENCE_S * 1000
-_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3}
-_FIGURE = re.compile(r"^([\d\u202f]+)(\.\d+)?\s*([kMGTm]?)([A-Za-z/]*)$")
 
 
 @dataclass(frozen=True)
@@ -80,17 +78,6 @@ def figure(page: Page, name: str) -> str:
     return item.locator(".value").inner_text()
 
 
-def assert_shows(shown: str, least: float, most: float) -> None:
-    """That a figure is one from `least` to `most`, to its last digit."""
-    match = _FIGURE.match(shown)
-    assert match is not None, shown
-    whole, fraction, prefix, _ = match.groups()
-    scale = _PREFIXES[prefix]
-    value = float(whole.replace("\u202f", "") + (fraction or ""))
-    rounding = 0.5000001 * 10 ** -(len(fraction) - 1 if fraction else 0)
-    assert least / scale - rounding <= value <= most / scale + rounding, (shown, least, most)
-
-
 def blocks_by_device(page: Page) -> dict[int, int]:
     """The column of blocks, of all devices: the table is read while it is scrolled to its end."""
     seen: dict[int, int] = {}
@@ -105,13 +92,6 @@ def blocks_by_device(page: Page) -> dict[int, int]:
         page.wait_for_timeout(0)
         assert len(seen) >= before
     return seen
-
-
-def next_reply(page: Page) -> None:
-    """Wait until the page shows an answer that it asked for after this was called."""
-    age = page.locator(".top p.small")  # how long the server is up, in seconds
-    for _ in range(2):  # the first may have been under way
-        expect(age).not_to_have_text(age.inner_text())
 
 
 @pytest.fixture(scope="module")
@@ -158,56 +138,11 @@ def test_its_numbers_are_the_servers_own(
     )
     assert figure(page, "Devices") == str(DEVICES) == str(len(server.devices()))
     assert blocks_by_device(page) == {row["device"]: row["blocks"] for row in server.devices()}
-    # Nothing is under way, but heartbeats come in: bytes are those of a moment in between.
-    before = server.overview()["totals"]
-    next_reply(page)
-    egress, ingress = (
-        page.get_by_role("row", name=re.compile(name)).locator("td").last.inner_text()
-        for name in ("^Egress", "^Ingress")
-    )
     totals = server.overview()["totals"]
-    assert_shows(egress, before["down_bytes"], totals["down_bytes"])
-    assert_shows(ingress, before["up_bytes"], totals["up_bytes"])
     fleet = page.get_by_text(re.compile(r"joined, .* left"))
     expect(fleet).to_contain_text(f"{totals['joined']} joined, {totals['left']} left")
     expect(fleet).to_contain_text(f"{totals['wrong']} wrong")
-
-
-def test_the_census_and_the_events_are_the_servers_own(
-    opened: tuple[Server, Watched, list[dict[str, Any]]],
-) -> None:
-    server, seen, _ = opened
-    page = seen.page
-    shown = {
-        row.locator("th").inner_text(): sum(map(int, row.locator("td").all_inner_texts()))
-        for row in page.locator(".census tbody tr").all()
-    }
-    own: dict[str, int] = {}
-    for device in server.devices():
-        kind = device["kind"] or "unknown"
-        own[kind] = own.get(kind, 0) + 1
-    assert shown == own
     newest = server.overview()["events"]["rows"][-1]
     expect(page.locator(".events li .what").first).to_have_text(newest[4])
-
-
-def test_a_device_that_worked_has_a_timeline(
-    opened: tuple[Server, Watched, list[dict[str, Any]]],
-) -> None:
-    _, seen, _ = opened
-    page = seen.page
-    page.get_by_role("columnheader", name="Blocks").get_by_role("button").click()
-    page.locator(".devices tbody th button").first.click()
-    expect(page.locator(".devices tbody tr").first).to_have_class("chosen")
-    expect(page.locator(".timeline canvas")).to_have_attribute(
-        "aria-label", re.compile(r"computing \d")
-    )
-
-
-def test_everyone_can_use_it_and_nothing_leaves_the_host(
-    opened: tuple[Server, Watched, list[dict[str, Any]]],
-) -> None:
-    server, seen, _ = opened
-    assert serious_findings(seen.page) == []
     assert seen.complaints == []
     assert seen.foreign(server.dashboard_url) == []

@@ -17,7 +17,6 @@ from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,
     address,
-    apart,
     losses,
     own_address,
     page_address,
@@ -90,7 +89,7 @@ def forced(url: str, kernel: str) -> str:
 def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
     browser: Browser, corpus_file: Path, lasting: dict[str, Any], plain_losses: Plain
 ) -> None:
-    """A device's whole day, in one page. Each state of the page follows the rules of axe-core."""
+    """A device's whole day, in one page, by keyboard. Each state of it is accessible to all."""
     nano, to = "opt-nano", ("--server", lasting["operator_url"])
     jobs = []
     # Three products of six linear layers in each of two layers; two graphs for each layer.
@@ -125,39 +124,6 @@ def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
         expect_accessible(page)
 
 
-@pytest.mark.nightly  # a small model where a kernel is slow: the GPU is emulated
-@pytest.mark.parametrize(
-    ("kernel", "model"),
-    [
-        ("js", "opt-nano"),
-        ("wasm", "opt-tiny"),
-        ("webgpu", "opt-nano"),
-    ],
-)
-def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
-    browser: Browser,
-    corpus_file: Path,
-    lasting: dict[str, Any],
-    plain_losses: Plain,
-    kernel: str,
-    model: str,
-) -> None:
-    expected = plain_losses(training_job(corpus_file, STEPS, model))
-    assert len(expected) == STEPS
-    with visit(browser) as page:
-        join(page, forced(page_address(address(lasting)), kernel))
-        assert page.locator("[data-kernel]").get_attribute("data-kernel") == kernel
-        command = (*training(corpus_file, STEPS, model), "--server", lasting["operator_url"])
-        with started(*command) as (trainer, lines):
-            seen = losses(lines)
-            assert trainer.wait(PATIENCE_S) == 0
-        assert seen == pytest.approx(expected, rel=1e-4)
-        # Six linear layers in each of two layers, three times.
-        await_count(page, "blocks", 18 * 2 * STEPS)
-        page.get_by_role("button", name="Stop").click()
-        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
-
-
 @pytest.mark.nightly
 def test_a_tab_that_is_closed_in_a_step_holds_nobody_up(
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
@@ -184,26 +150,6 @@ def accept_the_certificate(page: Page, url: str) -> None:
     page.locator("#details-button").wait_for(timeout=PATIENCE_MS)  # of the warning
     page.keyboard.type("thisisunsafe")  # Chromium's own way past it, without a mouse
     page.get_by_role("button", name="Start helping").wait_for(timeout=PATIENCE_MS)
-
-
-@pytest.mark.nightly
-def test_a_reload_comes_back_with_the_credential_and_without_the_code(
-    browser: Browser, tmp_path: Path
-) -> None:
-    """Over https as a phone finds it: a certificate that nobody signed."""
-    with server(tmp_path, "--tls", "auto") as place, visit(browser) as page:
-        accept_the_certificate(page, place["page_url"])
-        page.get_by_role("button", name="Start helping").click()
-        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        assert page.locator("[data-kernel]").get_attribute("data-kernel") == "wasm"
-        assert page.evaluate("crossOriginIsolated")
-        page.wait_for_function("!location.hash.includes('c=')")
-        page.reload()
-        assert page.get_by_role("heading", name="Help again").is_visible()
-        page.get_by_role("button", name="Start helping").click()
-        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        status = apart("devices", "--server", place["operator_url"], "--json")
-        assert status.returncode == 0, status.stderr
 
 
 def test_a_used_code_and_what_is_missing_are_explained(
@@ -285,26 +231,13 @@ def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everyone_can_use_the_page(browser: Browser, tmp_path: Path, scheme: str) -> None:
-    """The rules of axe-core, before the start, at work and after the end; all by keyboard."""
-    with server(tmp_path) as place, visit(browser) as page:
-        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        page.goto(place["page_url"])
-        expect_accessible(page)
-        page.get_by_role("button", name="Start helping").press("Enter")
-        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        expect_accessible(page)
-        page.get_by_role("button", name="Stop").press("Space")
-        page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
-        expect_accessible(page)
-
-
 def expect_accessible(page: Page) -> None:
+    """Apply the rules of axe-core to the page as it is, in dark and in light colors."""
     page.evaluate((WEB_CLIENT / "node_modules/axe-core/axe.min.js").read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    assert [(rule["id"], rule["help"]) for rule in found] == []
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(rule["id"], rule["help"]) for rule in found] == [], scheme
 
 
 def test_on_android_the_page_leads_into_the_app(browser: Browser, lasting: dict[str, Any]) -> None:

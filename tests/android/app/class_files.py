@@ -6,7 +6,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-ACC_PRIVATE: Final = 0x0002
 ACC_PROTECTED: Final = 0x0004
 ACC_PUBLIC: Final = 0x0001
 ACC_STATIC: Final = 0x0008

@@ -64,19 +64,9 @@ def compile_java(target: Path, path: str, *folders: Path) -> Path:
     """Compile all Java files in some folders, every warning being an error."""
     target.mkdir(parents=True)
     files = sorted(file for folder in folders for file in folder.rglob("*.java"))
-    strict = ("-Xlint:all,-options", "-Werror")
-    run(
-        "javac",
-        *(f"-J{option}" for option in QUICK),
-        "--release",
-        "8",
-        *strict,
-        "-cp",
-        path,
-        "-d",
-        target,
-        *files,
-    )
+    quick = [f"-J{option}" for option in QUICK]
+    strict = ["--release", "8", "-Xlint:all,-options", "-Werror"]
+    run("javac", *quick, *strict, "-cp", path, "-d", target, *files)
     return target
 
 
