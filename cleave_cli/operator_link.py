@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,11 +102,7 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     from cleave.server.store.job_history import as_without_server
     from cleave.server.store.store import Store, StoredJob
 
-    with contextlib.ExitStack() as stack:
-        store = Store(path)
-        stack.callback(store.close)
-        access = Access(store, operator_token="")
-        stack.callback(access.close)
+    with closing(Store(path)) as store, closing(Access(store, operator_token="")) as access:
 
         def jobs() -> list[StoredJob]:
             return [as_without_server(job) for job in store.jobs()]

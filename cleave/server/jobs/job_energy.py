@@ -191,12 +191,6 @@ class WorkLog(Protocol):
         """Stop counting the sessions' work."""
 
 
-class Elsewhere(WorkLog, Protocol):
-    """A `WorkLog` for the sessions at other servers that train the same job."""
-
-    on_one_machine: bool
-
-
 class ServerLog:
     """A `WorkLog` of one server, for use outside the server's event loop.
 
