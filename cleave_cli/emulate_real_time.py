@@ -68,8 +68,6 @@ class Watch:
 
 def _checked(path: Path) -> None:
     """Raise UsageError if a file cannot be written."""
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
         check_output(path)
     except OSError as error:
@@ -115,7 +113,8 @@ def real_time(
     with nullcontext(None) if target else own_server(*unchecked) as own:
         if own is not None:
             target = parse_join_url(own.url)
-            text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
+            command = f"cleave train --model opt-tiny --server \\\n  '{own.operator_url}'"
+            text = f"a server of its own; train on it with\n\n  {command}\n"
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
         page = target.page("/").partition("#")[0]

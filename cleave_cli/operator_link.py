@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from typer import Option
 
 from cleave.errors import CleaveError
 from cleave_cli.options import not_empty
+from cleave_cli.render.text import say
 
 Server = Annotated[
     str,
@@ -28,7 +31,6 @@ Data = Annotated[
         help="Data folder of the server on this machine, if not the default folder.",
     ),
 ]
-Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
@@ -102,16 +104,22 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     from cleave.server.store.job_history import as_without_server
     from cleave.server.store.store import Store, StoredJob
 
-    with contextlib.ExitStack() as stack:
-        store = Store(path)
-        stack.callback(store.close)
-        access = Access(store, operator_token="")
-        stack.callback(access.close)
+    with closing(Store(path)) as store, closing(Access(store, operator_token="")) as access:
 
         def jobs() -> list[StoredJob]:
             return [as_without_server(job) for job in store.jobs()]
 
         return DeviceAdmin(access, jobs, time.time).answer(action, arguments)
+
+
+def say_decided(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Print that a decision about a device or code holds, as JSON or as `text`."""
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    say(text)
+    if answer["unwritten"]:
+        say(f"this holds, but it is not on disk yet: {answer['unwritten']}")
 
 
 def when(unix_s: float | None) -> str:

@@ -163,6 +163,7 @@ def only_here(url: str) -> str:
     )
 
 
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 Jobs = Annotated[int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")]
 RayAddress = Annotated[
     str | None,

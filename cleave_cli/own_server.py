@@ -31,11 +31,6 @@ class OwnServer:
     operator_url: str
     process: subprocess.Popen[str]
 
-    @property
-    def train_command(self) -> str:
-        """Return a shell command, in two lines, that trains on this server."""
-        return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
-
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:

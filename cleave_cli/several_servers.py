@@ -42,8 +42,8 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter, OwnPower
 
-    power, alone = OwnPower(PowerMeter(Sensors())), endpoints.on_one_machine
-    meter = JobMeter([EndpointLogs(endpoints.calls, alone)], power, alone=alone)
+    power = OwnPower(PowerMeter(Sensors()))
+    meter = JobMeter([EndpointLogs(endpoints.calls)], power, alone=endpoints.on_one_machine)
     open_here.callback(meter.close)
     return RunMeasured(power.used, lambda servers: meter.record())
 
@@ -103,7 +103,6 @@ def train_on_several(
     from cleave.cluster.endpoints import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
     from cleave.cluster.room import check_cores, cores_of_nodes
-    from cleave.energy.grid import electricity
     from cleave.energy.run_energy import run_energy
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.inputs import prepare
@@ -113,8 +112,6 @@ def train_on_several(
     from cleave.training.loop.run_job import JobRequest
     from cleave_cli.render.footprint import summary
 
-    if grid:
-        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
     servers = cluster.servers

@@ -18,7 +18,7 @@ from typing import Any
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.cluster.membership import Membership, Report, Roll
-from cleave.cluster.message_packing import Unpacker, sent_back
+from cleave.cluster.message_packing import Unpacker
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.errors import UsageError
@@ -176,7 +176,7 @@ class Endpoint:
         outcome = self._runtime.next_outcome(timeout_s)
         if outcome is None or isinstance(outcome, PassDone | StageDone):
             return None
-        return sent_back(outcome, self._unpacker)
+        return self._unpacker.sent_back(outcome)
 
     def count_tasks(self, counts: bool) -> None:
         """Start a new count of a step's tasks if `counts` is True. Otherwise, stop counting."""

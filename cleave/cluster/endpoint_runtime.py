@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from cleave.cluster.endpoint import FleetView, Product
-from cleave.cluster.message_packing import Packer, received_back
+from cleave.cluster.message_packing import Packer
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
-from cleave.fleet.product import GemmFuture, Operand
+from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
@@ -45,7 +45,10 @@ class EndpointRuntime(FleetRuntime):
     def start(self, future: GemmFuture) -> None:
         """Send a GEMM's operands to the endpoint if it lacks them, and start the GEMM."""
         for operand in (future.a.operand, future.b.operand):
-            self._send(operand)
+            if operand.id not in self._sent:
+                self._sent.add(operand.id)
+                self._unbound.discard(operand.id)
+                self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
         rows, columns = future.out.shape
         self._call(
             "start",
@@ -58,12 +61,6 @@ class EndpointRuntime(FleetRuntime):
                 future.out.dtype,
             ),
         )
-
-    def _send(self, operand: Operand) -> None:
-        if operand.id not in self._sent:
-            self._sent.add(operand.id)
-            self._unbound.discard(operand.id)
-            self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """Wait for a GEMM and copy its result into `future.out`. Return False on timeout."""
@@ -112,7 +109,7 @@ class EndpointRuntime(FleetRuntime):
         for wait_s in _within(timeout_s):
             outcome = self._call("next_outcome", wait_s)
             if outcome is not None:
-                found: StageOutcome = received_back(outcome, self._packer)
+                found: StageOutcome = self._packer.received_back(outcome)
                 return found
         return None
 

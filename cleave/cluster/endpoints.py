@@ -190,11 +190,10 @@ def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
 
 
 class EndpointLogs:
-    """A work log (`Elsewhere`) of the sessions at several endpoints. It skips lost endpoints."""
+    """A `WorkLog` of the sessions at several endpoints. It skips lost endpoints."""
 
-    def __init__(self, endpoints: Sequence[EndpointCalls], on_one_machine: bool) -> None:
+    def __init__(self, endpoints: Sequence[EndpointCalls]) -> None:
         self._endpoints = endpoints
-        self.on_one_machine = on_one_machine
 
     def begin(self) -> None:
         ask_all(self._endpoints, "begin_log", timeout_s=ANSWERS_S)

@@ -61,9 +61,20 @@ class Packer:
         gone = [key for key in self._sent if key not in kept]
         return [self._sent.pop(key)[0] for key in gone]
 
-    @property
-    def sent(self) -> dict[int, StageGraph | StageArray]:
-        return dict(self._sent.values())
+    def received_back(self, value: Any) -> Any:
+        """Unpack an outcome in the worker. References become the arrays that the worker sent."""
+        held = dict(self._sent.values())
+
+        def found(each: Any) -> Any:
+            if isinstance(each, ObjectReference):
+                return held[each.number]
+            if isinstance(each, PlainBytes):
+                return each.array.data
+            if isinstance(each, StageArray) and isinstance(each.payload, PlainBytes):
+                return replace(each, payload=each.payload.array.data)
+            return each
+
+        return _replaced(value, found)
 
     def _packed(self, value: Any) -> Any:
         if not isinstance(value, StageGraph | StageArray):
@@ -94,18 +105,18 @@ class Unpacker:
         for number in numbers:
             self._held.pop(number, None)
 
-    def names(self) -> Callable[[Any], Any]:
-        """Return a function that packs a value and replaces the worker's arrays with references."""
-        numbers = {id(value): number for number, value in self._held.items()}
+    def sent_back(self, value: Any) -> Any:
+        """Pack an outcome for the worker. Arrays that the worker sent become references."""
+        numbers = {id(held): number for number, held in self._held.items()}
 
-        def named(value: Any) -> Any:
-            if isinstance(value, StageArray) and id(value) in numbers:
-                return ObjectReference(numbers[id(value)], None)
-            if isinstance(value, StageArray):
-                return replace(value, payload=_as_plain(value.payload), parts=())
-            return _as_plain(value)
+        def named(each: Any) -> Any:
+            if isinstance(each, StageArray) and id(each) in numbers:
+                return ObjectReference(numbers[id(each)], None)
+            if isinstance(each, StageArray):
+                return replace(each, payload=_as_plain(each.payload), parts=())
+            return _as_plain(each)
 
-        return named
+        return _replaced(value, named)
 
     def _unpacked(self, value: Any) -> Any:
         if isinstance(value, PlainBytes):
@@ -120,27 +131,6 @@ class Unpacker:
             made = replace(made, parts=tuple(_parts(made, value.part_rows)))
         self._held[value.number] = made
         return made
-
-
-def sent_back(value: Any, unpacker: Unpacker) -> Any:
-    """Pack an outcome for the worker. Arrays that the worker sent become references."""
-    return _replaced(value, unpacker.names())
-
-
-def received_back(value: Any, packer: Packer) -> Any:
-    """Unpack an outcome in the worker. References become the arrays that the worker sent."""
-    held = packer.sent
-
-    def found(each: Any) -> Any:
-        if isinstance(each, ObjectReference):
-            return held[each.number]
-        if isinstance(each, PlainBytes):
-            return each.array.data
-        if isinstance(each, StageArray) and isinstance(each.payload, PlainBytes):
-            return replace(each, payload=each.payload.array.data)
-        return each
-
-    return _replaced(value, found)
 
 
 def _as_plain(value: Any) -> Any:

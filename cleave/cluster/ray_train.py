@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cleave.cluster.board import Board, Ending, ending, lost_servers
 from cleave.cluster.endpoint_calls import EndpointLostError
-from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitted, no_room
+from cleave.cluster.room import TRY_S, cores_of_each, cores_of_nodes, fitted, no_room
 from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
@@ -119,7 +119,7 @@ class _Training:
         self._failed: BaseException | None = None
 
     def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
-        bound_tries()
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", TRY_S)
         running = threading.Thread(target=self._fit_in_time, name="cleave-ray-train", daemon=True)
         running.start()
         try:

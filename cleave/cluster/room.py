@@ -5,7 +5,6 @@ Ray Train itself would wait forever, so each attempt is a separate run with a ti
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,15 +13,10 @@ from cleave.errors import UsageError
 MOST_FAILED: Final = 3
 """Number of consecutive failed starts, despite enough free cores, after which training ends."""
 
-_TRY_S: Final = "20"
+TRY_S: Final = "20"  # maximum time that a Ray Train run waits for free cores, in seconds
 _NO_ROOM: Final = "WorkerGroupStartupTimeoutError"
 _NOT_STARTED: Final = "WorkerGroupStartupFailedError"
 """Class names of internal Ray Train errors. A public `ControllerError` wraps them."""
-
-
-def bound_tries() -> None:
-    """Limit how long a Ray Train run waits for free cores, so that `fitted` can retry it."""
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRY_S)
 
 
 def fitted(

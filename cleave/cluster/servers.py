@@ -256,20 +256,12 @@ class Servers:
             return
         events = seen.answer["events"]
         for _, _, kind, device, text in events["rows"]:
-            self._overview.happened_elsewhere(EventKind(kind), device, text)
+            self._overview.events.add(EventKind(kind), device, text)
         other.after_event = events["last"]
 
 
 def _of(timeline: Answer | None, device: int) -> Answer | None:
     return timeline if timeline is not None and timeline["device"] == device else None
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The running servers of a cluster: their operator interface and their endpoints."""
-
-    servers: Servers
-    endpoints: Endpoints
 
 
 @contextmanager
@@ -281,8 +273,10 @@ def serving_together(
     overview: Overview,
     count: int,
     grid: Grid | None = None,
-) -> Iterator[Serving]:
+) -> Iterator[tuple[Servers, Endpoints]]:
     """Start all servers except the first, and stop them when the `with` block ends.
+
+    Yields the operator interface and the endpoints of all servers.
 
     Args:
         ray: the `ray` module, connected to a cluster.
@@ -328,4 +322,4 @@ def serving_together(
             )
         servers = Servers(first, members, overview, endpoints)
         opened.callback(servers.close)  # this also closes the other servers' endpoints
-        yield Serving(servers, endpoints)
+        yield servers, endpoints

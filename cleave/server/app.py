@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,27 +23,12 @@ from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import Elsewhere, JobMeter, OwnPower, ServerLog, WorkLog
+from cleave.server.jobs.job_energy import JobMeter, OwnPower, ServerLog, WorkLog
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
-from cleave.transport.http import HttpAnswer, HttpRequest
+from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest
 from profiles.library import load_profiles
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRoutes:
-    """Routes from request paths to the web pages and the metrics."""
-
-    pages: Pages
-    metrics: Metrics
-
-    def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the metrics or a web page; None for an unknown path."""
-        if request.path == metrics.PATH:
-            return self.metrics.answer(request)
-        return self.pages.answer(request)
-
 
 KEEP_NOTHING: Final = "none"
 """Value of `data` with which a server stores nothing on disk, and loses its data when it exits."""
@@ -62,7 +47,7 @@ class App:
     device_admin: DeviceAdmin
     operators: OperatorSessions
     overview: Overview
-    routes: HttpRoutes
+    pages: HttpHandler  # the web pages and the metrics
     energy: EnergyMeter
     power: OwnPower
     operator_token: str
@@ -74,12 +59,11 @@ class App:
         """Return the path of the file with the operator URL; None without a data folder."""
         return self.folder.url_path if self.folder is not None else None
 
-    def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Start an energy meter for a job. `elsewhere` is the work log of other servers, if any."""
-        logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
-        if elsewhere is None:
-            return JobMeter(logs, self.power)
-        return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
+    def meter(
+        self, server: Server, elsewhere: Sequence[WorkLog] = (), *, alone: bool = True
+    ) -> JobMeter:
+        """Start an energy meter for a job. `elsewhere` are work logs of other servers."""
+        return JobMeter([ServerLog(server.live, self.energy), *elsewhere], self.power, alone=alone)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
         """Connect the app to a server or to a cluster's `sessions`, and write the operator URL."""
@@ -122,10 +106,10 @@ def open_app(
             stack.callback(folder.remove_url)
         store = Store(folder.store_path if folder is not None else None)
         stack.callback(store.close)
-        kept = folder.operator_token() if folder is not None else ""
+        kept, viewer = "", secrets.token_urlsafe(CREDENTIAL_BYTES)
+        if folder is not None:
+            kept, viewer = folder.token("operator"), folder.token("viewer")
         token = operator_token or kept or secrets.token_urlsafe(CREDENTIAL_BYTES)
-        viewer = folder.viewer_token() if folder is not None else ""
-        viewer = viewer or secrets.token_urlsafe(CREDENTIAL_BYTES)
         own = secrets.token_urlsafe(CREDENTIAL_BYTES)
         access = Access(store, token, viewer, fleet_credential=fleet_credential, own_credential=own)
         stack.callback(access.close)
@@ -144,7 +128,11 @@ def open_app(
             lambda: access.writer.trouble,
         )
         operators = OperatorSessions(device_admin, overview)
-        routes = HttpRoutes(Pages.of_package(), Metrics(overview, access.admit_operator))
+        built, measured = Pages.of_package(), Metrics(overview, access.admit_operator)
+
+        def pages(request: HttpRequest) -> HttpAnswer | None:
+            return (measured if request.path == metrics.PATH else built).answer(request)
+
         yield App(
             access,
             own,
@@ -152,7 +140,7 @@ def open_app(
             device_admin,
             operators,
             overview,
-            routes,
+            pages,
             energy,
             power,
             token,

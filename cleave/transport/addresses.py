@@ -24,7 +24,15 @@ def is_loopback(host: str) -> bool:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return False  # listening on this host will fail and report the reason
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return all(map(is_loopback_address, found))
+
+
+def is_loopback_address(address: str) -> bool:
+    """Return True for a loopback IP address; False for others, and for text that is no address."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def is_everywhere(host: str) -> bool:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from cleave_cli.operator_link import Data, Json, Server, ask
+from cleave_cli.operator_link import Data, Server, ask
+from cleave_cli.options import Json
 from cleave_cli.render.qr import qr_code
 from cleave_cli.render.text import say
 

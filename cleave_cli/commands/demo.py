@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from cleave.errors import CleaveError
-from cleave_cli.options import human_bytes, need_train_extra
+from cleave_cli.options import Json, human_bytes, need_train_extra
 from cleave_cli.own_server import own_devices
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding erro
 
 def demo(
     runs: Annotated[Path, Option(help="Folder for run folders.")] = Path("runs"),
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a small model here and on four devices, kill one device, and compare the losses.
 

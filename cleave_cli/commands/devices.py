@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
-from cleave_cli.operator_link import Data, Json, Server, ask, when
-from cleave_cli.options import human_bytes
-from cleave_cli.render.text import Csv, Form, form_of, printable, say, write_csv
+from cleave_cli.operator_link import Data, Server, ask, say_decided, when
+from cleave_cli.options import Json, human_bytes
+from cleave_cli.render.text import Csv, Form, form_of, printable, write_csv
 
 app = typer.Typer(
     name="devices",
@@ -137,7 +137,7 @@ def revoke(
             f"{'device was' if left == 1 else 'devices were'} to use it, give them another with: "
             f"cleave pair --uses {left}{' --own' if code.get('own') else ''}"
         )
-    _say(answer, text, as_json=as_json)
+    say_decided(answer, text, as_json=as_json)
 
 
 @app.command("release")
@@ -149,7 +149,7 @@ def release(name: Name, server: Server = "", data: Data = None, as_json: Json = 
       cleave devices release annas-laptop
     """
     answer = ask("release", {"device": name}, server, data)
-    _say(answer, f"{answer['device']['name']} may join again", as_json=as_json)
+    say_decided(answer, f"{answer['device']['name']} may join again", as_json=as_json)
 
 
 @app.command("own")
@@ -178,13 +178,4 @@ def own(
         if no
         else "is your own: it may train whole layers"
     )
-    _say(answer, f"{answer['device']['name']} {marked}", as_json=as_json)
-
-
-def _say(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(answer))
-    else:
-        say(text)
-        if answer["unwritten"]:
-            say(f"this holds, but it is not on disk yet: {answer['unwritten']}")
+    say_decided(answer, f"{answer['device']['name']} {marked}", as_json=as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from cleave_cli.options import human_bytes
+from cleave_cli.options import Json, human_bytes
 from cleave_cli.render.text import WIDTH, echo_filled, printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def doctor(
     lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
     server_memory: Annotated[float, Option(help="Server's memory in GB; 0: this machine's.")] = 0.0,
     runs: Annotated[Path, Option(help="Folder for run folders.")] = Path("runs"),
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check this machine, and how much memory a model needs on a server and its devices.
 

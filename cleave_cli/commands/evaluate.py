@@ -10,6 +10,7 @@ import typer
 from typer import Option
 
 from cleave.errors import UsageError
+from cleave_cli.options import Json
 from cleave_cli.render.text import say
 from cleave_cli.trained_model import Devices, Model, Server, Step, progress_bar, use
 
@@ -26,7 +27,7 @@ def evaluate(
     devices: Devices = 0,
     server: Server = "",
     step: Step = 0,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how well a model predicts text or answers multiple-choice questions.
 

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from cleave.errors import UsageError
+from cleave_cli.options import Json
 from cleave_cli.trained_model import Step
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def export(
     while_training: Annotated[
         bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
     ] = False,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
 

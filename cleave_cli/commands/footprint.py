@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import writable_folder, write_output
-from cleave_cli.options import Jobs, RayAddress, simulation_progress, usage_errors
+from cleave_cli.options import Jobs, Json, RayAddress, simulation_progress, usage_errors
 from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def footprint(
     plot: Annotated[
         Path | None, Option(help="Plot the effect of each assumption (PNG); needs --grid.")
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Report the energy and carbon of a run, or of a planned run compared with a data centre.
@@ -273,7 +273,7 @@ def study(
     quick: Annotated[bool, Option("--quick", help="Only very small models, as a trial.")] = False,
     jobs: Jobs = 1,
     ray: RayAddress = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Test the claims of arXiv 2507.01803 in its simulated set-up, and write a report.
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer import Argument, Option
 
-from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
+from cleave_cli.operator_link import Data, Server, ask, running_server, when
+from cleave_cli.options import Json
 from cleave_cli.render.text import Csv, Form, filled, form_of, printable, say, write_csv
 from cleave_cli.render.training import loss_text
 

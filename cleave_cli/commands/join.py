@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import socket
@@ -16,17 +15,9 @@ import typer
 from typer import Argument, Option
 
 from cleave.device.host.policy import parse_memory, parse_policy
+from cleave.errors import CleaveError, UsageError
+from cleave.protocol import limits
 from cleave_cli.render.text import printable
-
-EXAMPLES = """
-Examples:
-
-  cleave join 'http://192.168.1.20:8765/join#c=...'
-
-  cleave join URL --threads 2 --memory 4GB
-
-  cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
-"""
 
 _MOST_THREADS = 1024
 
@@ -91,9 +82,16 @@ def join(
 
     With --when, --hours, --max-temp or --max-data, the device waits until it may work, leaves when
     it may not, and joins again. See docs/idle.md.
+
+    Examples:
+
+      cleave join 'http://192.168.1.20:8765/join#c=...'
+
+      cleave join URL --threads 2 --memory 4GB
+
+      cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
     """
     from cleave.device.host import owner
-    from cleave.errors import UsageError
     from cleave.machine.sensors import total_memory_bytes
 
     known_threads(threads)
@@ -120,7 +118,6 @@ def join(
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
-    from cleave.errors import CleaveError
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice
@@ -272,8 +269,6 @@ def join(
 
 def known_threads(threads: int) -> None:
     """Raise UsageError if `--threads` is below 0 or above `_MOST_THREADS`."""
-    from cleave.errors import UsageError
-
     if not 0 <= threads <= _MOST_THREADS:
         raise UsageError(
             f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
@@ -283,22 +278,15 @@ def known_threads(threads: int) -> None:
 
 def known_length(name: str) -> None:
     """Raise UsageError if `--name` exceeds `limits.MAX_TEXT` characters."""
-    from cleave.errors import UsageError
-    from cleave.protocol import limits
-
     if len(name) > limits.MAX_TEXT:
         raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
 
 
 def known_profile(name: str) -> None:
     """Raise UsageError if `--profile` names no profile of the library. An empty name is valid."""
-    from cleave.errors import UsageError
     from profiles.library import load_profiles
 
     if name and name not in load_profiles():
         raise UsageError(
             f"--profile {name!r} is none of the library; give a name that cleave profile list shows"
         )
-
-
-join.__doc__ = inspect.cleandoc(join.__doc__ or "") + "\n" + EXAMPLES

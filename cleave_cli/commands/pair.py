@@ -13,8 +13,8 @@ from typer import Option
 
 from cleave.errors import UsageError
 from cleave.transport.addresses import app_link
-from cleave_cli.operator_link import Data, Json, Server, ask, when
-from cleave_cli.options import only_here
+from cleave_cli.operator_link import Data, Server, ask, say_decided, when
+from cleave_cli.options import Json, only_here
 from cleave_cli.render.qr import qr_code, write_qr_png
 from cleave_cli.render.text import printable, say
 
@@ -77,7 +77,11 @@ def pair(
         _list(ask("codes", {}, server, data), as_json=as_json)
         return
     if void is not None:
-        _say_void(ask("void", {"code": void}, server, data), as_json=as_json)
+        answer = ask("void", {"code": void}, server, data)
+        code = answer["code"]
+        stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
+        text = f"join code {code['id']} is void: nobody joins with it any more{stay}"
+        say_decided(answer, text, as_json=as_json)
         return
     answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes, "own": own}, server, data)
     answer["app_url"] = app_link(answer["page_url"])
@@ -124,14 +128,3 @@ def _list(answer: dict[str, Any], *, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table, markup=False)
-
-
-def _say_void(answer: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(answer))
-        return
-    code = answer["code"]
-    stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
-    say(f"join code {code['id']} is void: nobody joins with it any more{stay}")
-    if answer["unwritten"]:
-        say(f"this holds, but it is not on disk yet: {answer['unwritten']}")

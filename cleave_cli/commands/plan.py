@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from cleave.errors import UsageError, choice_of
-from cleave_cli.options import counted
+from cleave_cli.options import Json, counted
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def plan(
     ] = "plain",
     tiles: Annotated[bool, Option("--tiles", help="With --json: list every tile.")] = False,
     plot: Annotated[Path | None, Option(help="Plot the chosen plan, or the crossing.")] = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Forecast a training step by each method, without running it, and name the bottleneck.

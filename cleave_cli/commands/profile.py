@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError, not_installed
-from cleave_cli.options import usage_errors
+from cleave_cli.options import Json, usage_errors
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,7 +30,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 Plot = Annotated[Path | None, Option(help="Draw the profile (PNG).")]
 Force = Annotated[bool, Option("--force", help="Overwrite the output file.")]
 _PROFILE = "A name of the library, or a file that ends in .toml."

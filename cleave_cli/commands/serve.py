@@ -227,7 +227,7 @@ def serve(
             planner=planner,
             events=server_app.overview.happened,
             operator=server_app.operators.serve,
-            pages=server_app.routes.answer,
+            pages=server_app.pages,
             verify=verification,
             stages_on=stages,
             coding=coded,
@@ -254,7 +254,7 @@ def serve(
                 server.live.own_device = ending.enter_context(_own_device(url))
 
             def job_happened(kind: EventKind, text: str) -> None:
-                server_app.overview.job_happened(kind, text)
+                server_app.overview.events.add(kind, 0, text)
                 give_back()  # the memory of a job that has ended
 
             jobs = Jobs(server.fleet, runner, server_app.history, job_happened)
@@ -433,17 +433,16 @@ def serving(
         together = serving_together(
             ray, server, config, members, app.overview, cluster.servers, grid
         )
-        serving = opened.enter_context(together)
-        endpoints = serving.endpoints
-        elsewhere = EndpointLogs(endpoints.calls[1:], endpoints.on_one_machine)
-        app.overview.combine = serving.servers.combine
-        app.overview.energy_elsewhere = serving.servers.energy
-        app.open(server, serving.servers)
+        servers, endpoints = opened.enter_context(together)
+        elsewhere, alone = EndpointLogs(endpoints.calls[1:]), endpoints.on_one_machine
+        app.overview.combine = servers.combine
+        app.overview.energy_elsewhere = servers.energy
+        app.open(server, servers)
         yield (
             server,
             SharedRunner(
                 runs,
-                lambda: app.meter(server, elsewhere),
+                lambda: app.meter(server, [elsewhere], alone=alone),
                 ray=ray,
                 servers=cluster.servers,
                 fleet_of=endpoints,

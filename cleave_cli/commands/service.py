@@ -18,6 +18,7 @@ from cleave.device.service import Service, ServiceManager
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave_cli.commands import join
+from cleave_cli.options import Json
 
 app = typer.Typer(
     name="service",
@@ -31,7 +32,6 @@ RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, exc
 System = Annotated[
     bool, Option("--system/--user", help="For the machine (needs root), or for you.")
 ]
-Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 
 
 @app.command("install")

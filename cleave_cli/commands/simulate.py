@@ -13,7 +13,7 @@ from typer import Option
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import writable_folder
-from cleave_cli.options import Jobs, RayAddress, simulation_progress, writes
+from cleave_cli.options import Jobs, Json, RayAddress, simulation_progress, writes
 from cleave_cli.render.sweep import Churn, show_sweep
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
@@ -70,7 +70,7 @@ def simulate(
     ray: RayAddress = None,
     plot: Annotated[Path | None, Option(help="Plot of step times (PNG, SVG, PDF).")] = None,
     wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Compare the simulated times of a training step by several methods.

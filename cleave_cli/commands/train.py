@@ -182,6 +182,10 @@ def train(
         request["restart"] = True
     if accept_changes:
         request["accept_changes"] = True
+    if grid:
+        from cleave.energy.grid import electricity
+
+        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     if server:
         _on_server(server, request, attach, where, grid, display)
     else:
@@ -240,7 +244,6 @@ def _here(
     request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
 ) -> None:
     need_train_extra("cleave train")
-    from cleave.energy.grid import electricity
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.training.loop.context import TrainContext
@@ -251,8 +254,6 @@ def _here(
     from emulator.run_meter import RunMeter
 
     hold_strips_well()
-    if grid:
-        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
     members = options.members(spec.dtype, spec.seed)
@@ -295,14 +296,10 @@ def _on_server(
     """Submit a job to a server, or attach to a job, and show the job's records."""
     import asyncio
 
-    from cleave.energy.grid import electricity
     from cleave.energy.run_energy import EVENT, run_energy
     from cleave.errors import CleaveError
     from cleave_cli.operator_client import OperatorClient
     from cleave_cli.render.footprint import summary
-
-    if grid:
-        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
 
     async def follow() -> None:
         client = await OperatorClient.connect(server)

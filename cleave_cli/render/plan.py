@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich import box
-from rich.console import JustifyMethod
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from cleave.planner.coding import coded_ratio
@@ -21,7 +21,7 @@ from cleave.planner.servers import ServersPlan, why
 from cleave.planner.stages.prediction import in_seconds
 from cleave.planner.tiles.report import advice
 from cleave_cli.options import counted, human_bytes
-from cleave_cli.render.text import WIDTH, echo_filled, narrow_console
+from cleave_cli.render.text import WIDTH, echo_filled
 
 if TYPE_CHECKING:
     from cleave.planner.coding import CodingPolicy
@@ -291,7 +291,7 @@ def show_gemm(report: PlanReport, fleet: int) -> None:
         "PS sends, receives", f"{human_bytes(plan.egress_bytes)}, {human_bytes(plan.ingress_bytes)}"
     )
     table.add_row("device memory", f"{human_bytes(report.memory_bytes)} at most")
-    narrow_console().print(table)
+    Console(width=WIDTH).print(table)
 
 
 def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
@@ -310,7 +310,7 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
             f"{r.gap:.1%}",
             r.bottleneck.value,
         )
-    console = narrow_console()
+    console = Console(width=WIDTH)
     console.print("\nTiles, if every multiplication is sent out:", highlight=False)
     console.print(table)
     console.print(

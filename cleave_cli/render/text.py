@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from cleave.errors import UsageError
@@ -33,11 +32,6 @@ def say(text: str, *, err: bool = True) -> None:
 
 
 WIDTH: Final = 80
-
-
-def narrow_console() -> Console:
-    """Return a console on stdout that is always 80 columns wide."""
-    return Console(width=WIDTH)
 
 
 def filled(text: str, width: int = WIDTH) -> str:

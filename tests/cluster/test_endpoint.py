@@ -18,7 +18,7 @@ import pytest
 from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.endpoint import Endpoint
 from cleave.cluster.endpoint_runtime import EndpointRuntime
-from cleave.cluster.message_packing import Packer, Unpacker, received_back, sent_back
+from cleave.cluster.message_packing import Packer, Unpacker
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stages.arrays import StageArray
@@ -198,7 +198,7 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
     there = unpacker.unpack(carried(packer.pack(mine)))
     theirs = StageArray(5000, 1, "fp32", memoryview(bytes(20_000)))
     outcome = OutputReady(3, [there, theirs, memoryview(b"abc")])
-    back = received_back(carried(sent_back(outcome, unpacker)), packer)
+    back = packer.received_back(carried(unpacker.sent_back(outcome)))
     assert back.batch == 3
     assert back.payload[0] is mine
     assert bytes(back.payload[1].payload) == bytes(20_000)

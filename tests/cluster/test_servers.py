@@ -196,7 +196,7 @@ def test_a_server_that_starts_again_gets_devices_again(cluster: Cluster) -> None
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_energy_of_a_job_counts_what_all_devices_did(cluster: Cluster) -> None:
-    meter = cluster.app.meter(cluster.first, EndpointLogs([cluster.other], True))
+    meter = cluster.app.meter(cluster.first, [EndpointLogs([cluster.other])])
     with emulation(cluster.url(2), [DEVICE] * 2):
         until(lambda: cluster.counts() == [1, 1])
         for fleet in (cluster.first.fleet, cluster.other.fleet()):

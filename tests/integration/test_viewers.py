@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cleave.errors import CleaveError, UsageError
+from cleave.scheduler.fleet_events import EventKind
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, serve
 from cleave.server.jobs.jobs import Jobs
@@ -31,9 +32,11 @@ def served(runs: Path) -> Iterator[tuple[Server, App]]:
             auth=server_app.access,
         )
         with server:
-            jobs = Jobs(
-                server.fleet, JobRunner(runs), server_app.history, server_app.overview.job_happened
-            )
+
+            def job_happened(kind: EventKind, text: str) -> None:
+                server_app.overview.events.add(kind, 0, text)
+
+            jobs = Jobs(server.fleet, JobRunner(runs), server_app.history, job_happened)
             server_app.operators.jobs = server_app.overview.jobs = jobs
             server_app.operators.server = server
             server_app.open(server)

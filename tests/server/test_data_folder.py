@@ -13,32 +13,32 @@ from cleave.server.store.data_folder import DataFolder, FolderInUseError, read_o
 
 def test_the_token_is_made_once_and_for_one_reader(tmp_path: Path) -> None:
     with DataFolder(tmp_path / "data") as folder:
-        token = folder.operator_token()
-        assert folder.operator_token() == token
+        token = folder.token("operator")
+        assert folder.token("operator") == token
     file = tmp_path / "data" / "operator.token"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     with DataFolder(tmp_path / "data") as folder:
-        assert folder.operator_token() == token
-        assert folder.viewer_token() == folder.viewer_token() != token
+        assert folder.token("operator") == token
+        assert folder.token("viewer") == folder.token("viewer") != token
     viewers = tmp_path / "data" / "viewer.token"
     assert stat.S_IMODE(viewers.stat().st_mode) == 0o600
     with DataFolder(tmp_path / "other") as folder:
-        assert folder.operator_token() != token
+        assert folder.token("operator") != token
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with DataFolder(tmp_path) as folder:
-        folder.operator_token()
+        folder.token("operator")
         file = tmp_path / "operator.token"
         file.chmod(0o640)
         with pytest.raises(CleaveError, match="0640"):
-            folder.operator_token()
+            folder.token("operator")
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
         file.chmod(0o600)
         file.write_text("short")
         with pytest.raises(CleaveError, match="cut short"):
-            folder.operator_token()
+            folder.token("operator")
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:

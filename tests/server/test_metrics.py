@@ -23,6 +23,7 @@ from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.http.metrics import Metrics
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs
+from cleave.server.store.job_history import JobHistory
 from cleave.training.loop.records import StepRecord, to_dict
 from cleave.transport.http import HttpAnswer, HttpRequest
 from profiles.library import load_profiles
@@ -48,7 +49,7 @@ class Runner:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics(history: JobHistory) -> Metrics:
     clock = Clock()
     fleet, profiles = Fleet(clock), load_profiles()
     facts = ServerFacts("1.2", "box", "auto", 1e8, 2e8)
@@ -60,7 +61,7 @@ def metrics() -> Metrics:
     fleet.done = FleetCounters(
         traffic=Traffic(BytesByKind(weights=900, other=100), BytesByKind(tiles=500))
     )
-    jobs = overview.jobs = Jobs(fleet, Runner())  # type: ignore[arg-type]
+    jobs = overview.jobs = Jobs(fleet, Runner(), history)  # type: ignore[arg-type]
     job, ended = jobs.submit({"job": {"model": "opt-tiny"}}), threading.Event()
 
     def look() -> None:

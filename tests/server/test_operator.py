@@ -58,8 +58,8 @@ def runner() -> Runner:
 
 
 @pytest.fixture
-def jobs(runner: Runner) -> Iterator[Jobs]:
-    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+def jobs(runner: Runner, history: JobHistory) -> Iterator[Jobs]:
+    jobs = Jobs(None, runner, history)  # type: ignore[arg-type]
     yield jobs
     runner.ends.set()
     jobs.close(PATIENCE_S)
@@ -156,7 +156,7 @@ def test_who_leaves_is_followed_by_no_records(bye: bool, jobs: Jobs, runner: Run
     assert job.followers == []
 
 
-def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
+def test_the_last_record_comes_though_the_job_was_over_before_it(history: JobHistory) -> None:
     runner = Runner({"event": "note", "text": "preparing"})
     runner.ends.set()
 
@@ -173,7 +173,7 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
             if "done" in text:  # its state is final, and its last record is not there yet
                 asyncio.run_coroutine_threadsafe(looks_again(), loop).result(PATIENCE_S)
 
-        served = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
+        served = Jobs(None, runner, history, listener)  # type: ignore[arg-type]
         link, _ = await followed(served)
         records = [await heard(link) for _ in range(2)]
         assert [record.record["event"] for record in records] == ["note", "end"]  # type: ignore[union-attr]

@@ -228,7 +228,7 @@ def test_events_are_told_once_and_in_order(overview: Overview, fleet: Fleet) -> 
     session = fleet.manager.sessions[1]
     overview.happened(EventKind.JOIN, session, "pixel-7")
     overview.happened(EventKind.WRONG, session, "an element is wrong")
-    overview.job_happened(EventKind.JOB, "job-1 (opt-tiny) running")
+    overview.events.add(EventKind.JOB, 0, "job-1 (opt-tiny) running")
     overview.happened(EventKind.REISSUE, None, "3 units were given to other devices")
     first = overview.answer(Question())["events"]
     assert [row[2:] for row in first["rows"]] == [

@@ -18,7 +18,7 @@ Answer = dict[str, Any]
 
 _MAX_REASON: Final = 200
 _FLUSH_S: Final = 2.0  # maximum time in seconds that the server's loop waits for the store
-_ACTIONS: Final = (
+ACTIONS: Final = (  # the actions that `DeviceAdmin.answer` supports
     "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "own", "history",
 )  # fmt: skip
 
@@ -51,10 +51,6 @@ class DeviceAdmin:
         self._store = access.store
         self._jobs = jobs
         self._clock = clock
-
-    def knows(self, action: str) -> bool:
-        """Return whether `answer` supports an action."""
-        return action in _ACTIONS
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
         """Carry out an operator's action, and return the data for the reply."""

@@ -12,7 +12,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.sessions.admission import AccessLevel
-from cleave.server.api.device_admin import DeviceAdmin, Sessions
+from cleave.server.api.device_admin import ACTIONS, DeviceAdmin, Sessions
 from cleave.server.api.overview import Overview, Question
 from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
@@ -117,7 +117,7 @@ class OperatorSessions:
                     data = self._status()
                 case "overview" if self._overview is not None:
                     data = self._overview.answer(Question.of(arguments))
-                case action if self._device_admin is not None and self._device_admin.knows(action):
+                case action if self._device_admin is not None and action in ACTIONS:
                     data = self._device_admin.answer(action, arguments)
                 case _:
                     raise UsageError(

@@ -143,6 +143,7 @@ class Overview:
         trouble: returns the store's current error; empty if the store works.
 
     Attributes:
+        events: the event log. Any thread may add events of jobs and of other servers.
         live, jobs: None until the server listens.
         combine: returns this server's overview with the data of other servers added.
         energy_elsewhere: returns the energy that the devices of other servers have used.
@@ -165,7 +166,7 @@ class Overview:
         self.combine: Callable[[Answer, Question], Answer] = lambda answer, question: answer
         self.energy_elsewhere: Callable[[], Sequence[EnergySums]] = tuple
         self._facts = facts
-        self._events = events
+        self.events = events
         self._profiles = profiles
         self._energy = energy
         self._clocks = clocks
@@ -194,15 +195,7 @@ class Overview:
                 text = f"{session.name}: {text}" if session is not None else text
             case EventKind.OVERDUE | EventKind.ASIDE if session is not None:
                 text = f"{session.name}: {text}"
-        self._events.add(kind, session.id if session is not None else 0, text)
-
-    def job_happened(self, kind: EventKind, text: str) -> None:
-        """Add an event about a job to the event log. Any thread may call this."""
-        self._events.add(kind, 0, text)
-
-    def happened_elsewhere(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event of another server to the event log. Any thread may call this."""
-        self._events.add(kind, device, text)
+        self.events.add(kind, session.id if session is not None else 0, text)
 
     def answer(self, question: Question) -> Answer:
         """Create an overview with the requested parts, in the format that the protocol defines."""
@@ -400,7 +393,7 @@ class Overview:
         }
 
     def _events_after(self, after: int) -> Answer:
-        events, last = self._events.after(after, MAX_EVENTS)
+        events, last = self.events.after(after, MAX_EVENTS)
         return {
             "columns": list(EVENT_COLUMNS),
             "rows": [

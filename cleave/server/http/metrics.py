@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from prometheus_client.registry import Collector
 from cleave.errors import CleaveError
 from cleave.scheduler.sessions.admission import AccessLevel, Refusal
 from cleave.server.api.overview import Overview, Question
-from cleave.transport.addresses import LOOPBACK_NAMES
+from cleave.transport.addresses import LOOPBACK_NAMES, is_loopback_address
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
 PATH: Final = "/metrics"
@@ -52,11 +51,37 @@ Admit = Callable[[str, str], AccessLevel | Refusal]
 """Function that checks a token from an IP address, such as `Authenticator.admit_operator`."""
 
 
-class _OverviewCollector(Collector):
-    """A Prometheus collector that exports the known values of an overview."""
+class Metrics(Collector):
+    """Handler of requests for `/metrics`, and the collector of an overview's known values.
 
-    def __init__(self, overview: Overview) -> None:
+    Programs on this machine need no token. Other clients must send a viewer's or operator's token,
+    which `admit` checks.
+    """
+
+    def __init__(self, overview: Overview, admit: Admit) -> None:
         self._overview = overview
+        self._admit = admit
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def answer(self, request: HttpRequest) -> HttpAnswer:
+        """Return the metrics; status 401 without a valid token, 503 while the server starts."""
+        scheme, _, token = request.authorization.partition(" ")
+        shown = token.strip() if scheme.lower() == "bearer" else ""
+        if shown or not _is_local(request):
+            refused = "send the viewer's token: Authorization: Bearer TOKEN"
+            verdict = self._admit(shown, request.address) if shown else None
+            if isinstance(verdict, Refusal):
+                refused = verdict.reason
+            if not isinstance(verdict, AccessLevel):
+                answer = HttpAnswer.text(401, f"{refused}\n")
+                return answer.having(("WWW-Authenticate", "Bearer"))
+        headers = (("Content-Type", CONTENT_TYPE_LATEST), ("Cache-Control", "no-store"))
+        try:
+            text = generate_latest(self._registry)
+        except CleaveError as error:
+            return HttpAnswer.text(503, f"{error}\n")
+        return HttpAnswer(200, (*headers, NO_SNIFFING), text)
 
     def collect(self) -> Iterator[Metric]:
         """Create an overview and yield its values as Prometheus metrics."""
@@ -115,49 +140,13 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
             yield _gauge(name, text, last[key], **labels)
 
 
-class Metrics:
-    """Handler of requests for `/metrics`.
-
-    Programs on this machine need no token. Other clients must send a viewer's or operator's token,
-    which `admit` checks.
-    """
-
-    def __init__(self, overview: Overview, admit: Admit) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_OverviewCollector(overview))
-        self._admit = admit
-
-    def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics; status 401 without a valid token, 503 while the server starts."""
-        scheme, _, token = request.authorization.partition(" ")
-        shown = token.strip() if scheme.lower() == "bearer" else ""
-        if shown or not _is_local(request):
-            refused = "send the viewer's token: Authorization: Bearer TOKEN"
-            verdict = self._admit(shown, request.address) if shown else None
-            if isinstance(verdict, Refusal):
-                refused = verdict.reason
-            if not isinstance(verdict, AccessLevel):
-                answer = HttpAnswer.text(401, f"{refused}\n")
-                return answer.having(("WWW-Authenticate", "Bearer"))
-        headers = (("Content-Type", CONTENT_TYPE_LATEST), ("Cache-Control", "no-store"))
-        try:
-            text = generate_latest(self._registry)
-        except CleaveError as error:
-            return HttpAnswer.text(503, f"{error}\n")
-        return HttpAnswer(200, (*headers, NO_SNIFFING), text)
-
-
 def _is_local(request: HttpRequest) -> bool:
     """Return whether a request comes directly from a program on this machine.
 
     Return False for requests that a proxy forwards. Also return False if the `Host` header is not a
     loopback name, because the domain of a malicious web page may resolve to this machine.
     """
-    if request.forwarded:
-        return False
-    try:
-        address = ipaddress.ip_address(request.address.partition("%")[0])
-    except ValueError:
+    if request.forwarded or not is_loopback_address(request.address):
         return False
     host = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
-    return address.is_loopback and (host or request.host).strip("[]") in LOOPBACK_NAMES
+    return (host or request.host).strip("[]") in LOOPBACK_NAMES

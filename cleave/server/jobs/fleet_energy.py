@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from cleave.energy.account import Ps
 from cleave.energy.grid import Grid
@@ -14,6 +15,13 @@ from cleave.scheduler.sessions.session import Session
 from profiles.device_profile import DeviceProfile
 
 Answer = dict[str, object]
+
+_OF_PS: Final = {
+    Basis.MEASURED: "the server: what its machine measured since the server began, all it does",
+    Basis.MODELLED: "the server: as stated by cleave serve --ps-watts",
+    Basis.UNKNOWN: "the server: its machine does not tell what it draws "
+    "(cleave serve --ps-watts says)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +143,17 @@ class EnergyMeter:
             "devices_known": sums.here.total() - unknown,
             "devices_unknown": unknown,
             "devices_measured": sums.here[Basis.MEASURED],
-            "assumed": [*_assumed(sums), *_of_ps(ps), *self._of_grid()],
+            "assumed": [*_assumed(sums), _OF_PS[ps.basis], self._of_grid()],
         }
 
-    def _of_grid(self) -> list[str]:
+    def _of_grid(self) -> str:
         grid = self._grid
         if grid is None:
-            return ["no country is stated (cleave serve --grid): carbon is unknown"]
-        return [
+            return "no country is stated (cleave serve --grid): carbon is unknown"
+        return (
             f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh; "
             f"of the devices alone"
-        ]
+        )
 
 
 def _assumed(sums: EnergySums) -> list[str]:
@@ -164,15 +172,3 @@ def _assumed(sums: EnergySums) -> list[str]:
         assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
     assumed.append("chargers and the network: not counted")
     return assumed
-
-
-def _of_ps(ps: Ps) -> list[str]:
-    match ps.basis:
-        case Basis.MEASURED:
-            return ["the server: what its machine measured since the server began, all it does"]
-        case Basis.MODELLED:
-            return ["the server: as stated by cleave serve --ps-watts"]
-        case Basis.UNKNOWN:
-            return [
-                "the server: its machine does not tell what it draws (cleave serve --ps-watts says)"
-            ]

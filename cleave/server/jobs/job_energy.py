@@ -6,7 +6,6 @@ difference is the job's work, because a server runs one job at a time.
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +22,7 @@ from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.runtime import LiveRuntime
+from cleave.transport.addresses import is_loopback_address
 from profiles.device_profile import DeviceKind
 
 SAMPLE_S = 60.0
@@ -106,20 +106,13 @@ def _did(session: Session, now_s: float) -> SessionWork:
         session.profile,
         session.kind,
         rates.flops_per_s if rates is not None else 0.0,
-        session.here or _of_this_machine(session.address),
+        session.here or is_loopback_address(session.address),
         counters,
         now_s - session.opened_s,
         radio_s,
         session.measured_j(now_s),
         session.identity is None and session.reason == MOVED,
     )
-
-
-def _of_this_machine(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 class JobLog:
@@ -189,12 +182,6 @@ class WorkLog(Protocol):
 
     def end(self) -> None:
         """Stop counting the sessions' work."""
-
-
-class Elsewhere(WorkLog, Protocol):
-    """A `WorkLog` for the sessions at other servers that train the same job."""
-
-    on_one_machine: bool
 
 
 class ServerLog:

@@ -106,7 +106,7 @@ class Jobs:
     """The queue of a server's jobs, which run one after another in a separate thread.
 
     Args:
-        history: stores jobs across restarts of the server; None to store nothing.
+        history: stores jobs across restarts of the server.
         listener: called in any thread when a job changes state, or starts or stops waiting.
         clock: returns Unix time, in seconds.
     """
@@ -115,7 +115,7 @@ class Jobs:
         self,
         fleet: Fleet,
         runner: Runner,
-        history: JobHistory | None = None,
+        history: JobHistory,
         listener: Callable[[EventKind, str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -125,7 +125,7 @@ class Jobs:
         self._history = history
         self._tell_listener = listener or (lambda kind, text: None)
         self._clock = clock
-        self._numbers = count(history.next_number if history is not None else 1)
+        self._numbers = count(history.next_number)
         self._places = count(1)
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held while a job starts, or is asked to stop or pause
@@ -146,8 +146,7 @@ class Jobs:
             number = next(self._numbers)
             job = TrainingJob(f"job-{number}", number, arguments, steps, model)
             self._jobs[job.id] = job
-        if self._history is not None:
-            self._history.submitted(number, job.model, arguments, steps)
+        self._history.submitted(number, job.model, arguments, steps)
         self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) queued")
         self._put(job)
         return job
@@ -226,7 +225,7 @@ class Jobs:
 
     def _left_behind(self, id: str) -> TrainingJob:
         """Recreate an earlier process's unfinished job from its run folder or its request."""
-        for past in self._history.all() if self._history is not None else []:
+        for past in self._history.all():
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
                 continue
             if past.run_folder or past.request:
@@ -253,7 +252,7 @@ class Jobs:
             if id in self._jobs:
                 return self._jobs[id]
             known = ", ".join(self._jobs) or "none yet"
-        for past in self._history.all() if self._history is not None else []:
+        for past in self._history.all():
             if id == f"job-{past.number}":
                 where = f"; its records are in {past.run_folder}" if past.run_folder else ""
                 raise UsageError(f"{id} ended ({past.state}) before this server was started{where}")
@@ -320,13 +319,11 @@ class Jobs:
         job.state = state
         why = f": {reason}" if reason else ""
         self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) {state.value}{why}")
-        if self._history is not None:
-            self._history.changed(job.number, state.value, reason)
+        self._history.changed(job.number, state.value, reason)
 
     def _report(self, job: TrainingJob, record: Record) -> None:
         """Add a record to a job, update the job's attributes, and wake the job's followers."""
-        if self._history is not None:
-            self._history.reported(job.number, record)
+        self._history.reported(job.number, record)
         if (waits := wait_said(record)) is not None:
             job.waits = waits
         match record.get("event"):

@@ -6,15 +6,13 @@ import secrets
 import stat
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from cleave.errors import CleaveError
 from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
 from cleave.server.auth.access import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
-_OPERATOR_TOKEN: Final = "operator.token"
-_VIEWER_TOKEN: Final = "viewer.token"
 _URL: Final = "operator.url"
 
 
@@ -60,16 +58,9 @@ class DataFolder:
         """Return the path of the file that contains the operator URL while the server runs."""
         return self.path / _URL
 
-    def operator_token(self) -> str:
-        """Return the stored or a new operator token. Raise CleaveError if others can read it."""
-        return self._token(_OPERATOR_TOKEN, "operator's")
-
-    def viewer_token(self) -> str:
-        """Return the stored or a new viewer token. Raise CleaveError if others can read it."""
-        return self._token(_VIEWER_TOKEN, "viewer's")
-
-    def _token(self, name: str, whose: str) -> str:
-        path = self.path / name
+    def token(self, role: Literal["operator", "viewer"]) -> str:
+        """Return the role's stored or a new token. Raise CleaveError if others can read it."""
+        path = self.path / f"{role}.token"
         try:
             refuse_link(path)
             if not path.exists():
@@ -79,14 +70,14 @@ class DataFolder:
             mode = stat.S_IMODE(path.stat().st_mode)
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
-                    f"others can read the {whose} token {path} (its mode is {mode:04o}); "
+                    f"others can read the {role}'s token {path} (its mode is {mode:04o}); "
                     f"delete it for a new one, or `chmod 600` it if nobody has read it"
                 )
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise _unusable(path, error) from None
         if len(token) < CREDENTIAL_BYTES:
-            raise CleaveError(f"the {whose} token {path} is cut short; delete it for a new one")
+            raise CleaveError(f"the {role}'s token {path} is cut short; delete it for a new one")
         return token
 
     def write_url(self, url: str) -> None:

@@ -73,21 +73,9 @@ class JobHistory:
         self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int
     ) -> None:
         """Record that a new job was queued."""
+        now_s, asked = self._clock(), json.dumps(request)
         self._keep(
-            StoredJob(
-                number,
-                model,
-                "queued",
-                "",
-                submitted_s=self._clock(),
-                started_s=None,
-                ended_s=None,
-                steps=0,
-                loss=None,
-                run_folder="",
-                request=json.dumps(request),
-                steps_in_all=steps_in_all,
-            )
+            StoredJob(number, model, "queued", "", now_s, request=asked, steps_in_all=steps_in_all)
         )
 
     def changed(self, number: int, state: str, reason: str = "") -> None:

@@ -95,11 +95,11 @@ class StoredJob:
     state: str  # a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`
     reason: str  # why the job failed or was interrupted, or what it waits for; may be empty
     submitted_s: float
-    started_s: float | None  # last start
-    ended_s: float | None  # end or pause
-    steps: int  # completed optimizer steps, including those before a resumption
-    loss: float | None  # of the last completed step; None if unknown or not finite
-    run_folder: str  # empty if unknown
+    started_s: float | None = None  # last start
+    ended_s: float | None = None  # end or pause
+    steps: int = 0  # completed optimizer steps, including those before a resumption
+    loss: float | None = None  # of the last completed step; None if unknown or not finite
+    run_folder: str = ""  # empty if unknown
     request: str = ""  # as JSON; empty if unknown
     steps_in_all: int = 0  # 0 if unknown, or if the job does not train
 
