@@ -51,7 +51,7 @@ class FleetMeter:
     ) -> None:
         self._profiles = profiles
         self._active_power_w = active_power_w or {}
-        self._began_s = now_s
+        self.began_s = now_s
         self._sums: defaultdict[_Alike, _Sums] = defaultdict(_Sums)
         self._alike: dict[int, _Alike] = {}
         self._since_s: dict[int, float] = {}
@@ -103,10 +103,6 @@ class FleetMeter:
             for (profile, active_power_w), sums in self._sums.items()
         )
 
-    def duration_s(self, now_s: float) -> float:
-        """Return the time in seconds from the creation of the meter to `now_s`."""
-        return now_s - self._began_s
-
 
 class RunMeter:
     """Measures this machine's energy and, with a `runtime`, the usage of its emulated fleet."""
@@ -141,5 +137,5 @@ class RunMeter:
         if self._runtime is None or self._fleet is None:
             return RunEnergy(wall_s, wall_s, (), machine_j, source)
         now_s = self._runtime.now_s
-        usages = self._fleet.usages(now_s)
-        return RunEnergy(self._fleet.duration_s(now_s), wall_s, usages, machine_j, source)
+        duration_s, usages = now_s - self._fleet.began_s, self._fleet.usages(now_s)
+        return RunEnergy(duration_s, wall_s, usages, machine_j, source)

@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from profiles.availability import Availability
-from profiles.performance import ComputeModel, FitReport, Layout, PerformanceModel, TimedTile
+from profiles.performance import ComputeModel, FitReport, Layout, PerformanceModel
 from profiles.thermal import ThermalModel
 
 SCHEMA = 1
 
 FlopsPerS = Annotated[float, msgspec.Meta(ge=1e6, le=1e17)]
-BytesPerS = Annotated[float, msgspec.Meta(ge=100, le=1e12)]
 Watts = Annotated[float, msgspec.Meta(ge=0, le=1e5)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -82,11 +81,6 @@ class Quantiles(_Table, frozen=True):
             raise ValueError(
                 f"quantiles must rise; p10, p50, p90 are {self.p10:g}, {self.p50:g}, {self.p90:g}"
             )
-
-    @classmethod
-    def exactly(cls, value: float) -> Quantiles:
-        """Return the quantiles of a constant."""
-        return cls(value, value, value)
 
     def at(self, z: float) -> float:
         """Return the value at `z` standard deviations from p50. Each side of p50 is log-normal."""
@@ -152,10 +146,6 @@ class ComputeProfile(_Table, frozen=True):
     models: dict[Layout, PerformanceModel] = {}
     samples: tuple[_Sample, ...] = ()
     fits: dict[Layout, FitReport] = {}
-
-    def measured(self, layout: Layout) -> list[TimedTile]:
-        """Return the samples with this layout."""
-        return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
 class GraphProfile(_Table, frozen=True):

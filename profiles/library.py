@@ -270,11 +270,6 @@ def load_profiles() -> dict[str, DeviceProfile]:
     return {name: load_profile(name) for name in profile_names()}
 
 
-def network_names() -> list[str]:
-    """Return the sorted names of the library's networks."""
-    return _names("networks")
-
-
 def load_network(name_or_path: str) -> NamedLink:
     """Load a network from the library or from a TOML file.
 

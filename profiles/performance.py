@@ -99,9 +99,9 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wake_s: _Cost = 0.0
 
     @classmethod
-    def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model for a constant throughput: `startup_s` + FLOPs / `flops_per_s` seconds."""
-        return cls(startup_s, 2 / flops_per_s)
+    def saturated(cls, flops_per_s: float) -> PerformanceModel:
+        """Return a model for a constant throughput: FLOPs / `flops_per_s` seconds."""
+        return cls(0.0, 2 / flops_per_s)
 
     @property
     def flops_per_s(self) -> float:

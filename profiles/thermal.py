@@ -123,7 +123,7 @@ class ThermalState:
         return took_s
 
 
-def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
+def fit_thermal(speeds: Sequence[tuple[float, float]]) -> ThermalModel | None:
     """Fit a thermal model to a sustained run. The model's temperature rise is normalized to 1.
 
     The model assumes full speed until the device is hot, and then the mean of the last three
@@ -133,15 +133,12 @@ def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> 
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:
         return None
-    points = (
-        ThrottlePoint(ambient + 0.9 * settled, 1.0),
-        ThrottlePoint(ambient + settled, settled),
-    )
+    points = ThrottlePoint(0.9 * settled, 1.0), ThrottlePoint(settled, settled)
     last_s = speeds[-1][0]
 
     def error(tau_s: float) -> float:
-        model = ThermalModel(1.0, tau_s, ambient, points)
-        state, total, clock_s = ThermalState(model, ambient), 0.0, 0.0
+        model = ThermalModel(1.0, tau_s, points=points)
+        state, total, clock_s = ThermalState(model, 0.0), 0.0, 0.0
         for at_s, speed in speeds:
             while clock_s < at_s:
                 clock_s += state.busy(clock_s, min(tau_s / 50, at_s - clock_s + 1e-9))
@@ -149,4 +146,4 @@ def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> 
         return total
 
     candidates = [last_s * 10 ** (step / 8 - 2) for step in range(25)]
-    return ThermalModel(1.0, min(candidates, key=error), ambient, points)
+    return ThermalModel(1.0, min(candidates, key=error), points=points)

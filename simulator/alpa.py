@@ -139,7 +139,7 @@ def _planned(
         members = roomiest.take(np.arange(cut.start * unit, cut.start * unit + used))
         stages.append(Stage(cut.layers, members, 4 / s.tensor + 12 / used, s.tensor))
         sent += used * cut.layers * s.sent_bytes
-    kept = one_f_one_b(len(cuts), micro_batches, 1)
+    kept = one_f_one_b(len(cuts), micro_batches)
     in_flight = [count * s.samples for count, s in zip(kept, chosen, strict=True)]
     memory = pipeline_memory(job, stages, in_flight)
     slots = [

@@ -52,7 +52,7 @@ class Confidant:
             cuts = cuts or best_partition(cost, job.batch)
         assert cuts is not None  # a plan with all layers on one device always exists
         stages = [Stage(cut.layers, used.take(np.array([cut.start]))) for cut in cuts]
-        memory = pipeline_memory(job, stages, one_f_one_b(len(cuts), job.batch, 1))
+        memory = pipeline_memory(job, stages, one_f_one_b(len(cuts), job.batch))
         slots = [
             max(compute_s[c.layers, c.start] * again, link_s[c.start] if len(cuts) > 1 else 0.0)
             for c, again in zip(cuts, memory.again, strict=True)

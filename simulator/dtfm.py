@@ -191,7 +191,7 @@ def _placed(job: PipelineJob, problem: Problem, schedule: DtfmSchedule) -> _Plac
     layers = layers_of_stages(job.layers, problem.stages)
     groups = zip(layers, schedule.groups, strict=True)
     stages = [Stage(held, problem.rates.take(group)) for held, group in groups]
-    in_flight = one_f_one_b(problem.stages, -(-job.batch // problem.replicas), 1)
+    in_flight = one_f_one_b(problem.stages, -(-job.batch // problem.replicas))
     return _Placed(job, problem, schedule, stages, pipeline_memory(job, stages, in_flight))
 
 

@@ -56,10 +56,6 @@ class DtfmSchedule:
     path_bound_s: float
     trials: int = 0
 
-    @property
-    def cost_s(self) -> float:
-        return self.dp_s + self.pp_s
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -20,7 +20,6 @@ from simulator.work import (
     RECOMPUTE,
     STATE_BYTES,
     LayerWork,
-    head_flops,
     layer_work,
     misfit,
     stage_need,
@@ -47,9 +46,11 @@ class PipelineJob:
 
     @classmethod
     def of(cls, conditions: Conditions) -> PipelineJob:
-        layer = layer_work(conditions.spec, conditions.seq, conditions.element.sent)
-        head = head_flops(conditions.spec, conditions.seq) / layer.forward_flops
-        return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
+        spec, seq, element_bytes = conditions.spec, conditions.seq, conditions.element.sent
+        layer = layer_work(spec, seq, element_bytes)
+        head_flops = 2.0 * seq * spec.vocabulary * spec.embedding_width
+        head_layers = head_flops / layer.forward_flops
+        return cls(spec.layers, layer, head_layers, conditions.batch, element_bytes)
 
     def flops(self, layers: float) -> float:
         """Return the FLOPs of the forward and backward passes of `layers` layers for one sample."""
@@ -159,13 +160,13 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
     return Part("states", state / downlink), Part("half a step again", step_s / 2)
 
 
-def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the number of samples in flight on each stage: min(P - p, m) micro-batches.
+def one_f_one_b(stages: int, micro_batches: int) -> list[int]:
+    """Return the number of micro-batches in flight on each stage: min(P - p, m).
 
     Before its first backward pass, stage p of P starts one micro-batch for itself and one for each
-    later stage (PipeDream, Narayanan et al. 2019). A micro-batch has `each` samples.
+    later stage (PipeDream, Narayanan et al. 2019).
     """
-    return [min(stages - p, micro_batches) * each for p in range(stages)]
+    return [min(stages - p, micro_batches) for p in range(stages)]
 
 
 _STEP: Final = 1.05

@@ -60,7 +60,7 @@ class TorchPipeline:
             parts.append(Part("embedding", all_reduce_s(embedding, 2, link, latency_s)))
             sent += 2 * embedding
         stages = [Stage(n, rates.take(np.array([number]))) for number, n in enumerate(self._layers)]
-        memory = pipeline_memory(job, stages, one_f_one_b(last + 1, job.batch, 1))
+        memory = pipeline_memory(job, stages, one_f_one_b(last + 1, job.batch))
         setting = f"layers {'+'.join(map(str, self._layers))}"
         return [pipeline_outcome(self.name, setting, stages, memory, tuple(parts), sent)]
 

@@ -15,7 +15,7 @@ import numpy as np
 from cleave.planner.tiles.shape import Floats
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import kept_elements
-from cleave.workload.step import linear_shapes, step_flops
+from cleave.workload.step import ONCE, linear_shapes, step_flops
 
 # Bytes per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1): weight 2,
 # gradient 2, master weight 4, two moments of 4 each.
@@ -57,7 +57,7 @@ class LayerWork:
 
 def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
     """Return the FLOPs and memory of a decoder layer for one sample of `seq` tokens."""
-    linears = [s for s in linear_shapes(spec) if s.count == spec.layers and s.name != "lm_head"]
+    linears = [s for s in linear_shapes(spec) if s.name not in ONCE]
     weights = sum(s.inputs * s.outputs for s in linears)
     return LayerWork(
         parameters=(spec.parameters - edge_parameters(spec)) / spec.layers,
@@ -73,11 +73,6 @@ def edge_parameters(spec: ModelSpec) -> float:
     A weight that both share counts once. Position embeddings and the final norm do not count.
     """
     return float((1 if spec.tied_head else 2) * spec.vocabulary * spec.embedding_width)
-
-
-def head_flops(spec: ModelSpec, seq: int) -> float:
-    """Return the forward FLOPs of the LM head for one sample."""
-    return 2.0 * seq * spec.vocabulary * spec.embedding_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The energy and carbon of a run on a fleet, or on GPUs in a data centre.
+"""The energy and carbon of a run on a fleet, or on a GPU in a data centre.
 
     fleet:        E = sum E_device supply + network b + E_ps
-    data centre:  E = PUE (1 + host_share) g P t         g GPUs of power P for t seconds
+    data centre:  E = PUE (1 + host_share) P t           a GPU of power P for t seconds
 
 `meter` computes E_device. `supply` is energy drawn from the socket divided by energy used by the
 device; it is 1 if the power was measured at the socket. `network` is joules per byte, and b is the
@@ -68,11 +68,10 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True)
 class CloudUsage:
-    """The usage of GPUs in a data centre. Each GPU computes for `time_s` seconds."""
+    """The usage of a GPU in a data centre. The GPU computes for `time_s` seconds."""
 
     profile: DeviceProfile
     time_s: float
-    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +240,10 @@ def cloud_footprint(
             f"the power of {profile.name!r} is not known, so neither is its energy; "
             f"compare with a profile that states compute_w"
         )
-    gpu_j = usage.gpus * power.compute_w * usage.time_s
+    gpu_j = power.compute_w * usage.time_s
     host_j = gpu_j * assumptions.host_share.value
     overhead_j = (gpu_j + host_j) * (assumptions.pue.value - 1)
-    made_g = _making(profile.kind, profile.embodied, usage.time_s * usage.gpus, assumptions)
+    made_g = _making(profile.kind, profile.embodied, usage.time_s, assumptions)
     assumed = [
         f"the GPU draws {power.compute_w:g} W all the time",
         f"what is around it {assumptions.host_share.value:.0%} of that, "
@@ -267,8 +266,8 @@ def cloud_footprint(
         found,
         gco2e_per_kwh,
         made_g or 0.0,
-        usage.gpus,
-        embodied_unknown=usage.gpus if made_g is None else 0,
+        1,
+        embodied_unknown=1 if made_g is None else 0,
         assumed=tuple(assumed),
     )
 

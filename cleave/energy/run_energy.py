@@ -20,6 +20,7 @@ from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
+_ADDED = ("present_s", "compute_s", "radio_s", "down_bytes", "up_bytes")
 _USAGES = "spells"  # name of `usages` in records, for compatibility with earlier versions
 
 
@@ -163,21 +164,13 @@ def _merged(
     for usage in usages:
         alike = (usage.profile, usage.kind, usage.active_power_w, usage.measured_j is None)
         before = merged.get(alike)
-        merged[alike] = (
-            usage
-            if before is None
-            else replace(
+        if before is not None:
+            added = _ADDED if usage.measured_j is None else (*_ADDED, "measured_j")
+            usage = replace(
                 usage,
                 devices=devices(before.devices, usage.devices),
-                present_s=before.present_s + usage.present_s,
-                compute_s=before.compute_s + usage.compute_s,
-                radio_s=before.radio_s + usage.radio_s,
-                down_bytes=before.down_bytes + usage.down_bytes,
-                up_bytes=before.up_bytes + usage.up_bytes,
-                measured_j=None
-                if usage.measured_j is None or before.measured_j is None
-                else before.measured_j + usage.measured_j,
                 flops_per_s=max(before.flops_per_s, usage.flops_per_s),
+                **{name: getattr(before, name) + getattr(usage, name) for name in added},
             )
-        )
+        merged[alike] = usage
     return tuple(merged.values())

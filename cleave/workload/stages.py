@@ -24,6 +24,7 @@ from cleave.planner.stages.model import (
 )
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
+from cleave.workload.step import ONCE, linear_shapes
 
 if TYPE_CHECKING:
     from cleave.planner.forecast import StepForecaster
@@ -326,25 +327,21 @@ def recomputed_elements(spec: ModelSpec) -> int:
 
 
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
-    width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
+    """Yield the parameters of a layer in the order of the modules in transformers."""
     llama = spec.family is Family.LLAMA
-    linears = [("k_proj", kv, width), ("v_proj", kv, width), ("q_proj", query, width)]
-    if llama:
-        linears = [linears[2], *linears[:2]]  # in the order of the modules in transformers
-        linears += [("o_proj", width, query), ("gate_proj", ffn, width)]
-        linears += [("up_proj", ffn, width), ("down_proj", width, ffn)]
-        norms = "input_layernorm", "post_attention_layernorm"
-    else:
-        linears += [("out_proj", width, query), ("fc1", ffn, width), ("fc2", width, ffn)]
+    linears = [linear for linear in linear_shapes(spec) if linear.name not in ONCE]
+    norms = "input_layernorm", "post_attention_layernorm"
+    if not llama:
+        linears.insert(2, linears.pop(0))  # k, v, q
         norms = "self_attn_layer_norm", "final_layer_norm"
-    for name, outputs, inputs in linears:
-        yield Parameter(f"{name}.weight", outputs, inputs)
+    for linear in linears:
+        yield Parameter(f"{linear.name}.weight", linear.outputs, linear.inputs)
         if not llama:
-            yield Parameter(f"{name}.bias", 1, outputs, matrix=False)
+            yield Parameter(f"{linear.name}.bias", 1, linear.outputs, matrix=False)
     for name in norms:
-        yield Parameter(f"{name}.weight", 1, width, matrix=False)
+        yield Parameter(f"{name}.weight", 1, spec.width, matrix=False)
         if not llama:
-            yield Parameter(f"{name}.bias", 1, width, matrix=False)
+            yield Parameter(f"{name}.bias", 1, spec.width, matrix=False)
 
 
 def _head(spec: ModelSpec) -> Iterator[Parameter]:

@@ -21,14 +21,8 @@ from profiles import device_profile as schema
 from profiles.measuring import contention
 from profiles.measuring.gemm_timer import REPEATS, Bench, Clock, Shape, TileTimer
 from profiles.measuring.graphs import measure_graphs
-from profiles.measuring.sustained import (
-    FITTED_FROM_S,
-    LARGEST_CUBE,
-    measure_sustained,
-    rest,
-    with_thermal,
-)
 from profiles.performance import Layout, TimedTile, fit_and_judge
+from profiles.thermal import fit_thermal
 
 # Regular sides are multiples of one of these numbers: planners prefer them, and kernels are fast.
 _ALIGNMENTS: Final = (4, 8, 16, 32, 48)
@@ -158,6 +152,97 @@ def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProf
     )
 
 
+_FITTED_FROM_S: Final = 60.0  # minimum duration of a run for a thermal model to be fitted
+_LARGEST_CUBE: Final = 1024  # maximum rows, columns and depth of the multiplied tile
+_RESTS_AT_MOST_S: Final = 90.0
+
+
+def measure_sustained(
+    bench: Bench,
+    seconds: float,
+    sensors: Sensors,
+    meter: PowerMeter | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> schema.Sustained:
+    """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
+
+    The run is divided into about 60 windows, or fewer if it is shorter than 15 s. In each window,
+    the sensors and the meter are read, and `progress` is called with the elapsed time in seconds.
+    """
+    side = _side_for(bench)
+    order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
+    window_s = max(0.25, seconds / 60)
+    began_s = bench.clock()
+    rates: list[tuple[float, float]] = []
+    temperatures: list[tuple[float, float]] = []
+    frequencies: list[tuple[float, float]] = []
+    while bench.clock() - began_s < seconds or len(rates) < 3:
+        if meter is not None:
+            meter.sample()
+        busy_s, count = 0.0, 0
+        while busy_s < window_s:
+            busy_s += bench.once(order)
+            count += 1
+        at_s = round(bench.clock() - began_s, 3)
+        rates.append((at_s, count / busy_s))
+        for read, series in (
+            (sensors.temperature_c, temperatures),
+            (sensors.frequency_hz, frequencies),
+        ):
+            value = read()
+            if value is not None:
+                series.append((at_s, value))
+        if progress is not None:
+            progress(min(at_s, seconds))
+    if meter is not None:
+        meter.sample()
+    found = [rate for _, rate in rates]
+    full = max(statistics.median(found[:3]), float(np.quantile(found, 0.9)))  # while cool
+    return _with_thermal(
+        schema.Sustained(
+            speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
+            temperatures=tuple(temperatures),
+            frequencies=tuple(frequencies),
+            source=f"{side} x {side} x {side} in fp32, again and again",
+        )
+    )
+
+
+def _with_thermal(sustained: schema.Sustained) -> schema.Sustained:
+    """Return a copy of the run. `thermal` is a fitted model; None if the run is short or steady."""
+    long = sustained.speeds[-1][0] >= _FITTED_FROM_S
+    thermal = fit_thermal(sustained.speeds) if long else None
+    return msgspec.structs.replace(sustained, thermal=thermal)
+
+
+def _side_for(bench: Bench) -> int:
+    """Return n, from 128 to `_LARGEST_CUBE`, such that an n x n x n tile takes about 0.02 s."""
+    once_s = bench.seconds(bench.order(256, 256, 256, Layout.NN, DType.FP32, DType.FP32))
+    side = float(256 * (0.02 / max(once_s, 1e-9)) ** (1 / 3))
+    return min(_LARGEST_CUBE, max(128, round(side / 16) * 16))
+
+
+def _rest(
+    bench: Bench,
+    sensors: Sensors,
+    before_c: float | None,
+    sustained: schema.Sustained,
+    sleep: Callable[[float], None],
+) -> None:
+    """Let the device cool to about `before_c`, for at most 90 s or half the run's duration."""
+    ran_s = sustained.speeds[-1][0]
+    slowed = sustained.speeds[-1][1] < 0.97
+    until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)
+    while bench.clock() < until_s:
+        now_c = sensors.temperature_c()
+        if now_c is None or before_c is None:
+            if not slowed:
+                return
+        elif now_c <= before_c + 3:
+            return
+        sleep(1.0)
+
+
 Progress = Callable[[str, float], None]  # takes the current measurement and the elapsed seconds
 
 _IDLE_S: Final = 3.0
@@ -239,7 +324,7 @@ def measure_device(
     """
     here, sensors = machine.this_machine(), sensors or Sensors()
     rng = np.random.default_rng(settings.seed)
-    elements = max(settings.grid.elements, 2 * LARGEST_CUBE**2)
+    elements = max(settings.grid.elements, 2 * _LARGEST_CUBE**2)
     bench = Bench(backend, elements, clock, rng)
     assumed: list[str] = []
     over_s = 0.0
@@ -257,8 +342,8 @@ def measure_device(
             bench, settings.sustained_s, sensors, busy, lambda s: progress("sustained run", s)
         )
         over_s += settings.sustained_s
-        rest(bench, sensors, before_c, sustained, sleep)
-        if sustained.speeds[-1][0] < FITTED_FROM_S:
+        _rest(bench, sensors, before_c, sustained, sleep)
+        if sustained.speeds[-1][0] < _FITTED_FROM_S:
             assumed.append(
                 f"sustained.thermal: a run of {settings.sustained_s:g} s shows no heating; taken "
                 f"as a device that never slows down"
@@ -337,7 +422,7 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
         compute[dtype] = fitted(samples, entry.source) if samples else entry
     sustained = profile.sustained
     if sustained is not None and sustained.speeds:
-        sustained = with_thermal(sustained)
+        sustained = _with_thermal(sustained)
     return msgspec.structs.replace(profile, compute=compute, sustained=sustained)
 
 

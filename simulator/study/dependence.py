@@ -97,12 +97,8 @@ class Dependence:
     bars: Sequence[Bar]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    name: str
-    settings: tuple[str, str]
-    low: Ratios
-    high: Ratios
+# Name of an assumption, and the settings and ratios at the low and high ends of its range.
+_Ends = tuple[str, tuple[str, str], Ratios, Ratios]
 
 
 def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> list[Dependence]:
@@ -128,10 +124,10 @@ def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -
             return of(question.ratios(case))
 
         bars = tornado(figure, middle.case, intensities, cloud=True, kinds=question.kinds)
-        for ends in others:
-            low, high = of(ends.low), of(ends.high)
+        for title, settings, at_low, at_high in others:
+            low, high = of(at_low), of(at_high)
             if low is not None and high is not None:
-                bars.append(Bar(ends.name, *ends.settings, low, high))
+                bars.append(Bar(title, *settings, low, high))
         found.append(Dependence(row, name, ratio, widest_first(bars, ratio=True)))
     return found
 
@@ -144,11 +140,11 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
     percents = (f"{low_share:.0%}", f"{high_share:.0%}")
     shares = [replace(middle, gpu_share=share) for share in OTHER_SHARES]
     low, high = (accountant.ratios(row, gpu, state) for state in shares)
-    yield _Ends("GPU's speed in training, of multiplication alone", percents, low, high)
+    yield "GPU's speed in training, of multiplication alone", percents, low, high
     if setup.trains_slower:
         shares = [replace(middle, device_share=share) for share in OTHER_SHARES]
         low, high = (accountant.ratios(row, gpu, state) for state in shares)
-        yield _Ends("devices' speed in training, of multiplication alone", percents, low, high)
+        yield "devices' speed in training, of multiplication alone", percents, low, high
     power = gpu.profile.power
     if power is not None and power.compute_w is not None:
         cool_w = GPU_LEAST * power.compute_w
@@ -156,7 +152,7 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
         card = msgspec.structs.replace(gpu.profile, power=drawing)
         cool = accountant.question(row, gpu, middle, card=card).ratios(case)
         settings = (f"{cool_w:.0f} W", f"{power.compute_w:.0f} W")
-        yield _Ends("power of the GPU", settings, cool, central)
+        yield "power of the GPU", settings, cool, central
     speeds = setup.measured_flops_per_s
     by_speed = [
         {
@@ -167,12 +163,9 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
     ]
     slow, fast = (rows.get(row.method) for rows in by_speed)
     if slow is not None and fast is not None:
-        yield _Ends(
-            "speed of a device",
-            (f"{speeds[0] / 1e12:.2g} TFLOP/s", f"{speeds[1] / 1e12:.2g} TFLOP/s"),
-            accountant.ratios(slow, gpu, middle),
-            accountant.ratios(fast, gpu, middle),
-        )
+        settings = (f"{speeds[0] / 1e12:.2g} TFLOP/s", f"{speeds[1] / 1e12:.2g} TFLOP/s")
+        low, high = (accountant.ratios(each, gpu, middle) for each in (slow, fast))
+        yield "speed of a device", settings, low, high
     if setup.profile.kind is DeviceKind.PHONE:
         phone = accountant.typical.classes[DeviceKind.PHONE]
         draws = msgspec.structs.replace(phone.power, idle_w=WAITING_PHONE_W)
@@ -180,12 +173,12 @@ def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iter
         typical = replace(accountant.typical, classes=classes)
         awake = accountant.question(row, gpu, middle, typical=typical).ratios(case)
         settings = ("0 W (left out)", f"{WAITING_PHONE_W:g} W")
-        yield _Ends("power of a waiting phone", settings, central, awake)
+        yield "power of a waiting phone", settings, central, awake
     if row.method.startswith("cleave"):  # all traffic is with a parameter server
         servers = (Ps(watts * row.duration_s, Basis.MODELLED) for watts in PS_W)
         none, laptop = (accountant.question(row, gpu, middle, ps=ps).ratios(case) for ps in servers)
         settings = (f"{PS_W[0]:g} W", f"{PS_W[1]:g} W")
-        yield _Ends("parameter server", settings, none, laptop)
+        yield "parameter server", settings, none, laptop
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -115,9 +115,16 @@ class _Part:
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
         """Return a set-up's study without `speeds`, or (method, energy ratio) pairs at `speed`."""
+        accountant, gpu = self.accountant, gpu_run(self.setup)
         if self.speed is None:
-            return _setup_study(self.accountant, self.setup, self.seed)
-        return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
+            return _setup_study(accountant, self.setup, gpu, self.seed)
+        rows = simulated(self.setup, self.setup.offers[0], self.seed, self.speed, SWEPT)
+        ratios = ((row, accountant.ratios(row, gpu, accountant.middle).energy) for row in rows)
+        return [
+            (row.method, ratio)
+            for row, ratio in ratios
+            if row.method in _SHOWN and ratio is not None and row.fits
+        ]
 
 
 def steps_of(scope: SetupScope) -> int:
@@ -171,18 +178,8 @@ def _curves(
     return curves
 
 
-def _ratios_at(
-    accountant: Accountant, setup: Setup, seed: int, speed: float
-) -> Iterator[tuple[str, float]]:
-    gpu = gpu_run(setup)
-    for row in simulated(setup, setup.offers[0], seed, speed, SWEPT):
-        ratio = accountant.ratios(row, gpu, accountant.middle).energy
-        if row.method in _SHOWN and ratio is not None and row.fits:
-            yield row.method, ratio
-
-
-def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
-    gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], StudyJudgement]()
+def _setup_study(accountant: Accountant, setup: Setup, gpu: GpuRun, seed: int) -> SetupStudy:
+    judgements: dict[tuple[DeviceUsage, ...], StudyJudgement] = {}
     rows = []
     for row in rows_of(setup, seed):
         usages = (row.usage, *row.other_usages.values())

@@ -14,7 +14,6 @@ from profiles.library import (
     load_availability,
     load_network,
     load_profile,
-    network_names,
     profile_names,
 )
 from profiles.performance import Layout
@@ -22,9 +21,10 @@ from profiles.thermal import ThermalState
 
 LIBRARY = files("profiles") / "library"
 PROFILES = {name: load_profile(name) for name in profile_names()}
+NETWORKS = sorted(entry.name.removesuffix(".toml") for entry in (LIBRARY / "networks").iterdir())
 FOLDERS = {
     "devices": profile_names(),
-    "networks": network_names(),
+    "networks": NETWORKS,
     "availability": availability_names(),
 }
 TFLOPS = 1e12
@@ -182,7 +182,7 @@ def test_a_file_of_the_user_is_read_as_it_is(tmp_path: Path) -> None:
 # --- networks ---
 
 
-@pytest.mark.parametrize("name", network_names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_sane(name: str) -> None:
     network = load_network(name)
     link = network.link
@@ -193,7 +193,7 @@ def test_networks_are_sane(name: str) -> None:
 
 
 def test_no_rows_of_countries_are_passed_on() -> None:
-    for name in network_names():
+    for name in NETWORKS:
         source = load_network(name).source
         assert "m-lab" not in source.lower() or "derived" in source
 

@@ -80,7 +80,7 @@ FULL = DeviceProfile(
     memory=MemoryProfile(10**9, 4 * 10**9, "us"),
     year=2024,
     link=LinkProfile(
-        Quantiles.exactly(1e7), Quantiles(1e5, 1e6, 1e7), Quantiles(0.0, 0.01, 0.2), "us"
+        Quantiles(1e7, 1e7, 1e7), Quantiles(1e5, 1e6, 1e7), Quantiles(0.0, 0.01, 0.2), "us"
     ),
     sustained=Sustained(
         ThermalModel(40.0, 120.0, 25.0, (ThrottlePoint(50.0, 1.0), ThrottlePoint(60.0, 0.5))),

@@ -27,12 +27,12 @@ from profiles.measuring.device import (
     Variant,
     measure_device,
     measure_samples,
+    measure_sustained,
     refit,
     valid_name,
 )
 from profiles.measuring.gemm_timer import Bench
 from profiles.measuring.graphs import layer, layer_flops, measure_graphs
-from profiles.measuring.sustained import measure_sustained
 from profiles.performance import Layout, PerformanceModel
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ def formula(times: np.ndarray, micro_batches: int) -> float:
 
 def schedule(stages: int, stage: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
     """What a stage does in turn: (backward, micro-batch)."""
-    ahead = round(one_f_one_b(stages, micro_batches, 1)[stage])
+    ahead = one_f_one_b(stages, micro_batches)[stage]
     yield from ((False, i) for i in range(ahead))
     for i in range(micro_batches):
         yield True, i

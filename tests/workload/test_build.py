@@ -189,22 +189,12 @@ def test_weights_outlive_their_files(folder: Path, tokens: torch.Tensor) -> None
     assert torch.equal(model(tokens).logits, before)
 
 
-def test_dropout_is_off_unless_asked_for(saved: dict[str, Path], tmp_path: Path) -> None:
-    spec = find_model("opt-nano")
-    assert hf_config(spec).dropout == 0.0
-    assert build_model(spec, seed=0, dropout=0.25).config.dropout == 0.25
-    with pytest.raises(UsageError, match="no dropout"):
-        build_model(find_model("llama-nano"), seed=0, dropout=0.1)
-    with pytest.raises(UsageError, match=r"1\.5"):
-        build_model(spec, seed=0, dropout=1.5)
+def test_dropout_is_off(saved: dict[str, Path], tmp_path: Path) -> None:
+    assert hf_config(find_model("opt-nano")).dropout == 0.0
     folder = shutil.copytree(saved["opt-nano"], tmp_path / "copy")
     edit_config(folder, dropout=0.1, attention_dropout=0.2, layerdrop=0.3)
     config = load_folder(folder)[0].config
     assert (config.dropout, config.attention_dropout, config.layerdrop) == (0.0, 0.0, 0.0)
-    config = load_folder(folder, dropout=0.1)[0].config
-    assert (config.dropout, config.attention_dropout, config.layerdrop) == (0.1, 0.0, 0.0)
-    with pytest.raises(UsageError, match="no dropout"):
-        load_folder(saved["llama-nano"], dropout=0.1)
 
 
 def test_other_causal_models_load_with_an_exact_count(tmp_path: Path) -> None:

@@ -74,19 +74,16 @@ def read_spec(folder: Path) -> ModelSpec:
     return spec_from_config(config, folder.resolve().name)
 
 
-def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
+def hf_config(spec: ModelSpec) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    `dropout` is the dropout probability after each OPT sub-layer. The default is 0 instead of the
-    published 0.1, because Cleave's exactness tests use no dropout.
+    All dropout probabilities are 0 instead of the published 0.1.
 
     Raises:
-        UsageError: if `dropout` is invalid or is not 0 for a Llama model, or if the vocabulary is
-            too small.
+        UsageError: if the vocabulary is too small.
     """
     from transformers import LlamaConfig, OPTConfig
 
-    _check_dropout(dropout)
     if spec.vocabulary < 3:
         raise UsageError(
             f"The vocabulary of {spec.name!r} is {spec.vocabulary}; "
@@ -109,7 +106,7 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
                 word_embed_proj_dim=spec.embedding_width,
                 do_layer_norm_before=spec.pre_norm,
                 activation_function="relu",
-                dropout=dropout,
+                dropout=0.0,
                 attention_dropout=0.0,
                 layerdrop=0.0,
                 init_std=0.02,
@@ -118,8 +115,6 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
                 eos_token_id=2,
             )
         case Family.LLAMA:
-            if dropout:
-                raise _no_dropout(spec.name, dropout)
             return LlamaConfig(
                 **shared,
                 intermediate_size=spec.ffn_width,
@@ -135,9 +130,7 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
             )
 
 
-def build_model(
-    spec: ModelSpec, *, seed: int, dropout: float = 0.0, narrow: bool = False
-) -> "PreTrainedModel":
+def build_model(spec: ModelSpec, *, seed: int, narrow: bool = False) -> "PreTrainedModel":
     """Build a model with new random weights, on the CPU, in training mode.
 
     The weights are initialised by transformers, without a second copy in memory. The global random
@@ -145,14 +138,13 @@ def build_model(
 
     Args:
         seed: seed of the random weights. Equal seeds give bit-equal weights.
-        dropout: see `hf_config`.
         narrow: whether to use bf16 weights instead of fp32.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
 
     classes = {Family.OPT: OPTForCausalLM, Family.LLAMA: LlamaForCausalLM}
-    config = hf_config(spec, dropout=dropout)
+    config = hf_config(spec)
     with torch.device("meta"):
         model = classes[spec.family]._from_config(
             config, dtype=torch.bfloat16 if narrow else torch.float32
@@ -169,17 +161,14 @@ def build_model(
     return _for_training(model)
 
 
-def load_folder(
-    path: str | Path, *, dropout: float = 0.0, narrow: bool = False
-) -> "tuple[PreTrainedModel, ModelSpec]":
+def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
     The folder needs a ``config.json`` and safetensors weights, in one file or with an index. The
-    weights are copied into memory, so the files may change after loading.
+    weights are copied into memory, so the files may change after loading. All dropout
+    probabilities are set to 0.
 
     Args:
-        dropout: value of the config's main dropout probability (``dropout`` or ``resid_pdrop``).
-            All other dropout probabilities are set to 0.
         narrow: whether to keep the dtype of the config instead of converting weights to fp32. It
             is ignored if a buffer of the model would lose precision.
 
@@ -192,7 +181,6 @@ def load_folder(
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    _check_dropout(dropout)
     folder = Path(path).expanduser()
     spec = read_spec(folder)
     _check_weight_files(folder)
@@ -200,7 +188,7 @@ def load_folder(
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, **local)
-            _set_dropout(config, dropout, spec.name)
+            _disable_dropout(config)
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -231,7 +219,7 @@ def load_folder(
     _check_report(report, folder)
     _record_ties(model)
     if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
-        return load_folder(path, dropout=dropout)  # `narrow` would round the model's constants
+        return load_folder(path)  # `narrow` would round the model's constants
     _own_memory(model)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != spec.parameters:
@@ -382,23 +370,11 @@ def _own_memory(model: "PreTrainedModel") -> None:
         tensor.data = tensor.data.clone()
 
 
-def _check_dropout(dropout: float) -> None:
-    if not 0.0 <= dropout < 1.0:
-        raise UsageError(f"The dropout is {dropout}; it must be at least 0 and below 1.")
-
-
-def _no_dropout(name: str, dropout: float) -> UsageError:
-    return UsageError(f"{name!r} has no dropout, and {dropout} was asked for; leave it at 0.")
-
-
-def _set_dropout(config: "PreTrainedConfig", dropout: float, name: str) -> None:
-    main = next((key for key in ("dropout", "resid_pdrop") if hasattr(config, key)), None)
-    if dropout and main is None:
-        raise _no_dropout(name, dropout)
+def _disable_dropout(config: "PreTrainedConfig") -> None:
     for key, value in config.to_dict().items():
         rate = key == "layerdrop" or "dropout" in key or key.endswith("pdrop")
         if rate and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, key, dropout if key == main else 0.0)
+            setattr(config, key, 0.0)
 
 
 @contextmanager
