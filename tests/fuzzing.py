@@ -47,6 +47,7 @@ from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.verify import Fault, Judgement
+from tests.invariants import leftovers
 from tests.scheduler.test_scheduler import BoxPlanner
 
 TYPES: Final[dict[str, type[Any]]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
@@ -674,4 +675,4 @@ class Arena:
         assert self.manager.scheduler.idle
         self._obey(self.manager.pause(self.now_s))
         assert self._core.occupied_bytes == 0
-        assert self.manager.leftovers() == []
+        assert leftovers(self.manager) == []

@@ -57,6 +57,7 @@ from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
 from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
+from tests.invariants import check_state, leftovers
 
 ALL = tuple(DType)
 ROOMY = (1200, 4000)  # bytes: any GEMM of the test fits as one tile, several do not
@@ -420,7 +421,7 @@ class Harness:
 
     def check_empty(self) -> None:
         """Nothing is submitted, nothing named: nothing may be kept."""
-        assert self.manager.leftovers() == []
+        assert leftovers(self.manager) == []
 
 
 def _is_fault(message: messages.TaskError | messages.Result, task: Task) -> bool:
@@ -550,7 +551,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        self.runtime.manager.validate()
+        check_state(self.runtime.manager)
 
     def teardown(self) -> None:
         random = Random(0)

@@ -32,13 +32,11 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.reassignment import find_stragglers, reassign, speculate
 from cleave.scheduler.tiles.tasks import Task
-from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 # A task that failed this often, and on every device that can run it, is held back.
 MAX_FAILURES: Final = 8
@@ -79,9 +77,8 @@ class FinishedJob:
 class Scheduler:
     """Assigns tasks to devices. `handle` receives an event and returns instructions."""
 
-    def __init__(self, log: SchedulerLog | None = None) -> None:
+    def __init__(self) -> None:
         self.counters = Counters()
-        self.log = log or SchedulerLog()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest job is last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, GemmJob] = {}
@@ -118,37 +115,8 @@ class Scheduler:
         """Handle one event, and return the resulting instructions in order."""
         self._instructions = []
         self._now_s = now_s
-        try:
-            self._handlers[type(event)](event, now_s)
-        finally:  # log the event even if its handler fails
-            self.log.add(now_s, event, self._instructions)
+        self._handlers[type(event)](event, now_s)
         return self._instructions
-
-    def validate(self) -> None:
-        """Check that the scheduler's state is consistent.
-
-        Raises:
-            AssertionError: if the state is inconsistent. The message lists the problems.
-        """
-        kept_back = (*self._orphans, *self._held)
-        broken = broken_invariants(
-            self._devices, self._jobs, self._copies, kept_back, self.device_memory
-        )
-        if broken:
-            raise AssertionError("; ".join(broken))
-
-    def leftovers(self) -> list[str]:
-        """Return descriptions of state that was not freed although no job or operand is in use."""
-        kept = {
-            "jobs": self._jobs,
-            "jobs that wait": self._waiting,
-            "orphans": self._orphans,
-            "tasks that were kept back": self._held,
-            "reasons": self._stuck,
-            "copies": self._copies,
-            "beginnings": self._begun_s,
-        }
-        return leftovers(self._devices.values(), kept, self.device_memory)
 
     @property
     def devices(self) -> Sequence[int]:
