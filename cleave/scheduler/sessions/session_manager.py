@@ -20,7 +20,7 @@ from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op
 from cleave.scheduler import events
 from cleave.scheduler.instructions import (
     Check,
@@ -52,7 +52,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
-from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
@@ -624,10 +624,10 @@ def _is_finite(result: messages.Result) -> bool:
 
 
 def _run_message(run: int, task: Task) -> messages.Run:
-    detail: GemmTask = task.detail
+    detail = task.gemm
     return messages.Run(
         id=run,
-        op=detail.op.value,
+        op=Op.MATMUL.value,
         inputs=tuple(array.id for array in task.inputs),
         transpose_a=detail.transpose_a,
         transpose_b=detail.transpose_b,
