@@ -424,7 +424,7 @@ class LyingShell(VirtualRuntime):
 
     def place(self, task: Task, payload: Any) -> None:
         assert self.exact is not None
-        block, dtype = task.detail.block, DType(task.detail.out)
+        block, dtype = task.gemm.block, DType(task.gemm.out)
         a = self.exact[0][block.m.start : block.m.stop, block.k.start : block.k.stop]
         b = self.exact[1][block.k.start : block.k.stop, block.n.start : block.n.stop]
         exact = a @ b

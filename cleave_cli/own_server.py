@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cleave.errors import CleaveError
+from cleave.fleet.own_device import end_process
 
 if TYPE_CHECKING:
     from profiles.measuring.tile_timer import SessionTimer
@@ -55,12 +56,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         reader.start()
         yield OwnServer(heard["url"], heard["operator_url"], process)
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, _STOP_S)
         if reader.is_alive():
             reader.join(_STOP_S)
         if not reader.is_alive():  # closing would wait for a running reader

@@ -9,13 +9,12 @@ from cleave.errors import PlanError, UsageError
 from cleave.fleet.own_device import offered_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
-from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
+from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates, StepGemm
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
 from cleave.workload.stages import Adapters, StageSizes
-from cleave.workload.step import StepGemm
 from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet

@@ -19,7 +19,7 @@ from cleave.errors import UsageError
 from cleave.fleet.product import Output
 from cleave.gemm import Span
 from cleave.machine.backends import Compute, MatmulBackend, as_buffer, execute
-from cleave.scheduler.tiles.gemm_job import GemmTask
+from cleave.scheduler.tiles.tasks import GemmTask
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from enum import Enum
 from functools import wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
-from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.joining import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
@@ -62,8 +61,6 @@ from emulator.links import Departure, Link, SharedLines, links_of
 from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
-
-LOG_LENGTH: Final = 1_000  # a longer scheduler log would trigger garbage collections of 0.1 s
 
 
 class Arithmetic(Enum):
@@ -150,7 +147,6 @@ class VirtualRuntime(Runtime):
                 coding=coding,
                 card=ps,
                 expected_devices=max(1, len(profiles)),
-                log=SchedulerLog(LOG_LENGTH),
             ),
             np.random.default_rng(random.Random(f"{seed} secrets").getrandbits(128)),
         )

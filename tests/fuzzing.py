@@ -45,8 +45,10 @@ from cleave.scheduler.instructions import (
 )
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask, MatrixRef
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.tasks import GemmTask
 from cleave.verify import Fault, Judgement
+from tests.invariants import leftovers
 from tests.scheduler.test_scheduler import BoxPlanner
 
 TYPES: Final[dict[str, type[Any]]] = {cls.TYPE: cls for cls in typing.get_args(messages.Message)}
@@ -461,7 +463,7 @@ class Arena:
         if not self.checks:
             return
         order = self.checks.pop(self.random.randrange(len(self.checks)))
-        product, detail, fault = self.products.get(order.task.job), order.task.detail, None
+        product, detail, fault = self.products.get(order.task.job), order.task.gemm, None
         if product is not None:  # else it was done meanwhile
             rows, columns = detail.block.m.size, detail.block.n.size
             result = arrays.unpack(order.payload, rows, columns, DType(detail.out))
@@ -509,7 +511,7 @@ class Arena:
                 case Place(task, payload):
                     product = self.products[task.job]
                     assert not product.done
-                    product.output.place(task.detail, payload)
+                    product.output.place(task.gemm, payload)
                 case Done(job):
                     product = self.products.pop(job)
                     product.output.finish()
@@ -612,7 +614,7 @@ class Arena:
                 run = random.choice([*asked])
         task = known.expected.get(run)
         if task is not None and task.job in self.products:
-            right = self._product(self.products[task.job], task.detail)
+            right = self._product(self.products[task.job], task.gemm)
             if random.random() < 0.6:
                 right = right + 1
             rows, columns, payload = *right.shape, right.astype("<f4").tobytes()
@@ -674,4 +676,4 @@ class Arena:
         assert self.manager.scheduler.idle
         self._obey(self.manager.pause(self.now_s))
         assert self._core.occupied_bytes == 0
-        assert self.manager.leftovers() == []
+        assert leftovers(self.manager) == []

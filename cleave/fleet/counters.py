@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.traffic import Sums, Traffic
 
 
 @dataclass(slots=True)
-class FleetCounters:
+class FleetCounters(Sums):
     """Cumulative counters of a fleet. Subtract two snapshots to get the counts between them.
 
     Attributes:
@@ -64,16 +64,6 @@ class FleetCounters:
     def uplink_bytes(self) -> int:
         """Return the total size of all messages from devices to the PS, in bytes."""
         return self.traffic.up.total
-
-    def __add__(self, more: FleetCounters) -> FleetCounters:
-        return FleetCounters(
-            **{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)}
-        )
-
-    def __sub__(self, earlier: FleetCounters) -> FleetCounters:
-        return FleetCounters(
-            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Leaving:
     """Limit on how long training waits for the current step after a stop request.
 
     Without available devices, the wait ends at once. With available devices, it ends after
-    `patience_s` seconds.
+    `STEP_END_S` seconds.
 
     Args:
         asked: returns whether training must stop.
@@ -71,13 +71,11 @@ class Leaving:
         applied: Callable[[], bool],
         backend: MatmulBackend,
         clock: Callable[[], float],
-        patience_s: float = STEP_END_S,
     ) -> None:
         self.backend = backend
         self._asked = asked
         self._applied = applied
         self._clock = clock
-        self._patience_s = patience_s
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
@@ -87,7 +85,7 @@ class Leaving:
             return False
         if self._since_s is None:
             self._since_s = self._clock()
-        return not devices or self._clock() - self._since_s >= self._patience_s
+        return not devices or self._clock() - self._since_s >= STEP_END_S
 
     def give_up(self) -> None:
         """Raise AbandonedError, unless part of the current step has been applied to the model."""

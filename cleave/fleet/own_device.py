@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
@@ -29,6 +29,16 @@ def offered_bytes(reserved_bytes: int) -> int:
         return 0
     spare = max(0, available - reserved_bytes)
     return round(min(_SHARE_OF_MEMORY * total, _SHARE_OF_AVAILABLE * spare))
+
+
+def end_process(process: subprocess.Popen[Any], patience_s: float) -> None:
+    """Terminate a process, and wait for its end. Kill the process after `patience_s` seconds."""
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class OwnDevice:
@@ -68,11 +78,5 @@ class OwnDevice:
     def stop(self) -> None:
         """End the process, if it runs."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_process(process, _STOP_S)

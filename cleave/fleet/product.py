@@ -11,7 +11,8 @@ from cleave.arrays import Buffer, DType
 from cleave.errors import FleetError
 from cleave.gemm import Gemm, Span, gemm_of
 from cleave.planner.plan import ElementBytes
-from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.tiles.gemm_job import GemmJob
+from cleave.scheduler.tiles.tasks import GemmTask
 
 
 class Operand:

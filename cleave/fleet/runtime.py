@@ -40,8 +40,7 @@ from cleave.scheduler.instructions import (
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
-from cleave.scheduler.tiles.gemm_job import GemmTask
-from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.tasks import GemmTask, Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import GemmCheck, Judgement, Projector
 
@@ -67,8 +66,7 @@ class BlockChecks:
             a, b = future.a.matrix, future.b.matrix
             check = GemmCheck(a, b, blocks, self._rng, self._project)
             self._checks[future.job.id] = check
-        detail = task.detail
-        block = detail.block
+        detail, block = task.gemm, task.gemm.block
         if not isinstance(payload, Buffer):
             assert isinstance(payload, bytes | memoryview)
             payload = unpack(payload, block.m.size, block.n.size, DType(detail.out))
@@ -197,7 +195,7 @@ class Runtime(FleetRuntime):
         """Write a result block into the output of the task's GEMM."""
         output = self._outputs.get(task.job)
         if output is not None:  # None if the GEMM has failed
-            output.place(task.detail, payload)
+            output.place(task.gemm, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
         """Verify a result block, and return the instructions that follow from the verdict.

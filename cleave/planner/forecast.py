@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from cleave.errors import DeviceMemoryError, PlanError
-from cleave.planner.plan import DeviceRates, Method
+from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
-from cleave.planner.tiles.report import CountedGemm, StepReport
+from cleave.planner.tiles.report import StepReport
 
 _MOST: Final = 64
 
@@ -152,7 +152,7 @@ class StepForecaster:
             server_bytes=self._bytes_alone(),
         )
 
-    def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
+    def by_tiles(self, step: StepReport, gemms: Sequence[StepGemm]) -> Forecast:
         """Forecast a step in which devices compute the GEMMs that they finish faster than the PS.
 
         The predicted time is the step time of the PS alone minus the time that the devices save. It
@@ -240,9 +240,7 @@ class StepForecaster:
         return self.state_bytes + sum(model.tokens) * (self.kept_bytes + of_loss)
 
 
-def _bottleneck_of_tiles(
-    step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
-) -> str:
+def _bottleneck_of_tiles(step: StepReport, gemms: Sequence[StepGemm], sent: Sequence[int]) -> str:
     """Return a clause that names the main bottleneck of the GEMMs with the indices `sent`."""
     many = sum(each.count for each in gemms)
     if not sent:

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Self
+
+
+@dataclass(slots=True)
+class Sums:
+    """Base class of sets of sums. The operators `+` and `-` add and subtract each field."""
+
+    def __add__(self, more: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
+
+    def __sub__(self, earlier: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
 
 class TrafficKind(StrEnum):
@@ -18,7 +30,7 @@ class TrafficKind(StrEnum):
 
 
 @dataclass(slots=True)
-class BytesByKind:
+class BytesByKind(Sums):
     """Total encoded size of the messages in one direction, in bytes, for each `TrafficKind`."""
 
     weights: int = 0
@@ -37,17 +49,9 @@ class BytesByKind:
         """Add `nbytes` to the counter of this kind of data."""
         setattr(self, kind, getattr(self, kind) + nbytes)
 
-    def __add__(self, more: BytesByKind) -> BytesByKind:
-        return BytesByKind(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
-
-    def __sub__(self, earlier: BytesByKind) -> BytesByKind:
-        return BytesByKind(
-            *(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self))
-        )
-
 
 @dataclass(slots=True)
-class Traffic:
+class Traffic(Sums):
     """Total encoded size of the messages from (`down`) and to (`up`) the PS, in bytes.
 
     To get a step's traffic, subtract a snapshot taken before the step from one taken after it.
@@ -59,9 +63,3 @@ class Traffic:
     def snapshot(self) -> Traffic:
         """Return a copy of the current counters."""
         return Traffic(replace(self.down), replace(self.up))
-
-    def __add__(self, more: Traffic) -> Traffic:
-        return Traffic(self.down + more.down, self.up + more.up)
-
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(self.down - earlier.down, self.up - earlier.up)

@@ -13,20 +13,11 @@ Each weight gradient is computed once per batch. The matrix multiplications insi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Literal
 
 from cleave.errors import UsageError
 from cleave.gemm import Gemm
+from cleave.planner.plan import GemmKind, StepGemm
 from cleave.workload.registry import Family, ModelSpec
-
-
-class GemmKind(Enum):
-    """The result that a GEMM of a training step computes."""
-
-    FORWARD = "forward"
-    INPUT_GRADIENT = "input-gradient"
-    WEIGHT_GRADIENT = "weight-gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +28,6 @@ class LinearShape:
     inputs: int
     outputs: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepGemm:
-    """A GEMM that each of ``count`` Linear modules of the same shape needs in a training step.
-
-    Attributes:
-        count: number of layers; 1 for a Linear outside the layers.
-        name: name of the Linear, such as "fc1".
-        after_sibling: whether a Linear of the same shape and with the same input is computed
-            earlier in the same pass.
-    """
-
-    kind: GemmKind
-    gemm: Gemm
-    count: int
-    name: str
-    after_sibling: bool = False
-
-    @property
-    def held(self) -> Literal["", "a", "b"]:
-        """Return the operand that devices still hold from an earlier sibling; empty for neither."""
-        if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
-            return ""
-        return "a" if self.kind is GemmKind.FORWARD else "b"
-
-    @property
-    def submission(self) -> tuple[str, bool, int]:
-        """Return a key that is equal for GEMMs that training submits to the fleet together.
-
-        The two gradients of a Linear are submitted together, because neither depends on the other.
-        """
-        return self.name, self.kind is GemmKind.FORWARD, self.count
-
-    @property
-    def flops(self) -> int:
-        """Return the FLOPs of all ``count`` occurrences together."""
-        return self.gemm.flops * self.count
 
 
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:

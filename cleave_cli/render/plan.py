@@ -26,10 +26,9 @@ from cleave_cli.render.text import WIDTH, echo_filled
 if TYPE_CHECKING:
     from cleave.planner.coding import CodingPolicy
     from cleave.planner.forecast import Crossing, CrossingPoint, Forecast, MethodChoice
-    from cleave.planner.plan import DeviceRates
+    from cleave.planner.plan import DeviceRates, StepGemm
     from cleave.planner.stages.model import StageModel, StagePlan
     from cleave.planner.tiles.report import PlanReport, StepReport
-    from cleave.workload.step import StepGemm
 
 
 _RATES: Final = (

@@ -18,7 +18,7 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
-from cleave.scheduler.sessions.probe import FIRST_ID, LinkRates
+from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError, open_connection
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
@@ -27,7 +27,7 @@ MEMORY_BYTES: Final = 64 * 2**20  # offered to the PS: enough for its largest pr
 PATIENCE_S: Final = 300.0  # timeout of one link measurement
 
 
-async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
+async def measure_connection(connection: Connection, hello: messages.Hello) -> messages.Measured:
     """Let the PS measure the link once, close the connection, and return the link rates."""
     # Probes multiply vectors, which takes less time than passing the work to a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
@@ -45,7 +45,7 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> L
     found = session.measured
     if found is None:
         raise CleaveError(f"{'the server ended the session' if session.bye else lost}: {reason}")
-    return LinkRates(found.downlink_bytes_per_s, found.uplink_bytes_per_s, found.latency_s)
+    return found
 
 
 def _refuse_work(message: messages.Message) -> None:
@@ -59,9 +59,9 @@ def _refuse_work(message: messages.Message) -> None:
 async def measure_link(
     url: str,
     repeats: int = 7,
-    progress: Callable[[int, LinkRates], None] | None = None,
+    progress: Callable[[int, messages.Measured], None] | None = None,
     keys: Callable[[JoinUrl], tuple[str, str]] | None = None,
-) -> list[LinkRates]:
+) -> list[messages.Measured]:
     """Measure the link to a parameter server `repeats` times, each time on a new connection.
 
     Args:
@@ -85,7 +85,7 @@ async def measure_link(
     return found
 
 
-def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
+def summarise(measured: Sequence[messages.Measured], source: str = "") -> LinkProfile:
     """Return a link profile with the quantiles of one or more measurements of the same link."""
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),

@@ -48,7 +48,7 @@ def _product(task: Task, operands: tuple[Buffer, Buffer], backend: Any, copy: bo
         rows, columns = region.shape
         payload: Any = bytes(region.pack()) if copy else region
         stored.append(StoredArray(rows, columns, region.dtype, payload, region.nbytes))
-    detail = task.detail
+    detail = task.gemm
     order = Compute(
         1,
         list(zip(stored[::2], stored[1::2], strict=True)),
@@ -95,7 +95,7 @@ def test_any_plan_in_any_order(
     for task in tasks:
         product = _product(task, operands, NumpyBackend(), random.random() < copies)
         real = random.random() < copies / 2
-        output.place(task.detail, product.compute() if real else product)
+        output.place(task.gemm, product.compute() if real else product)
     output.finish()
     assert np.array_equal(out.float32(), a @ b)
 
@@ -119,8 +119,8 @@ def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bo
     out, blockwise = (arrays.empty(40, 50, dtype) for _ in range(2))
     output, plain = DeferredOutput(out), Output(blockwise)
     for task in tasks:
-        output.place(task.detail, _product(task, operands, backend, False))
-        plain.place(task.detail, _product(task, operands, NumpyBackend(), False).compute())
+        output.place(task.gemm, _product(task, operands, backend, False))
+        plain.place(task.gemm, _product(task, operands, NumpyBackend(), False).compute())
     assert backend.calls == 0
     output.finish()
     plain.finish()

@@ -24,6 +24,7 @@ from emulator.activity import Activity, Direction, Transfer
 from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
+from tests.invariants import leftovers
 from tests.planner.fakes import OneDevice
 
 DEVICE = FleetDevice("test", 1e6, 1e4, 5e3, 0.5, 2**30)
@@ -190,7 +191,7 @@ def test_released_operands_are_forgotten_everywhere() -> None:
         _submit(fleet, 20, 20, 20, seed).result()
     _submit(fleet, 1, 1, 1).result()
     runtime._forget_released()
-    assert runtime.manager.leftovers() == []
+    assert leftovers(runtime.manager) == []
     assert not runtime._outputs
     assert not runtime._futures
     stored = sum(d.core.occupied_bytes for d in runtime.devices.values())

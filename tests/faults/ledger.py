@@ -16,7 +16,7 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import Runtime
 from cleave.machine.backends import MatmulBackend
-from cleave.scheduler.tiles.gemm_job import GemmTask
+from cleave.scheduler.tiles.tasks import GemmTask
 
 _UNIT = 2.0**-24
 _OUT_UNIT = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}

@@ -22,6 +22,7 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
+from tests.invariants import check_state
 from tests.memory_link import memory_link
 
 DEVICE = FleetDevice("test", 1e6, 1e5, 1e5, 0.01, 2**30)
@@ -79,7 +80,7 @@ def test_the_ps_takes_over_and_gives_back(lost_s: float) -> None:
     assert told[2:] == [FleetPresence.PRESENT]
     assert fleet.counters().local_gemms == local
     assert runtime.manager.scheduler.idle
-    runtime.manager.validate()
+    check_state(runtime.manager)
 
 
 def test_a_device_that_comes_in_time_keeps_the_work() -> None:

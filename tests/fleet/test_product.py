@@ -11,7 +11,7 @@ from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.fleet.product import Output
 from cleave.gemm import Block, Span
-from cleave.scheduler.tiles.gemm_job import GemmTask
+from cleave.scheduler.tiles.tasks import GemmTask
 
 dtypes = st.sampled_from(DType)
 

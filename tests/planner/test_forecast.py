@@ -24,11 +24,10 @@ from cleave.planner.forecast import (
     plan_batch,
     refused,
 )
-from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
+from cleave.planner.plan import DeviceRates, ElementBytes, GemmKind, Method, PsRates, StepGemm
 from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import StepReport, plan_step
-from cleave.workload.step import GemmKind, StepGemm
 from tests.examples import examples
 
 SECONDS = st.floats(0, 1e6)

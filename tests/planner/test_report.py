@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cleave.gemm import Gemm
-from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.plan import DeviceRates, GemmKind, PsRates, StepGemm
 from cleave.planner.tiles.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import (
@@ -17,7 +17,6 @@ from cleave.planner.tiles.report import (
     report,
 )
 from cleave.planner.tiles.shape import RateArrays
-from cleave.workload.step import GemmKind, StepGemm
 from tests.planner.checks import BF16, paper_rates
 
 UNLIMITED = PsRates()

@@ -57,6 +57,7 @@ from cleave.scheduler.stages.work import (
     LossWork,
     SliceWork,
     StageGraph,
+    StageOrder,
     StepWork,
     SumShape,
 )
@@ -477,11 +478,13 @@ class TimedStep:
         free_s[1] = max(free_s[1], free_s[0] + rates.latency_s)
         if isinstance(message, messages.RunGraph):
             assert task is not None
+            assert isinstance(task.detail, StageOrder)
             free_s[1] += message.flops / rates.flops_per_s
             done = partial(self._step.computed, task.detail, message.id)
             self._at(free_s[1] + rates.latency_s, done)
         elif isinstance(message, messages.Fetch):
             assert task is not None
+            assert isinstance(task.detail, StageOrder)
             nbytes = 4 * message.rows * message.columns
             free_s[2] = max(free_s[2], free_s[1]) + nbytes / rates.uplink_bytes_per_s
             payload = memoryview(bytes(nbytes))

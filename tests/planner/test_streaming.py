@@ -15,7 +15,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
+from cleave.planner.plan import DeviceRates, ElementBytes, GemmKind, Plan, PsRates, StepGemm
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.planner.tiles.streaming import (
@@ -26,7 +26,7 @@ from cleave.planner.tiles.streaming import (
 )
 from cleave.scheduler.tiles import gemm_job
 from cleave.workload.registry import find_model
-from cleave.workload.step import GemmKind, StepGemm, step_gemms
+from cleave.workload.step import step_gemms
 from emulator import sized_step
 from emulator.sized_step import SizedStepper
 from emulator.virtual import Arithmetic, VirtualRuntime, emulated

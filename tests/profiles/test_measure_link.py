@@ -12,8 +12,7 @@ from cleave.device.session import device_hello
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.sessions.probe import LinkRates
+from cleave.protocol.messages import ErrorCode, Measured, Message
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from profiles.measuring.link import MEMORY_BYTES, measure_connection, measure_link, summarise
@@ -23,7 +22,7 @@ HELLO = device_hello(credential="", name="t", memory_bytes=MEMORY_BYTES)
 
 
 def test_a_link_is_measured_by_the_server_and_the_device_is_gone_afterwards() -> None:
-    async def both() -> tuple[LinkRates, SessionManager]:
+    async def both() -> tuple[Measured, SessionManager]:
         here, there = memory_link()
         manager = SessionManager()
         runtime = LiveRuntime(manager)
@@ -98,7 +97,7 @@ def test_bad_requests() -> None:
 
 
 def test_the_spread_of_measurements() -> None:
-    link = summarise([LinkRates(1e6 * i, 2e6 * i, 0.001 * i) for i in range(1, 12)], "here")
+    link = summarise([Measured(1e6 * i, 2e6 * i, 0.001 * i) for i in range(1, 12)], "here")
     assert link.downlink_bytes_per_s.p10 == pytest.approx(2e6)
     assert link.uplink_bytes_per_s.p50 == pytest.approx(12e6)
     assert link.round_trip_s.p90 == pytest.approx(0.02)

@@ -79,7 +79,7 @@ class _Talk:
                     self.said.append(("PS", data))
                     self._hear(decode(data))
                 case Place(task, payload):
-                    self._output.place(task.detail, payload)
+                    self._output.place(task.gemm, payload)
                 case Done():
                     self._output.finish()
                     self._done = True

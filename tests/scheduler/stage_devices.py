@@ -242,6 +242,7 @@ class SymbolicFleet:
                 case SendStage(device, message, task):
                     if device in self.devices:
                         order = None if task is None else task.detail
+                        assert order is None or isinstance(order, StageOrder)
                         self.devices[device].take(message, order)
                 case TellStep(outcome) if not isinstance(outcome, StageDone):
                     self.told.append(outcome)

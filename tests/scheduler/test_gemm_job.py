@@ -74,12 +74,12 @@ def test_units_do_every_multiplication_once(
     times = np.zeros((gemm.m, gemm.n, gemm.k), np.int8)
     stored: dict[tuple[int, Span, Span], ArrayRef] = {}  # the same region has one name
     for _, task in _tasks(job):
-        block: Block = task.detail.block
+        block: Block = task.gemm.block
         assert task.flops == block.flops
-        assert task.detail.partial == (block.k.size < gemm.k)
-        assert task.detail.out == ("fp32" if task.detail.partial else "bf16")
-        assert task.output_bytes == block.elements * (4 if task.detail.partial else 2)
-        assert (task.detail.transpose_a, task.detail.transpose_b) == (turn_a, turn_b)
+        assert task.gemm.partial == (block.k.size < gemm.k)
+        assert task.gemm.out == ("fp32" if task.gemm.partial else "bf16")
+        assert task.output_bytes == block.elements * (4 if task.gemm.partial else 2)
+        assert (task.gemm.transpose_a, task.gemm.transpose_b) == (turn_a, turn_b)
         names = [(x.operand, x.rows, x.columns) for x in task.inputs]
         expected = []
         for k in block.pieces:
@@ -98,14 +98,14 @@ def test_units_do_every_multiplication_once(
 
 def _block(a: Array, b: Array, task: Task) -> Buffer:
     """What a device answers: the sum of the products of the pieces."""
-    block: Block = task.detail.block
+    block: Block = task.gemm.block
     left, right = Buffer(a, DType.FP32), Buffer(b, DType.FP32)
     pairs = [
         (_in_store(left.region(block.m, k)), _in_store(right.region(k, block.n)))
         for k in block.pieces
     ]
     order = Compute(
-        1, pairs, False, False, block.m.size, block.n.size, DType(task.detail.out), block.flops
+        1, pairs, False, False, block.m.size, block.n.size, DType(task.gemm.out), block.flops
     )
     return execute(NumpyBackend(), order)
 
@@ -117,8 +117,8 @@ def _in_store(buffer: Buffer) -> StoredArray:
 def _slab_by_slab(gemm: Gemm, answers: Iterable[tuple[Task, Buffer]]) -> Array:
     """Partial sums added in the order of k, in fp32."""
     total = np.zeros((gemm.m, gemm.n), np.float32)
-    for task, answer in sorted(answers, key=lambda pair: pair[0].detail.block.k):
-        block = task.detail.block
+    for task, answer in sorted(answers, key=lambda pair: pair[0].gemm.block.k):
+        block = task.gemm.block
         target = total[block.m.start : block.m.stop, block.n.start : block.n.stop]
         if block.k.start == 0:
             target[...] = answer.array
@@ -139,7 +139,7 @@ def _in_any_order(
     while coming:
         assert not job.complete
         for task, payload in job.arrived(*coming.pop()):
-            output.place(task.detail, payload)
+            output.place(task.gemm, payload)
             placed += 1
     assert job.complete
     assert placed == len(answers)

@@ -9,19 +9,21 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.gemm import Gemm
+from cleave.gemm import Block, Gemm, Span
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.reassignment import WORTH_HELPING, reassign, speculate
 from cleave.scheduler.tiles.scheduler import Scheduler
-from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.tasks import GemmTask, Task
 from tests.scheduler.test_scheduler import BoxPlanner
 
 seconds = st.floats(0.0, 10.0)
+ONE = Span(0, 1)
+DETAIL = GemmTask(Block(ONE, ONE, (ONE,)), 0, False, False, False, "fp32")
 
 
 def _tasks(count: int) -> list[Task]:
-    return [Task(1, (), 1, 1, number) for number in range(count)]
+    return [Task(1, (), 1, 1, DETAIL) for _ in range(count)]
 
 
 @given(st.dictionaries(st.integers(0, 40), seconds, min_size=1), st.integers(0, 60), seconds)
@@ -107,7 +109,7 @@ def test_partial_sums_are_added_in_the_order_of_k_after_a_loss_too() -> None:
             placed += [u for u, _ in job.arrived(task, None)]
         depths: dict[tuple[int, int], list[int]] = {}
         for task in placed:
-            block = task.detail.block
+            block = task.gemm.block
             for row in range(*block.m):
                 for column in range(*block.n):
                     depths.setdefault((row, column), []).append(block.k.start)

@@ -31,7 +31,7 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import DeviceCore, Order
 from cleave.errors import PlanError
 from cleave.fleet.product import Output
-from cleave.gemm import Gemm, Span, Tile, TileCut
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut
 from cleave.machine.backends import Compute, NumpyBackend, execute
 from cleave.planner.plan import (
     DeviceRates,
@@ -55,8 +55,9 @@ from cleave.scheduler.tiles import scheduler as scheduler_module
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
-from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.tasks import GemmTask, Task
 from tests.examples import examples
+from tests.invariants import check_state, leftovers
 from tests.planner.fakes import FakePlanner
 
 ALL = tuple(DType)
@@ -331,7 +332,7 @@ class Harness:
                 case Close(session):
                     self.peers.pop(session, None)
                 case Place(task, payload):
-                    self.products[task.job].output.place(task.detail, payload)
+                    self.products[task.job].output.place(task.gemm, payload)
                 case Done(job):
                     product = self.products[job]
                     assert not product.done
@@ -421,14 +422,14 @@ class Harness:
 
     def check_empty(self) -> None:
         """Nothing is submitted, nothing named: nothing may be kept."""
-        assert self.manager.leftovers() == []
+        assert leftovers(self.manager) == []
 
 
 def _is_fault(message: messages.TaskError | messages.Result, task: Task) -> bool:
     if isinstance(message, messages.TaskError):
         return True
-    block = task.detail.block
-    shape = (block.m.size, block.n.size, task.detail.out)
+    block = task.gemm.block
+    shape = (block.m.size, block.n.size, task.gemm.out)
     return (message.rows, message.columns, message.dtype) != shape
 
 
@@ -551,7 +552,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        self.runtime.manager.validate()
+        check_state(self.runtime.manager)
 
     def teardown(self) -> None:
         random = Random(0)
@@ -790,9 +791,11 @@ def test_who_is_silent_for_long_for_so_many_blocks_gets_help_before_it_is_overdu
 
 def test_many_small_blocks_before_do_not_make_a_long_one_late() -> None:
     load = DeviceLoad(DeviceRates(1, 1e9, 1e9, flops_per_s=1e9))
-    load.asked(0, Task(1, (), 20 * 10**9, 0, None), 0, 0.0)
+    one = Span(0, 1)
+    detail = GemmTask(Block(one, one, (one,)), 0, False, False, False, "fp32")
+    load.asked(0, Task(1, (), 20 * 10**9, 0, detail), 0, 0.0)
     for run in range(1, 1000):
-        load.asked(run, Task(2, (), 10**6, 0, None), 0, 0.0)
+        load.asked(run, Task(2, (), 10**6, 0, detail), 0, 0.0)
     assert load.longest_silence_s(0.0) >= 20.0
 
 

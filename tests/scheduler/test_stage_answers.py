@@ -69,7 +69,9 @@ class Fleet:
         there = self.manager.sessions.get(session)
         held = there.expected.get(message.id) if there is not None else None
         # It may have been cancelled, or the session ended, in the same breath.
-        return held.detail if held is not None else StageOrder(None, None)  # type: ignore[arg-type]
+        order = held.detail if held is not None else StageOrder(None, None)  # type: ignore[arg-type]
+        assert isinstance(order, StageOrder)
+        return order
 
     def say(self, session: int, message: Message) -> None:
         if session in self.devices:

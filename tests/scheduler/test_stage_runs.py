@@ -18,6 +18,7 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.scheduler.stages.outcomes import StepFailed
 from cleave.scheduler.stages.runs import StagesOn
+from tests.invariants import check_state
 from tests.scheduler import test_admission
 from tests.scheduler.stage_devices import step_work
 
@@ -194,7 +195,7 @@ def test_a_step_goes_on_without_a_device_that_is_ones_own_no_more() -> None:
     assert manager.stages.occupied_bytes(1) == 0
     assert not manager.stages.busy(1)
     assert messages.RunGraph in sent(manager.mark_own(2, True, 3.0), 2)  # what the step waits for
-    manager.validate()
+    check_state(manager)
 
 
 def test_a_step_does_not_begin_with_devices_that_may_not_take_part_any_more() -> None:
@@ -207,7 +208,7 @@ def test_a_step_does_not_begin_with_devices_that_may_not_take_part_any_more() ->
     begun = manager.begin_step(work, 2.0)
     assert sent(begun, 1) == sent(begun, 2) == []
     assert messages.RunGraph in sent(begun, 3)
-    manager.validate()
+    check_state(manager)
 
 
 def test_a_mark_means_nothing_where_any_device_will_do() -> None:

@@ -104,7 +104,7 @@ class Fleet:
     def answer(self, order: Send, run: messages.Run) -> None:
         """A device sends the right block, which is put in its place."""
         task = self.manager.sessions[order.session].expected[run.id]
-        rows, columns = task.detail.block.m.size, task.detail.block.n.size
+        rows, columns = task.gemm.block.m.size, task.gemm.block.n.size
         result = messages.Result(run.id, rows, columns, "fp32", 0.5, bytes(task.output_bytes))
         self.manager.received(order.session, result, self._clock())
 

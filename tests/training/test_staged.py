@@ -35,6 +35,7 @@ from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, Stag
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, WIDTH, plain_gradients, small_model, trained, with_lora
+from tests.invariants import check_state
 
 pytestmark = pytest.mark.slow
 
@@ -517,7 +518,7 @@ def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
             found.gradients(rows(ids))
             assert isinstance(fleet.runtime, VirtualRuntime)
             manager = fleet.runtime.manager
-            manager.validate()
+            check_state(manager)
             for session in manager.sessions.values():
                 held = manager.stages.occupied_bytes(session.id)
                 assert session.planned_rates.memory_bytes == 16 * 2**20 - held

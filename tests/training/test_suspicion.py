@@ -113,6 +113,7 @@ class Lying(VirtualRuntime):
         task = session.expected.get(order.run) if session is not None else None
         if not isinstance(order, FetchRun) or task is None:
             return found
+        assert isinstance(task.detail, StageOrder)
         dtype = DType(task.detail.out)
         values = arrays.unpack(found, 1, len(found) // dtype.itemsize, dtype).float32()
         for lie in self.lies:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from cleave.errors import UsageError
 from cleave.gemm import Gemm
+from cleave.planner.plan import GemmKind
 from cleave.workload.registry import MODELS, ModelSpec, find_model
 from cleave.workload.step import (
-    GemmKind,
     linear_shapes,
     siblings_in_order,
     step_flops,

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 
 from cleave.gemm import Gemm
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    HeldSide,
+    Plan,
+    PlannedTile,
+    Planner,
+    PsRates,
+    StepGemm,
+)
 from cleave.planner.tiles.bound import overlap_bound_s
 from cleave.planner.tiles.boxes import box_sizes, collector_paused
 from cleave.planner.tiles.shape import Floats, RateArrays
-from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
+from cleave.planner.tiles.streaming import finish_times_s, held_bytes
 
 
 class Bottleneck(Enum):
@@ -148,26 +156,6 @@ def _bottleneck(
     return max(shares, key=lambda name: shares[name])
 
 
-class CountedGemm(Protocol):
-    """A GEMM, and how often it occurs in a step (`cleave.workload.step.StepGemm`).
-
-    Consecutive GEMMs with an equal `submission` are submitted together. `held` names the operand
-    that devices still hold from an earlier GEMM; it is empty if devices hold neither operand.
-    """
-
-    @property
-    def gemm(self) -> Gemm: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def submission(self) -> Hashable: ...
-
-    @property
-    def held(self) -> HeldSide: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Together:
     """GEMMs of a step, by index, that are submitted together.
@@ -278,7 +266,7 @@ class StepReport:
 
 def plan_step(
     planner: Planner,
-    gemms: Sequence[CountedGemm],
+    gemms: Sequence[StepGemm],
     element: ElementBytes,
     devices: Sequence[DeviceRates],
     ps: PsRates,

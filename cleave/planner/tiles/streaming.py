@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from cleave.planner.plan import (
     DeviceRates,
     ElementBytes,
     EvenCut,
+    HeldSide,
     Plan,
     PlannedTile,
 )
@@ -87,10 +88,6 @@ def equal_shares(most: Floats, total: float) -> Floats:
     level = levels[np.argmax(levels <= order)] if (levels <= order).any() else np.inf
     shares: Floats = np.minimum(most, level)
     return shares
-
-
-HeldSide = Literal["", "a", "b"]
-"""The operand whose strips devices already hold; empty if devices hold neither operand."""
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:

@@ -261,11 +261,8 @@ class Joining:
         if (found := probe.rates) is None:
             return sent
         if session.measure:
-            measured = messages.Measured(
-                found.downlink_bytes_per_s, found.uplink_bytes_per_s, found.latency_s
-            )
             bye = Dismiss(session.id, ByeCode.MEASURED)
-            return [*sent, Send(session.id, measured), bye]
+            return [*sent, Send(session.id, found), bye]
         session.probe = None
         session.rates = bounded(probe.device)
         return [*sent, *self._ready(session)]

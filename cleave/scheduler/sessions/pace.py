@@ -21,7 +21,7 @@ from statistics import median_low
 from typing import Final, NamedTuple
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.tiles.cost import streamed_s
+from cleave.planner.tiles.cost import tile_s
 from cleave.scheduler.sessions.setbacks import trial_in_s
 
 # A device is slow if it takes this many times its predicted time plus the fleet's median delay.
@@ -273,17 +273,5 @@ def _stepped(value: float) -> float:
 
 def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
     began_s = burst.asked_s if burst.begun_s is None else burst.begun_s
-    expected_s = expected(rates, burst.down_bytes, burst.flops, burst.up_bytes)
+    expected_s = tile_s(rates, burst.down_bytes, burst.flops, burst.up_bytes)
     return Sample(max(1e-6, expected_s), max(1e-6, now_s - began_s))
-
-
-def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the predicted time from the first byte sent to the last byte received, in seconds.
-
-    `down_bytes` and `up_bytes` are sizes on the wire.
-    """
-    return 2 * rates.latency_s + streamed_s(
-        down_bytes / rates.downlink_bytes_per_s,
-        flops / rates.flops_per_s,
-        up_bytes / rates.uplink_bytes_per_s,
-    )

@@ -31,7 +31,7 @@ from cleave.gemm import Block, Span
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
-from cleave.protocol.messages import Message, Op
+from cleave.protocol.messages import Measured, Message, Op
 from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
@@ -69,15 +69,6 @@ JOINING: Final = Effort(2, 8 * 2**20, 0.1)  # for a device that joins to run tas
 
 # for a device that joins only to have its link measured
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRates:
-    """The rates of a link, from the device's point of view. The latency is half a round trip."""
-
-    downlink_bytes_per_s: float
-    uplink_bytes_per_s: float
-    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +116,7 @@ class Probe:
         rng: random.Random | None = None,
         ids: Iterator[int] | None = None,
     ) -> None:
-        self.rates: LinkRates | None = None
+        self.rates: Measured | None = None
         self.device = device
         self.fault = ""
         self._effort = effort
@@ -257,7 +248,7 @@ class Probe:
         """Yield the products to time. The caller stores each product's duration in `_took_s`."""
         stated = self.device
         if self._effort is STATED:
-            self.rates = LinkRates(
+            self.rates = Measured(
                 stated.downlink_bytes_per_s, stated.uplink_bytes_per_s, stated.latency_s
             )
             return
@@ -282,7 +273,7 @@ class Probe:
                     break
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
                 size = size if last else size * _GROWTH
-        found = LinkRates(rates[0], rates[1], round_trip_s / 2)
+        found = Measured(rates[0], rates[1], round_trip_s / 2)
         if self._rng is not None:
             yield from self._speed(found)
         self.device = replace(
@@ -293,7 +284,7 @@ class Probe:
         )
         self.rates = found
 
-    def _speed(self, link: LinkRates) -> Iterator[_Step]:
+    def _speed(self, link: Measured) -> Iterator[_Step]:
         """Yield products to time, until a tenth of the claimed speed or a limit is reached."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)

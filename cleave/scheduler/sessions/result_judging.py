@@ -19,7 +19,6 @@ from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.reputation import Reputation, Wrong
 from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.stages.work import StageOrder
-from cleave.scheduler.tiles.gemm_job import GemmTask
 from cleave.scheduler.tiles.tasks import Task
 from cleave.verify import Judgement
 
@@ -92,7 +91,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
     """Return how a result's shape, dtype or size differs from the request; empty if it does not."""
-    detail: GemmTask | StageOrder = task.detail
+    detail = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
     if isinstance(result, messages.Computed):

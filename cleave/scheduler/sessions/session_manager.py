@@ -20,7 +20,7 @@ from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
-from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op
 from cleave.scheduler import events
 from cleave.scheduler.instructions import (
     Check,
@@ -41,7 +41,6 @@ from cleave.scheduler.instructions import (
     Stuck,
     TellStep,
 )
-from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.joining import Joining, bounded, superseded
@@ -53,7 +52,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
-from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
@@ -97,9 +96,8 @@ class SessionManager:
         coding: CodingPolicy | str = CodingPolicy.OFF,
         card: PsRates | None = None,
         expected_devices: int = 1,
-        log: SchedulerLog | None = None,
     ) -> None:
-        self.scheduler = Scheduler(log)
+        self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
         any_device = StagesOn.of(stages_on) is StagesOn.ANY
         self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)
@@ -137,33 +135,6 @@ class SessionManager:
             return ""
         aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
         return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
-
-    def validate(self) -> None:
-        """Check that the states of the session manager and the scheduler are consistent.
-
-        Raises:
-            AssertionError: if the states are inconsistent. The message lists the problems.
-        """
-        self.scheduler.validate()
-        for session in self.sessions.values():
-            running = self.scheduler.runs_of(session.id)
-            tasks = {
-                run for run, u in session.expected.items() if not isinstance(u.detail, StageOrder)
-            }
-            if unknown := tasks - running:
-                raise AssertionError(
-                    f"{session.name} is expected to answer {sorted(unknown)}, which do not run"
-                )
-
-    def leftovers(self) -> list[str]:
-        """Return descriptions of state that was not freed although no job or operand is in use."""
-        found = self.scheduler.leftovers() + self.stages.leftovers()
-        if self._buffers:
-            found.append(f"{len(self._buffers)} operands are left")
-        expected = sum(len(session.expected) for session in self.sessions.values())
-        if expected:
-            found.append(f"{expected} answers are expected")
-        return found
 
     def state(self, session: Session) -> DeviceState:
         """Return the current state of a device session, including overdue, busy and set aside."""
@@ -653,10 +624,10 @@ def _is_finite(result: messages.Result) -> bool:
 
 
 def _run_message(run: int, task: Task) -> messages.Run:
-    detail: GemmTask = task.detail
+    detail = task.gemm
     return messages.Run(
         id=run,
-        op=detail.op.value,
+        op=Op.MATMUL.value,
         inputs=tuple(array.id for array in task.inputs),
         transpose_a=detail.transpose_a,
         transpose_b=detail.transpose_b,

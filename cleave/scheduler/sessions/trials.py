@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from cleave.planner.tiles.cost import tile_s
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode
@@ -19,7 +20,7 @@ from cleave.scheduler.instructions import Aside, Decision, Note, Refuse, Send
 from cleave.scheduler.sessions.admission import clean_text
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.joining import bounded
-from cleave.scheduler.sessions.pace import Sample, common_delay_s, expected
+from cleave.scheduler.sessions.pace import Sample, common_delay_s
 from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
@@ -83,7 +84,7 @@ class Trials:
         probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
         sent = probe.begin(now_s)
         nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
-        session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
+        session.trial = Trial(probe, now_s, tile_s(session.rates, nbytes, 0.0, 0.0))
         return [*decisions, *(Send(session.id, m) for m in sent)]
 
     def answered(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cleave.gemm import Span
@@ -31,15 +31,6 @@ class DeviceMemory:
         self._present = present
         self._arrays: dict[int, dict[tuple[Span, Span], ArrayRef]] = {}  # key: operand
         self._holders: dict[int, set[int]] = {}  # key: array; value: devices
-
-    @property
-    def empty(self) -> bool:
-        """Return whether no array exists and no device holds an array."""
-        return not self._arrays and not self._holders
-
-    def devices_with(self, array: int) -> Set[int]:
-        """Return the devices that hold an array, or will hold the array for an assigned task."""
-        return self._holders.get(array, frozenset())
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
         """Return the array for a region of an operand. The first call assigns the array's ID.

@@ -8,13 +8,12 @@ from itertools import pairwise, product
 from typing import Any, Final
 
 from cleave.errors import PlanError
-from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
+from cleave.gemm import Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
 from cleave.planner.coding import coded_ratio, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PartPlanner, Plan, Planner, Residency
 from cleave.protocol import limits
-from cleave.protocol.messages import Op
 from cleave.scheduler.tiles.device_memory import DeviceMemory
-from cleave.scheduler.tiles.tasks import ArrayRef, Task
+from cleave.scheduler.tiles.tasks import ArrayRef, GemmTask, Task
 
 # Plans for larger fleets ignore the arrays that devices hold, because comparisons take too long.
 RESIDENCY_DEVICES: Final = 64
@@ -32,33 +31,6 @@ class MatrixRef:
     def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
         """Convert a region of the GEMM's matrix to the rows and columns of the stored operand."""
         return (columns, rows) if self.transposed else (rows, columns)
-
-
-@dataclass(frozen=True, slots=True)
-class GemmTask:
-    """Details of a GEMM task. The scheduler does not read them.
-
-    Attributes:
-        transpose_a, transpose_b: whether the device transposes the arrays before multiplying.
-    """
-
-    block: Block
-    tile: int  # number of the block's tile, a key of `GemmJob.tiles`
-    transpose_a: bool
-    transpose_b: bool
-    partial: bool  # whether the block is a partial sum along k
-    out: str  # dtype of the result, by its name in the protocol
-    op: Op = Op.MATMUL
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of the result."""
-        return self.block.m.size
-
-    @property
-    def columns(self) -> int:
-        """Return the number of columns of the result."""
-        return self.block.n.size
 
 
 @dataclass(slots=True)
@@ -137,13 +109,13 @@ class GemmJob:
             assigned += [(tile.device, task) for task in tasks]
         self._remaining, self._tiles = len(assigned), len(self.plan.tiles)
         self._count(task for _, task in assigned)
-        if partial := [task for _, task in assigned if task.detail.partial]:
+        if partial := [task for _, task in assigned if task.gemm.partial]:
             self._order = ReductionOrder(partial)
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
         for task in tasks:
-            self.tiles[task.detail.tile].blocks += each
+            self.tiles[task.gemm.tile].blocks += each
 
     def _tasks(self, cut: TileCut, number: int, device_memory: DeviceMemory) -> Iterator[Task]:
         """Yield one task for each block of a tile, in wavefront order."""
@@ -200,7 +172,7 @@ class GemmJob:
         finish_s = 0.0
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
-        for box in boxes_of([task.detail.block for task in tasks]):
+        for box in boxes_of([task.gemm.block for task in tasks]):
             gemm = Gemm(box.m.size, box.n.size, box.k.size)
             partial = box.is_partial(self.gemm)
             finished = self.element.partial if partial else self.element.finished
@@ -227,23 +199,23 @@ class GemmJob:
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Replace tasks with the tasks of the latest proposal from `repartition`."""
         self._remaining += len(others) - len(tasks)
-        self._tiles = 1 + max(task.detail.tile for task in others)
+        self._tiles = 1 + max(task.gemm.tile for task in others)
         self.tiles |= self._repartitioned_tiles
         self._count(tasks, -1)
         self._count(others)
         self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
         if self._order is not None:
             self._order.replace(tasks, others)
-        elif partial := [task for task in others if task.detail.partial]:
+        elif partial := [task for task in others if task.gemm.partial]:
             self._order = ReductionOrder(partial)
 
     # --- results ---
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
         """Record a result. Return the results that may be written now, in order."""
-        self.tiles[task.detail.tile].done += 1
+        self.tiles[task.gemm.tile].done += 1
         ready = [(task, payload)]
-        if self._order is not None and task.detail.partial:
+        if self._order is not None and task.gemm.partial:
             ready = self._order.arrived(task, payload)
         self._remaining -= len(ready)
         return ready
@@ -367,12 +339,12 @@ class ReductionOrder:
         self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
         self._parked: dict[Task, Any] = {}
         # All cuts divide C into cells. In each cell, a task waits for the previous task along k.
-        blocks = [task.detail.block for task in tasks]
+        blocks = [task.gemm.block for task in tasks]
         rows = _cells({block.m for block in blocks})
         columns = _cells({block.n for block in blocks})
         latest: dict[tuple[int, int], Task] = {}
-        for task in sorted(tasks, key=lambda u: u.detail.block.k):
-            block = task.detail.block
+        for task in sorted(tasks, key=lambda u: u.gemm.block.k):
+            block = task.gemm.block
             cells = list(product(rows[block.m], columns[block.n]))
             before = dict.fromkeys(map(latest.get, cells))
             latest.update(dict.fromkeys(cells, task))
@@ -396,7 +368,7 @@ class ReductionOrder:
                 if follower not in gone:
                     self._waits[follower] -= 1
                     after.append(follower)
-        added = dict.fromkeys(task for task in others if task.detail.partial)
+        added = dict.fromkeys(task for task in others if task.gemm.partial)
         self._waits |= dict.fromkeys(added, 0)
         self._followers |= {task: [] for task in added}
         around = ReductionOrder([*before, *added, *dict.fromkeys(after)])

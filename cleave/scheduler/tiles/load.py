@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.tiles.cost import streamed_s, tile_s
+from cleave.planner.tiles.cost import tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
@@ -108,12 +108,7 @@ class DeviceLoad:
 
     def sent_s(self) -> float:
         """Return the predicted time of all tasks sent since the device last idled, in seconds."""
-        rates = self.rates
-        return 2 * rates.latency_s + streamed_s(
-            self.sent_bytes / rates.downlink_bytes_per_s,
-            self.sent_flops / rates.flops_per_s,
-            self.asked_bytes / rates.uplink_bytes_per_s,
-        )
+        return tile_s(self.rates, self.sent_bytes, self.sent_flops, self.asked_bytes)
 
     def remaining_s(self, now_s: float) -> float:
         """Return the predicted time until all queued and running tasks finish, in seconds."""

@@ -32,13 +32,11 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.scheduler_log import SchedulerLog
 from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
 from cleave.scheduler.tiles.reassignment import find_stragglers, reassign, speculate
 from cleave.scheduler.tiles.tasks import Task
-from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 # A task that failed this often, and on every device that can run it, is held back.
 MAX_FAILURES: Final = 8
@@ -79,9 +77,8 @@ class FinishedJob:
 class Scheduler:
     """Assigns tasks to devices. `handle` receives an event and returns instructions."""
 
-    def __init__(self, log: SchedulerLog | None = None) -> None:
+    def __init__(self) -> None:
         self.counters = Counters()
-        self.log = log or SchedulerLog()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest job is last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, GemmJob] = {}
@@ -96,7 +93,7 @@ class Scheduler:
         self.names = Names()
         self.device_memory = DeviceMemory(self.names, lambda: self.rates)
         self._instructions: list[Instruction] = []
-        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
             events.DeviceReady: self._ready,
             events.DeviceAside: self._set_aside,
             events.DeviceBack: self._back,
@@ -118,37 +115,8 @@ class Scheduler:
         """Handle one event, and return the resulting instructions in order."""
         self._instructions = []
         self._now_s = now_s
-        try:
-            self._handlers[type(event)](event, now_s)
-        finally:  # log the event even if its handler fails
-            self.log.add(now_s, event, self._instructions)
+        self._handlers[type(event)](event)
         return self._instructions
-
-    def validate(self) -> None:
-        """Check that the scheduler's state is consistent.
-
-        Raises:
-            AssertionError: if the state is inconsistent. The message lists the problems.
-        """
-        kept_back = (*self._orphans, *self._held)
-        broken = broken_invariants(
-            self._devices, self._jobs, self._copies, kept_back, self.device_memory
-        )
-        if broken:
-            raise AssertionError("; ".join(broken))
-
-    def leftovers(self) -> list[str]:
-        """Return descriptions of state that was not freed although no job or operand is in use."""
-        kept = {
-            "jobs": self._jobs,
-            "jobs that wait": self._waiting,
-            "orphans": self._orphans,
-            "tasks that were kept back": self._held,
-            "reasons": self._stuck,
-            "copies": self._copies,
-            "beginnings": self._begun_s,
-        }
-        return leftovers(self._devices.values(), kept, self.device_memory)
 
     @property
     def devices(self) -> Sequence[int]:
@@ -200,18 +168,18 @@ class Scheduler:
 
     # --- devices join and leave ---
 
-    def _ready(self, event: events.DeviceReady, now_s: float) -> None:
+    def _ready(self, event: events.DeviceReady) -> None:
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
-        self._give_work(event.rates.device, now_s)
+        self._give_work(event.rates.device)
 
-    def _back(self, event: events.DeviceBack, now_s: float) -> None:
+    def _back(self, event: events.DeviceBack) -> None:
         device = self._devices.get(event.rates.device)
         if device is None or not device.aside:
             return
         device.rates, device.aside, device.one_run = event.rates, False, event.careful
-        self._give_work(device.id, now_s)
+        self._give_work(device.id)
 
-    def _rated(self, event: events.DeviceRated, now_s: float) -> None:
+    def _rated(self, event: events.DeviceRated) -> None:
         """Store a device's new rates. Drop unneeded arrays if its memory is now too small."""
         device = self._devices.get(event.rates.device)
         if device is None:
@@ -221,7 +189,7 @@ class Scheduler:
             self.device_memory.clear(device)
             self._tell_forgotten(device)
 
-    def _give_work(self, newcomer: int, now_s: float) -> None:
+    def _give_work(self, newcomer: int) -> None:
         """Assign the tasks that wait for a device, and let the new device help busy devices."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:
@@ -231,9 +199,9 @@ class Scheduler:
             self._reassign(orphans)
         self._try_again([task for task in self._held if newcomer not in task.failed_on])
         if self._jobs:
-            self._help_with_newcomer(newcomer, now_s)
+            self._help_with_newcomer(newcomer)
 
-    def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
+    def _set_aside(self, event: events.DeviceAside) -> None:
         """Stop assigning tasks to a device for now, and move its unsent tasks to other devices."""
         device = self._devices.get(event.device)
         if device is None or not device.present:
@@ -250,7 +218,7 @@ class Scheduler:
             self.device_memory.release_inputs(device, task)
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
-    def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
+    def _draining(self, event: events.DeviceDraining) -> None:
         """Stop assigning tasks to a device, which leaves after answering its runs in flight."""
         device = self._devices.get(event.device)
         if device is None or device.draining:
@@ -265,7 +233,7 @@ class Scheduler:
             self._forget_device(device.id)
             self._instructions.append(Drained(device.id))
 
-    def _lost(self, event: events.DeviceLost, now_s: float) -> None:
+    def _lost(self, event: events.DeviceLost) -> None:
         device = self._forget_device(event.device)
         if device is not None:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
@@ -279,9 +247,9 @@ class Scheduler:
 
     # --- jobs and tasks ---
 
-    def _submitted(self, event: events.Submitted, now_s: float) -> None:
+    def _submitted(self, event: events.Submitted) -> None:
         self._jobs[event.job.id] = event.job
-        self._begun_s[event.job.id] = now_s
+        self._begun_s[event.job.id] = self._now_s
         self._start(event.job)
 
     def _start(self, job: GemmJob) -> None:
@@ -413,14 +381,14 @@ class Scheduler:
             if helper in self._devices:
                 self._pump(self._devices[helper])
 
-    def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
+    def _help_with_newcomer(self, newcomer: int) -> None:
         busy = [
-            (device.remaining_s(now_s), device_id)
+            (device.remaining_s(self._now_s), device_id)
             for device_id, device in self._devices.items()
             if device_id != newcomer and (device.running or device.queue)
         ]
         late = {device_id: needs_s for needs_s, device_id in nlargest(_HELPED_AT_ONCE, busy)}
-        self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
+        self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(self._now_s)})
 
     def _cancel_copies(self, device_id: int, task: Task) -> None:
         """Cancel all other copies of a task after a device has returned the first result."""
@@ -436,35 +404,35 @@ class Scheduler:
             self.device_memory.release_inputs(other, task)
             self._pump(other)
 
-    def _tick(self, event: events.Tick, now_s: float) -> None:
+    def _tick(self, event: events.Tick) -> None:
         """Retry held tasks that are due, and duplicate tasks of late devices on helpers."""
-        due = [task for task, until_s in self._held.items() if until_s <= now_s]
+        due = [task for task, until_s in self._held.items() if until_s <= self._now_s]
         for task in due:
             task.failed_on.clear()
         self._try_again(due)
         # Jobs run in sequence, so results are expected from the end of the previous job.
         since_s = {job: max(begun_s, self._finished_s) for job, begun_s in self._begun_s.items()}
-        found = find_stragglers(self._devices, self._jobs, since_s, now_s)
+        found = find_stragglers(self._devices, self._jobs, since_s, self._now_s)
         for device_id in found.overdue:
-            self._devices[device_id].miss(now_s)
+            self._devices[device_id].miss(self._now_s)
             self._instructions.append(Overdue(device_id, True))
         late = found.remaining_s
         if not late:
             return
         helpers = {
-            device_id: device.remaining_s(now_s)
+            device_id: device.remaining_s(self._now_s)
             for device_id, device in self._devices.items()
             if device_id not in late and device.present and not device.overdue
         }
         if helpers:
             self._speculate(late, helpers)
 
-    def _alive(self, event: events.Alive, now_s: float) -> None:
+    def _alive(self, event: events.Alive) -> None:
         """Make an overdue device that sent a heartbeat available again, once its wait is over."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
-        if now_s >= device.retry_s:
+        if self._now_s >= device.retry_s:
             device.overdue = False
             self._instructions.append(Overdue(event.device, False))
 
@@ -558,7 +526,7 @@ class Scheduler:
         self.device_memory.release_inputs(device, task)
         return device, task
 
-    def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
+    def _late_answer(self, event: events.LateAnswer) -> None:
         self.counters.late += 1
         self._heard(event.device)
 
@@ -568,7 +536,7 @@ class Scheduler:
         if device is not None and device.heard(self._now_s):
             self._instructions.append(Overdue(device_id, False))
 
-    def _result(self, event: events.ResultArrived, now_s: float) -> None:
+    def _result(self, event: events.ResultArrived) -> None:
         """Handle a result: end the run, write the results that are ready, and send more tasks."""
         taken = self._take(event.device, event.run)
         if taken is None:
@@ -587,7 +555,7 @@ class Scheduler:
                 self._complete(job.id)
         self._pump(device)
 
-    def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
+    def _run_failed(self, event: events.RunFailed) -> None:
         """Assign a failed task again, or hold the task back."""
         taken = self._take(event.device, event.run)
         if taken is None:
@@ -641,18 +609,18 @@ class Scheduler:
 
     # --- operands ---
 
-    def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
+    def _operand_released(self, event: events.OperandReleased) -> None:
         self.device_memory.forget(event.operand, self._devices)
         for device in self._devices.values():
             self._tell_if_much(device)
 
-    def _paused(self, event: events.Paused, now_s: float) -> None:
+    def _paused(self, event: events.Paused) -> None:
         for device in self._devices.values():
             self._tell_forgotten(device)
 
     # --- withdrawal ---
 
-    def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+    def _withdrawn(self, event: events.Withdrawn) -> None:
         self._waiting = [job for job in self._waiting if job.id != event.job]
         self._fail(event.job, WITHDRAWN)
 

@@ -10,14 +10,14 @@ from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.coding import payload_rates
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
-from cleave.planner.plan import ElementBytes, Method, PsRates
+from cleave.planner.plan import ElementBytes, GemmKind, Method, PsRates, StepGemm
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.tiles.report import plan_step
 from cleave.training.loop.job import JobSpec
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import Adapters, StageSizes
-from cleave.workload.step import GemmKind, StepGemm, step_gemms
+from cleave.workload.step import step_gemms
 
 
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:

@@ -1,37 +1,44 @@
-"""Checks of the scheduler's state, for tests and debugging."""
+"""Checks of the state of a session manager and its scheduler."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 
 from cleave.protocol import limits
-from cleave.scheduler.tiles.device_memory import DeviceMemory
-from cleave.scheduler.tiles.gemm_job import GemmJob
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.work import StageOrder
 from cleave.scheduler.tiles.load import DeviceLoad
+from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
 
 
-def broken_invariants(
-    devices: Mapping[int, DeviceLoad],
-    jobs: Mapping[int, GemmJob],
-    copies: Mapping[Task, set[int]],
-    kept_back: Iterable[Task],
-    memory: DeviceMemory,
-) -> list[str]:
-    """Return descriptions of the inconsistencies in the scheduler's state.
+def check_state(manager: SessionManager) -> None:
+    """Raise AssertionError if the states of a session manager and its scheduler disagree."""
+    scheduler = manager.scheduler
+    broken = broken_invariants(scheduler)
+    assert not broken, "; ".join(broken)
+    for session in manager.sessions.values():
+        running = scheduler.runs_of(session.id)
+        tasks = {run for run, u in session.expected.items() if not isinstance(u.detail, StageOrder)}
+        unknown = sorted(tasks - running)
+        assert not unknown, f"{session.name} is expected to answer {unknown}, which do not run"
 
-    Args:
-        copies: maps a duplicated task to the devices to which the task is assigned.
-        kept_back: tasks that no device can run now.
-    """
+
+def broken_invariants(scheduler: Scheduler) -> list[str]:
+    """Return descriptions of the inconsistencies in the scheduler's state."""
+    devices, copies, holders = (
+        scheduler._devices,
+        scheduler._copies,
+        scheduler.device_memory._holders,
+    )
     found = []
     for id, device in devices.items():
         found += [f"device {id}: {problem}" for problem in _of_device(device)]
         found += [
             f"device {id} holds or needs array {array}, and is not among its holders"
             for array in {*device.held, *device.needed}
-            if id not in memory.devices_with(array)
+            if id not in holders.get(array, ())
         ]
     given: dict[Task, list[int]] = {}
     for id, device in devices.items():
@@ -46,10 +53,10 @@ def broken_invariants(
                 f"a task of job {task.job} is said to be with {sorted(owners_said)} "
                 f"and is with {given.get(task, [])}"
             )
-    for task in kept_back:
+    for task in (*scheduler._orphans, *scheduler._held):
         if task in given:
             found.append(f"a task of job {task.job} is kept back and given to {given[task]}")
-        if task.job not in jobs:
+        if task.job not in scheduler._jobs:
             found.append(f"a task of job {task.job} is kept back, and that has ended")
     return found
 
@@ -76,14 +83,32 @@ def _of_device(device: DeviceLoad) -> Iterable[str]:
         yield f"it drains, and {len(queued)} tasks wait for it"
 
 
-def leftovers(
-    devices: Iterable[DeviceLoad], kept: Mapping[str, Collection[object]], memory: DeviceMemory
-) -> list[str]:
-    """Return descriptions of state that was not freed. `kept` maps names to collections."""
+def leftovers(manager: SessionManager) -> list[str]:
+    """Return descriptions of state that was not freed although no job or operand is in use."""
+    found = leftovers_of(manager.scheduler) + manager.stages.leftovers()
+    if manager._buffers:
+        found.append(f"{len(manager._buffers)} operands are left")
+    expected = sum(len(session.expected) for session in manager.sessions.values())
+    if expected:
+        found.append(f"{expected} answers are expected")
+    return found
+
+
+def leftovers_of(scheduler: Scheduler) -> list[str]:
+    """Return descriptions of what a scheduler did not free although no job is in use."""
+    kept = {
+        "jobs": scheduler._jobs,
+        "jobs that wait": scheduler._waiting,
+        "orphans": scheduler._orphans,
+        "tasks that were kept back": scheduler._held,
+        "reasons": scheduler._stuck,
+        "copies": scheduler._copies,
+        "beginnings": scheduler._begun_s,
+    }
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]
-    if not memory.empty:
+    if scheduler.device_memory._arrays or scheduler.device_memory._holders:
         found.append("arrays are named that nobody will use")
-    for device in devices:
+    for device in scheduler._devices.values():
         some = len(device.held) + len(device.needed) + len(device.unanswered())
         if some or device.occupied_bytes:
             found.append(f"device {device.id} has {some} arrays and tasks left")
