@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cleave.errors import UsageError
 from cleave_cli.commands.status import status
-from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, sparkline
+from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
 
@@ -50,7 +50,10 @@ def text(seen: Seen, width: int = 120) -> str:
 
 def test_the_essentials_are_there() -> None:
     seen = Seen()
-    seen.take(overview(0, 20))
+    came = overview(0, 20)
+    came["job"]["records"][3]["loss"] = math.nan
+    came["job"]["records"][4]["loss"] = math.inf
+    seen.take(came)
     page = text(seen)
     for words in (
         "step 20 of 100", "3.1000", "█", "3.00 s waiting for devices", "250 tokens/s",
@@ -146,18 +149,3 @@ def test_records_are_asked_for_until_there_are_no_more() -> None:
     seen.take(overview(0, 3, job="job-2"))
     assert len(seen.steps) == 3
     assert len(seen.events) <= EVENTS_SHOWN
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ([], ""),
-        ([1.0], "▁"),
-        ([0.0, 7.0], "▁█"),
-        ([3.0, math.nan, 3.0], "▁ ▁"),
-        ([math.inf], " "),
-        (list(range(16)), "▁▂▃▄▅▆▇█"),
-    ],
-)
-def test_sparklines(values: list[float], line: str) -> None:
-    assert sparkline(values, 8) == line

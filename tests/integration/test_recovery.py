@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,28 +16,22 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
-from tests.integration.processes import PATIENCE_S, here, records, started, wait_for_event
+from tests.integration.processes import (
+    JOIN,
+    PATIENCE_S,
+    free_port,
+    here,
+    jobs,
+    records,
+    started,
+    wait_for_event,
+)
 
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 100_000  # more than are done before the server is stopped
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def losses(seen: list[Record]) -> list[float]:
     return [record.loss for record in seen if isinstance(record, StepRecord)]
-
-
-def jobs(data: Path) -> list[dict[str, Any]]:
-    """Return the jobs that `cleave jobs` lists."""
-    answer = here("jobs", "--data", str(data), "--json")
-    assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
-    return found
 
 
 @pytest.mark.nightly  # the next test kills and resumes a run without a server
@@ -67,7 +58,7 @@ def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
         to_server = ("--server", listening["operator_url"])
         _, steps = stack.enter_context(started(*submit, *to_server))
         assert "training waits" in wait_for_event(steps, "fleet")["text"]  # no device has joined
-        device, news = stack.enter_context(started("join", listening["url"], *DEVICE))
+        device, news = stack.enter_context(started("join", listening["url"], *JOIN))
         wait_for_event(news, "ready")
         assert wait_for_event(steps, "fleet")["state"] == "present"
         for _ in range(6):  # past a checkpoint
@@ -155,7 +146,7 @@ def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_pa
     plain: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
     ours: list[Record] = []
-    with cleave.serve() as server, started("join", server.url, *DEVICE, "--once") as (device, news):
+    with cleave.serve() as server, started("join", server.url, *JOIN, "--once") as (device, news):
         wait_for_event(news, "ready")
 
         def report(record: Record) -> None:

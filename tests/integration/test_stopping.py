@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from tests.disks import small_disk
-from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
+from tests.integration.processes import JOIN, PATIENCE_S, here, jobs, started, wait_for_event
 
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 9
-
-
-def jobs(data: Path) -> list[dict[str, Any]]:
-    """As `cleave jobs` lists them."""
-    answer = here("jobs", "--data", str(data), "--json")
-    assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
-    return found
 
 
 @pytest.mark.nightly  # test_recovery.py ends a server while its job trains
@@ -49,7 +38,7 @@ def test_a_server_that_is_stopped_while_its_job_waits_for_devices(
         listening = wait_for_event(lines, "listening")
         operator = ("--server", listening["operator_url"])
         _, steps = stack.enter_context(started(*submit, *operator))
-        device, news = stack.enter_context(started("join", listening["url"], *DEVICE, "--once"))
+        device, news = stack.enter_context(started("join", listening["url"], *JOIN, "--once"))
         wait_for_event(news, "ready")
         for _ in range(4):
             wait_for_event(steps, "step")
@@ -72,7 +61,7 @@ def test_a_server_that_is_stopped_while_its_job_waits_for_devices(
         operator = ("--server", listening["operator_url"])
         resume = ("train", "--resume", str(folder), "--json", *operator)
         client, steps = stack.enter_context(started(*resume))
-        stack.enter_context(started("join", listening["url"], *DEVICE))
+        stack.enter_context(started("join", listening["url"], *JOIN))
         assert wait_for_event(steps, "start")["step"] == len(done)
         assert wait_for_event(steps, "done")["steps"] == STEPS
         assert client.wait(PATIENCE_S) == 0
@@ -96,7 +85,7 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
         _, lines = stack.enter_context(started(*serve, "--runs", str(disk.path)))
         listening = wait_for_event(lines, "listening")
         operator = ("--server", listening["operator_url"])
-        stack.enter_context(started("join", listening["url"], *DEVICE))
+        stack.enter_context(started("join", listening["url"], *JOIN))
         disk.fill(300_000)  # for records, and for no checkpoint
         submit = (
             "train", "--method", "tiles",

@@ -102,23 +102,6 @@ def test_losses_are_those_of_plain_pytorch(
     assert all(record.tiles > 0 and record.clock == "virtual" for record in ours)
 
 
-def test_losing_devices_changes_no_loss(
-    job: JobSpec,
-    tmp_path: Path,
-    planner: TilePlanner,
-    plain_losses: Callable[[JobSpec], list[float]],
-) -> None:
-    plain = plain_losses(job)
-    with cleave.emulated(4) as fleet:
-        fleet.planner = planner
-        runtime = fleet.runtime
-        runtime.lose(2, in_s=0.004)  # type: ignore[attr-defined]
-        runtime.lose(3, in_s=0.05)  # type: ignore[attr-defined]
-        ours = run(job, tmp_path / "ours", fleet)
-    assert losses(ours) == pytest.approx(plain, rel=1e-4)
-    assert sum(record.reissued for record in ours) > 0
-
-
 @pytest.mark.parametrize("clip", [pytest.param(0.0, marks=pytest.mark.nightly), 0.05])
 def test_stepping_inside_the_backward_pass_is_the_usual_update(
     job: JobSpec, tmp_path: Path, clip: float
@@ -162,10 +145,17 @@ def test_resuming_continues_to_the_same_losses(
 def test_a_run_folder_holds_what_was_done(
     job: JobSpec, tmp_path: Path, planner: TilePlanner
 ) -> None:
+    seen: list[Record] = []
+    folder = RunFolder(tmp_path / "run")
     with cleave.emulated(4) as fleet:
         fleet.planner = planner
-        run(replace(job, eval_every=2), tmp_path / "run", fleet)
-    folder = RunFolder(tmp_path / "run")
+        done = train(replace(job, eval_every=2), folder, TrainContext(fleet, seen.append))
+    assert isinstance(done, DoneRecord)
+    assert seen[-1] == done
+    assert any(isinstance(record, NoteRecord) for record in seen)
+    assert done.tokens == job.steps * job.batch * job.seq
+    assert not (folder.path / CHECKPOINTS).exists()
+    assert torch.is_grad_enabled()
     assert JobSpec.from_dict(folder.read_config()).eval_every == 2
     lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
     assert [line["event"] for line in lines].count("eval") == 2
@@ -275,23 +265,6 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
         with pytest.raises(CleaveError, match=next(iter(change))):
             run(replace(job, checkpoint_every=2, **change), tmp_path / "run", resume=True)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(job: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(CleaveError, match="Lower --learning-rate"):
-        run(replace(job, learning_rate=1e30, clip=0.0, steps=30), tmp_path / "run")
-
-
-def test_the_last_record_is_done(job: JobSpec, tmp_path: Path) -> None:
-    seen: list[Record] = []
-    job = replace(job, steps=1)
-    done = train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
-    assert isinstance(done, DoneRecord)
-    assert seen[-1] == done
-    assert any(isinstance(record, NoteRecord) for record in seen)
-    assert done.tokens == job.steps * job.batch * job.seq
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

@@ -163,21 +163,6 @@ def test_who_switches_checking_off_trusts_everybody() -> None:
         assert server.fleet.counters().verify_s == 0
 
 
-def test_a_check_that_breaks_ends_the_work_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("cleave.fleet.runtime.BlockChecks.judge", broken)
-    with (
-        cleave.serve() as server,
-        device(server, "honest", ComputeThread(NumpyBackend())),
-        pytest.raises(FleetError, match="MemoryError in checking: no room"),
-    ):
-        multiply(server, 0)
-
-
 @pytest.mark.parametrize("inline_flops", [0, 1e18], ids=["in a thread", "in the loop"])
 def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inline_flops: float
