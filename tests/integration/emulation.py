@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cleave.arrays import Buffer, DType, empty
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import GemmFuture, Side
+from cleave.fleet.product import GemmFuture
 from cleave.machine.backends import NumpyBackend
 from cleave.transport.join_url import parse_join_url
 from emulator.realtime import RealTimeFleet
 from profiles.fleet_device import FleetDevice
+from tests.fleet import products
 from tests.integration.processes import PATIENCE_S
 
 DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
@@ -66,11 +66,8 @@ def emulation(url: str, devices: Sequence[FleetDevice], **options: Any) -> Itera
 
 def submit(fleet: Fleet, size: int = 200) -> GemmFuture:
     rng = np.random.default_rng(size)
-    a, b = (
-        Side(fleet.operand(Buffer(rng.integers(-4, 5, s).astype(np.float32), DType.FP32)))
-        for s in ((size, size + 7), (size + 7, size + 3))
-    )
-    return fleet.submit(a, b, empty(size, size + 3, DType.FP32))
+    a, b = rng.integers(-4, 5, (size, size + 7)), rng.integers(-4, 5, (size + 7, size + 3))
+    return products.submit(fleet, a, b)
 
 
 def check(future: GemmFuture) -> None:

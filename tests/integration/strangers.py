@@ -9,23 +9,20 @@ from urllib.parse import urlsplit
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
-from cleave.arrays import Buffer, DType, empty
 from cleave.device.session import device_hello
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Side
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Role
 from cleave.server.fleet_server import Server
 from cleave.transport.join_url import parse_join_url
+from tests.fleet.products import submit
 from tests.integration.processes import PATIENCE_S
 
 
 def multiplies(fleet: Fleet) -> None:
     a, b = np.eye(40, 30), np.ones((30, 20))
-    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
-    product = fleet.submit(left, right, empty(40, 20, DType.FP32)).result()
-    np.testing.assert_array_equal(product.array, a @ b)
+    np.testing.assert_array_equal(submit(fleet, a, b).result().array, a @ b)
 
 
 def hello(credential: str, role: Role = Role.DEVICE, **changes: Any) -> bytes:

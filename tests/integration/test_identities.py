@@ -183,15 +183,22 @@ def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> N
 
 
 def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> None:
-    """Not even on another machine under another name; who came by it before stays."""
+    """Not even on another machine under another name; who came by it before stays.
+
+    The code is for devices of the operator's own, and one of these is not any more.
+    """
     with place.server_here():
-        code = place.ask("pair", "--uses", "9", "--minutes", "60")
+        code = place.ask("pair", "--own", "--uses", "9", "--minutes", "60")
         spare = place.ask("pair", "--uses", "2")
         with emulated(code["url"], "anna") as anna, emulated(code["url"], "ben"):
             until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
+            assert place.own() == {"anna": True, "ben": True}
+            shown = here("devices", "own", "ben", "--no", "--data", str(place.data))
+            assert "ben is not your own any more" in shown.stderr
+            assert place.own() == {"anna": True, "ben": False}
             shown = here("devices", "revoke", "anna", "--data", str(place.data))
             assert f"it came by ({code['id']}) is void as well" in shown.stderr
-            assert "cleave pair --uses 7" in shown.stderr
+            assert "cleave pair --uses 7 --own" in shown.stderr  # of the kind that is void
             anna.wait()
             assert any("revoked this device's credential" in note for note in anna.fleet.notes)
             assert "is void: a device that came by it was revoked" in refusal(code["url"])
@@ -199,35 +206,17 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
         listed = {c["id"]: c for c in place.ask("pair", "--list")["codes"]}
         assert (listed[code["id"]]["state"], listed[code["id"]]["used"]) == ("void", 2)
         assert sorted(listed[code["id"]]["devices"]) == ["anna", "ben"]
+        assert (listed[code["id"]]["own"], listed[spare["id"]]["own"]) == (True, False)
         place.ask("pair", "--void", str(spare["id"]))
         assert "is void: the server's operator made it so" in refusal(spare["url"])
-    table = here("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
+    assert place.own() == {"anna": True, "ben": False}  # the server is gone
+    place.ask("devices", "own", "ben")
+    assert place.own() == {"anna": True, "ben": True}
+    table = here("pair", "--list", "--data", str(place.data)).stdout
     assert "anna" in table
     assert code["code"] not in table
     assert here("pair", "--void", "99", "--data", str(place.data)).returncode == 2
     assert here("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
-
-
-def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
-    with place.server_here() as url:
-        mine = place.ask("pair", "--own", "--uses", "2")
-        with emulated(mine["url"], "anna"), emulated(url, "ben"):
-            until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
-            assert place.own() == {"anna": True, "ben": False}
-            shown = here("devices", "own", "ben", "--data", str(place.data))
-            assert "ben is your own: it may train whole layers" in shown.stderr
-            shown = here("devices", "own", "anna", "--no", "--data", str(place.data))
-            assert "anna is not your own any more" in shown.stderr
-            assert place.own() == {"anna": False, "ben": True}
-            assert place.states() == {"anna": "ready", "ben": "ready"}  # they stay connected
-        listed = {c["id"]: c["own"] for c in place.ask("pair", "--list")["codes"]}
-        assert listed[mine["id"]]
-        assert sum(listed.values()) == 1
-    assert place.own() == {"anna": False, "ben": True}  # the server is gone
-    place.ask("devices", "own", "anna")
-    assert place.own() == {"anna": True, "ben": True}
-    shown = here("devices", "revoke", "anna", "--data", str(place.data))
-    assert shown.stderr.strip().endswith("cleave pair --uses 1 --own")  # of the kind that is void
 
 
 def test_who_has_no_valid_code_or_token_is_refused(place: Place) -> None:
@@ -269,43 +258,6 @@ def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
                 store = json.loads(status.stdout)["server"]["store"]
             server.kill()
         assert place.states() == {"anna": "revoked"}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_started_again_knows_devices_and_jobs(
-    place: Place, corpus_file: Path, end: signal.Signals
-) -> None:
-    with place.server() as (server, _, url), place.device(url, "anna") as anna:
-        anna.ready()
-        trained = here(
-            "train", "--method", "tiles",
-            "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
-            "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
-            "--checkpoint-every", "0", "--json",
-        )  # fmt: skip
-        assert trained.returncode == 0, trained.stderr
-        steps = [r for r in records(trained.stdout) if r["event"] == "step"]
-        (before,) = place.ask("devices")["devices"]
-        server.send_signal(end)
-        server.wait(PATIENCE_S)
-    assert before["blocks"] > 0
-    assert before["downlink_bytes"] >= sum(step["downlink_bytes"] for step in steps) > 0
-    (away,) = place.ask("devices")["devices"]  # no server runs: the folder is asked
-    assert away["state"] in ("away", "lost")
-    assert away["blocks"] == before["blocks"]
-    port = re.search(r":(\d+)/", url)
-    assert port is not None
-    with place.server(port[1]) as (server, _, _), place.device(url, "anna") as anna:
-        anna.ready()
-        (again,) = place.ask("devices")["devices"]
-        assert (again["id"], again["name"], again["sessions"]) == (before["id"], "anna", 2)
-        (job,) = place.ask("jobs")["jobs"]
-        assert (job["job"], job["model"], job["state"]) == ("job-1", "opt-nano", "done")
-        assert (job["steps"], job["loss"]) == (2, steps[-1]["loss"])
-        late = here("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
-        assert late.returncode == 2
-        assert "ended (done) before" in late.stderr
 
 
 def test_a_device_is_back_by_itself_after_a_normal_stop_of_the_server(place: Place) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.common import make_trainer
-from cleave.training.loop.job import JobSpec
 from tests.integration.processes import (
     JOIN,
     PATIENCE_S,
     address,
     here,
     jobs,
-    losses,
     records,
     server,
     started,
@@ -31,9 +27,6 @@ from tests.integration.processes import (
 from tests.integration.serving import served
 
 pytestmark = pytest.mark.slow
-
-STEPS = 9
-CHECKPOINTS = ("--checkpoint-every", "1000")  # besides the one at the end
 
 
 class Place:
@@ -58,52 +51,6 @@ class Place:
         """The state of a job."""
         told = jobs(Path(self.data[1]))
         return next(str(job["state"]) for job in told if job["job"] == f"job-{number}")
-
-
-@pytest.mark.nightly
-def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
-    corpus_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    plain_losses: Callable[[JobSpec], list[float]],
-) -> None:
-    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
-    place = Place(tmp_path)
-    serve = ("serve", "--port", "0", *place.data, "--json")
-    join = (*JOIN, "--once")
-    long = (*training(corpus_file, STEPS, "opt-nano"), "--name", "long", *CHECKPOINTS)
-    short = (*training(corpus_file, 2, "opt-nano"), "--name", "short")
-    with started(*serve, cwd=tmp_path) as (server, lines):
-        listening = wait_for_event(lines, "listening")
-        to_server = ("--server", listening["operator_url"])
-        with ExitStack() as stack:
-            device, news = stack.enter_context(started("join", listening["url"], *join))
-            wait_for_event(news, "ready")
-            _, steps = stack.enter_context(started(*long, *to_server))
-            for _ in range(3):
-                wait_for_event(steps, "step")
-            device.kill()  # in some step, in which the job waits for another
-            while wait_for_event(steps, "fleet")["state"] != "absent":
-                continue
-            assert "pauses after its step" in place.change("pause", "job-1")
-            until(lambda: place.state(1) == "paused")
-            _, news = stack.enter_context(started("join", listening["url"], *join))
-            wait_for_event(news, "ready")
-            done = here(*short, *to_server)
-            assert done.returncode == 0, done.stderr
-        server.send_signal(signal.SIGKILL)
-        server.wait(PATIENCE_S)
-    assert place.state(1) == "paused"
-    with started(*serve, cwd=tmp_path) as (server, lines):
-        listening = wait_for_event(lines, "listening")
-        with started("join", listening["url"], *join) as (_, news):
-            wait_for_event(news, "ready")
-            assert "is queued again" in place.change("resume", "job-1")
-            until(lambda: place.state(1) == "done")
-    metrics = (tmp_path / "runs" / "long" / "metrics.jsonl").read_text()
-    assert losses(records(metrics)) == pytest.approx(
-        plain_losses(training_job(corpus_file, STEPS, "opt-nano"))
-    )
 
 
 def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(

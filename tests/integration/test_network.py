@@ -13,12 +13,9 @@ import pytest
 from websockets.sync.client import connect
 
 import cleave
-from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
@@ -27,6 +24,7 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.fleet_server import Server
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.join_url import parse_join_url
+from tests.fleet.products import submit
 from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import (
     JOIN,
@@ -38,11 +36,6 @@ from tests.integration.processes import (
 )
 from tests.integration.strangers import hello
 from tests.memory_link import memory_link
-
-
-def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
-    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
-    return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
 
 
 def integers(rows: int, columns: int) -> Any:

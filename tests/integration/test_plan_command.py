@@ -92,14 +92,6 @@ def test_the_fastest_method_is_chosen() -> None:
         assert all(each["refused"] == "" for each in found["methods"])
 
 
-def test_what_sends_nothing_is_as_fast_as_the_server_alone() -> None:
-    found = document(*SMALL, "--ps-gflops", "1e6")
-    tiles, local = found["methods"][1:]
-    assert tiles["step_s"] == local["step_s"]
-    assert tiles["downlink_bytes"] == tiles["device_memory_bytes"] == 0
-    assert "the server finishes all 75 multiplications faster than the fleet" in tiles["bound_by"]
-
-
 @pytest.mark.parametrize("method", ["stages", "tiles", "local"])
 def test_a_method_that_is_asked_for_is_taken(method: str) -> None:
     found = document(*SMALL, "--method", method)

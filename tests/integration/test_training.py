@@ -23,7 +23,7 @@ from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.loop.trainer import train
-from tests.integration.processes import here
+from tests.integration.processes import here, training_job
 
 
 def run(
@@ -46,15 +46,7 @@ def losses(steps: list[StepRecord]) -> list[float]:
 
 @pytest.fixture
 def job(corpus_file: Path) -> JobSpec:
-    return JobSpec(
-        model="opt-nano",
-        data=str(corpus_file),
-        steps=4,
-        batch=3,
-        seq=16,
-        checkpoint_every=0,
-        method="tiles",
-    )
+    return replace(training_job(corpus_file, 4, "opt-nano"), batch=3)
 
 
 @pytest.fixture(scope="module")
