@@ -298,6 +298,14 @@ def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
     assert "Traceback" not in answer.stderr
 
 
+def test_a_step_is_told_in_words_and_says_what_it_leaves_out() -> None:
+    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-1", "--batch", "1", "--seq", "8")
+    without, counted = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
+    assert "s, simulated, on 1 device" in without
+    assert "not attention" in without
+    assert "not attention" not in counted
+
+
 @pytest.mark.parametrize("method", ["tiles", "stages"])
 def test_steps_are_rows_of_csv(method: str) -> None:
     command = (
@@ -312,4 +320,3 @@ def test_steps_are_rows_of_csv(method: str) -> None:
     assert list(rows[0]) == list(as_json[0])
     assert [(step["event"], step["devices"]) for step in as_json] == [("step", 4)] * 2
     assert float(rows[1]["fleet_s"]) == pytest.approx(as_json[1]["fleet_s"])
-    assert "s, simulated, on 4 devices" in here(*command).stdout

@@ -264,7 +264,7 @@ def test_connections_that_come_to_nothing_cost_their_address_the_next_ones(
     assert any("too many connections from there came to nothing" in note for note in notes)
 
 
-def test_a_session_may_say_no_more_than_its_role_needs() -> None:
+def test_a_session_may_say_no_more_than_its_role_needs(notes: list[str]) -> None:
     """A message that is too long ends the session at its first bytes."""
     with cleave.serve(verify=False) as server:
         for nbytes in (2**20, 10**9):
@@ -272,6 +272,7 @@ def test_a_session_may_say_no_more_than_its_role_needs() -> None:
                 device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4))
                 assert is_cut(device)
             until(lambda: server.fleet.device_count == 0)
+            assert any(f"announced a message of {nbytes} bytes" in note for note in notes)
         most = limits.MAX_DEVICE_HEADER_BYTES
         with closing(inside(server)) as device:
             device.sendall(b"\x82\xff" + most.to_bytes(8, "big") + bytes(4) + bytes(most - 1))

@@ -99,6 +99,18 @@ def test_an_expanded_gradient_is_taken(fleet: Fleet) -> None:
     assert_same_gradients(model, fleet, lambda m: m(values).sum())  # its gradient has stride 0
 
 
+def test_weights_changed_between_steps_are_sent_anew(fleet: Fleet) -> None:
+    layer = nn.Linear(24, 11, bias=False)
+    values = torch.randn(7, 24)
+    cleave.offload(layer, fleet)
+    layer(values)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    torch.testing.assert_close(layer(values), values @ layer.weight.T)
+    layer.weight.data += 1  # autograd does not see this one
+    torch.testing.assert_close(layer(values), values @ layer.weight.T)
+
+
 def test_activation_checkpointing_gives_the_same_gradients(fleet: Fleet) -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -20,6 +20,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
+from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import (
     JOIN,
     PATIENCE_S,
@@ -30,6 +31,7 @@ from tests.integration.processes import (
     started,
     training,
     training_job,
+    until,
     wait_for_event,
 )
 
@@ -155,29 +157,34 @@ def test_a_killed_run_is_resumed_to_the_same_losses(
     assert [r["loss"] for r in written] == pytest.approx(plain, rel=1e-4)
 
 
-@pytest.mark.nightly  # tests/fleet/test_local_fallback.py tests it without processes
-def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_path: Path) -> None:
-    """`--fallback local` on a served fleet whose only device is killed."""
-    job = training_job(corpus_file, 4, "opt-nano")
-    job = replace(job, fallback="local", fallback_after_s=0.0)
-    plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
+def test_all_devices_gone_and_training_goes_on_until_one_comes(
+    corpus_file: Path, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
+) -> None:
+    """`--fallback local` on a served fleet whose only device leaves."""
+    job = training_job(corpus_file, 6, "opt-nano")
     ours: list[Record] = []
-    with cleave.serve() as server, started("join", server.url, *JOIN, "--once") as (device, news):
-        wait_for_event(news, "ready")
+    with cleave.serve() as server, ExitStack() as stack:
+        first = stack.enter_context(emulation(server.url, [DEVICE]))
+        until(lambda: server.fleet.device_count == 1)
 
         def report(record: Record) -> None:
             ours.append(record)
             if isinstance(record, StepRecord) and record.step == 2:
-                device.kill()
+                first.end()
+            if isinstance(record, StepRecord) and record.step == 4:
+                stack.enter_context(emulation(server.url, [DEVICE]))
+                until(lambda: server.fleet.device_count == 1)
 
-        train(job, RunFolder(tmp_path / "ours"), TrainContext(server.fleet, report))
-    assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
-    last = [r for r in ours if isinstance(r, StepRecord)][-1]
-    assert last.local_gemms > 0
-    assert last.tiles == 0
-    said = [r["state"] for r in RunFolder(tmp_path / "ours").records() if r["event"] == "fleet"]
-    assert said[-2:] == ["absent", "local"]
+        served = replace(job, fallback="local", fallback_after_s=0.0)
+        train(served, RunFolder(tmp_path), TrainContext(server.fleet, report))
+    assert losses(ours) == pytest.approx(plain_losses(job), rel=1e-4)
+    steps = [record for record in ours if isinstance(record, StepRecord)]
+    assert steps[3].local_gemms > 0
+    assert steps[3].tiles == 0
+    assert steps[5].local_gemms == 0
+    assert steps[5].tiles > 0
+    said = [r["state"] for r in RunFolder(tmp_path).records() if r["event"] == "fleet"]
+    assert said[-3:] == ["absent", "local", "present"]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:

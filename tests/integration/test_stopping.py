@@ -26,7 +26,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-STEPS = 60
+STEPS = 20
 
 
 @pytest.mark.nightly  # test_recovery.py ends a server while its job trains
@@ -142,7 +142,10 @@ def test_a_full_disk_makes_the_job_wait_and_say_so(
 
 @pytest.mark.nightly  # tests/training/test_stopping.py stops runs without a signal
 def test_a_run_in_this_process_is_stopped_by_sigterm(corpus_file: Path, tmp_path: Path) -> None:
-    command = (*training(corpus_file, 100_000, "opt-nano"), "--devices", "2", "--name", "run")
+    command = (
+        *training(corpus_file, 100_000, "opt-nano"), "--checkpoint-every", "1000",
+        "--devices", "2", "--name", "run",
+    )  # fmt: skip
     with started(*command, cwd=tmp_path) as (process, lines):
         wait_for_event(lines, "step")
         process.send_signal(signal.SIGTERM)

@@ -211,27 +211,27 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["data", "eval_data"])
-@pytest.mark.parametrize("source", ["/no/such", "corpus.txt"])
-def test_a_server_refuses_text_that_is_not_there_before_it_queues_a_job(
-    job: JobSpec, tmp_path: Path, name: str, source: str
-) -> None:
-    runner = JobRunner(tmp_path / "runs")
-    wanted = {**job.to_dict(), "eval_every": 1}
-    assert runner.check({"job": wanted}) == (job.model, job.steps)
-    with pytest.raises(UsageError, match="There is no file or folder"):
-        runner.check({"job": {**wanted, name: source}})
-
-
-def test_a_name_that_a_run_has_is_refused_before_a_job_is_queued(
-    job: JobSpec, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(
+            ({"job": {name: source}}, "There is no file or folder")
+            for name in ("data", "eval_data")
+            for source in ("/no/such", "corpus.txt")
+        ),
+        ({"name": "night"}, "exists already"),
+    ],
+)
+def test_a_job_that_cannot_begin_is_refused_before_it_is_queued(
+    job: JobSpec, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     runner = JobRunner(tmp_path)
     (tmp_path / "night").mkdir()
-    wanted = {"job": job.to_dict(), "name": "night"}
-    with pytest.raises(UsageError, match="exists already"):
-        runner.check(wanted)
-    assert runner.check({**wanted, "name": "day"}) == (job.model, job.steps)
+    spec = {**job.to_dict(), "eval_every": 1}
+    assert runner.check({"job": spec, "name": "day"}) == (job.model, job.steps)
+    asked = {"name": "day", **change, "job": {**spec, **change.get("job", {})}}
+    with pytest.raises(UsageError, match=said):
+        runner.check(asked)
 
 
 def test_a_run_that_has_no_checkpoint_yet_begins_where_it_may(job: JobSpec, tmp_path: Path) -> None:
