@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from cleave_cli import main
@@ -23,10 +22,6 @@ DEVICE: dict[str, Any] = {
 }  # fmt: skip
 MINE: dict[str, Any] = {**DEVICE, "id": 7, "name": "annas-laptop", "own": True}
 STRANGER: dict[str, Any] = {**DEVICE, "id": None, "name": "stranger"}
-CODE: dict[str, Any] = {
-    "id": 7, "used": 1, "uses": 2, "own": True, "state": "open", "reason": "", "made_s": 1e9,
-    "expires_s": 1e9, "devices": ["annas-laptop"],
-}  # fmt: skip
 NEW_CODE: dict[str, Any] = {
     "id": 7, "code": "7KQ4-MWX2-PDH9", "page_url": "http://192.168.1.20/join#c=x", "url": "ws://x",
     "uses": 1, "own": True, "expires_s": 1e9,
@@ -59,16 +54,6 @@ def invoke(
     return done.output, server.asked
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Have commands print to a terminal of this many columns."""
-
-    def console(**settings: Any) -> Console:
-        return Console(width=width, force_terminal=True, color_system=None, **settings)
-
-    for module in (devices, pair):
-        monkeypatch.setattr(module, "Console", console)
-
-
 def test_rows_for_a_spreadsheet_compute_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     formula = {**DEVICE, "name": "=1+1"}
     output, _ = invoke(monkeypatch, {"devices": [MINE, formula, STRANGER]}, "devices", "--csv")
@@ -77,22 +62,6 @@ def test_rows_for_a_spreadsheet_compute_nothing(monkeypatch: pytest.MonkeyPatch)
     assert other["name"] == "'=1+1"
     assert stranger["id"] == ""
     assert invoke(monkeypatch, {"devices": []}, "devices", "--csv")[0].startswith("id,name,own,")
-
-
-def test_which_devices_are_ones_own_can_be_read_in_80_columns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal(monkeypatch, 80)
-    answer = {"devices": [MINE, DEVICE, STRANGER]}
-    heading, mine, other, stranger = invoke(monkeypatch, answer, "devices")[0].splitlines()
-    assert heading.split() == ["id", "name", "own", "state", "last", "seen", "wrong", "blocks"]
-    assert mine.split()[:4] == ["7", "annas-laptop", "yes", "ready"]
-    assert other.split()[:3] == ["12", "bens-workstation", "ready"]
-    assert stranger.split() == ["stranger", "ready", "12,345"]
-    terminal(monkeypatch, 79)
-    (_, code) = invoke(monkeypatch, {"codes": [CODE]}, "pair", "--list")[0].splitlines()
-    assert code.split()[:6] == ["7", "1", "of", "2", "yes", "open"]
-    assert code.endswith("annas-laptop")
 
 
 def test_json_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import segno
 from PIL import Image
 
-from cleave.errors import UsageError
 from cleave_cli.render.qr import qr_code, write_qr_png
 
 URL = "https://192.168.1.20:8765/join#c=7KQ4-MWX2-PDH9&s=ABCDEFGHJK&fp=sha256:" + "0f" * 32
@@ -32,8 +30,3 @@ def test_a_terminal_has_room_for_it() -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", qr_code(URL)).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 40
-
-
-def test_where_no_picture_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--png .*folder of yours"):
-        write_qr_png(URL, tmp_path / "none" / "code.png")

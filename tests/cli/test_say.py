@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from cleave.errors import CleaveError
 from cleave_cli import main
 from cleave_cli.commands import dashboard, devices, jobs, pair
-from cleave_cli.commands.demo import _summary
 from cleave_cli.render.status import Seen, shown
 from cleave_cli.render.text import WIDTH, filled, printable
 from cleave_cli.render.training import make_display
@@ -126,12 +125,6 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_lines_are_broken_between_words_and_keep_their_indent() -> None:
-    assert (
-        filled("one two three\n\n  four five six", 9) == "one two\nthree\n\n  four\n  five\n  six"
-    )
-
-
 def test_an_address_stays_whole() -> None:
     url = "ws://127.0.0.1:8765/ws#c=a-long-secret"
     assert filled(f"join {url}", 20) == f"join\n{url}"
@@ -144,21 +137,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     monkeypatch.setenv("LINES", "30")
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_a_steps_line_leaves_the_progress_bar_its_room(
-    verbose: bool, terminal: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    display = make_display(as_json=False, verbose=verbose)
-    display.start(10)
-    with display:
-        display.plain(STEP)
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "…" not in shown
-    for whole in ("10/10", "loss 6.3062", "1.61e+03 s simulated", "290.5 MB up", "12 reissued"):
-        assert whole in shown
-    assert ("27840 tiles" in shown) == verbose
 
 
 @pytest.mark.parametrize(
@@ -193,13 +171,3 @@ def test_a_note_is_broken_between_words_on_a_terminal_only(
     monkeypatch.delenv("FORCE_COLOR")
     make_display(as_json=False).note(note)
     assert capsys.readouterr().err == f"{note}\n"
-
-
-def test_the_end_of_the_demo_fits() -> None:
-    small = {
-        "largest_difference": 1.2e-5, "losses": [6.0] * 10, "devices": 4, "seconds": 123.4,
-        "downlink_bytes": 465_500_000, "uplink_bytes": 496_900_000,
-        "run_folder": "/home/someone/cleave/runs/20261126-173332",
-    }  # fmt: skip
-    large = {"simulated_alone_s": 12250.0, "simulated_step_s": 79.0, "model": "opt-1.3b"}
-    assert max(map(len, _summary(small, large, 123.0).splitlines())) <= WIDTH

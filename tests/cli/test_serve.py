@@ -19,28 +19,22 @@ from cleave_cli.options import only_here
 from cleave_cli.stopping import ending_signals
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_of_this_machine_alone(host: str) -> None:
-    assert "--host 0.0.0.0" in only_here(f"http://{host}:8765/join#c=x")
-
-
-def test_of_a_network() -> None:
+def test_which_addresses_are_of_this_machine_alone() -> None:
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        assert "--host 0.0.0.0" in only_here(f"http://{host}:8765/join#c=x")
     assert only_here("https://192.0.2.7:8765/join#c=x") == ""
 
 
 LOGGER = logging.getLogger("cleave.server.anything")
 
 
-def test_lines_are_text_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_text_on_stderr_or_notes_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with printed_log(as_json=False):
         LOGGER.debug("a detail")
         LOGGER.info("%s joined", "phone\x1b[2J")
         LOGGER.warning("100 % refused")
     LOGGER.warning("after the block")
     assert capsys.readouterr() == ("", "phone[2J joined\n100 % refused\n")
-
-
-def test_lines_are_notes_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with printed_log(as_json=True):
         LOGGER.info("%s joined", "phone")
     out, err = capsys.readouterr()
@@ -69,26 +63,18 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-@pytest.mark.parametrize("option", ["ps_gbit", "ps_watts"])
-def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value:g}; give"):
-        serve(**{option: value})  # type: ignore[arg-type]
-
-
-def test_stages_go_to_ones_own_devices_or_to_any() -> None:
-    with pytest.raises(UsageError, match="--stages-on is 'all'; use own or any"):
-        serve(stages_on="all")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"ps_gbit": -1.0}, "--ps-gbit is -1; give"),
+        ({"ps_gbit": math.nan}, "--ps-gbit is nan; give"),
+        ({"ps_watts": math.inf}, "--ps-watts is inf; give"),
+        ({"stages_on": "all"}, "--stages-on is 'all'; use own or any"),
         ({"servers": 0}, "--servers is 0; give 1 or more"),
         ({"ray": "10.0.0.1:6379"}, "--ray starts several servers; give --servers as well"),
     ],
 )
-def test_several_servers_that_are_none(options: dict[str, Any], said: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         serve(**options)
 

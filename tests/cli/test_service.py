@@ -310,15 +310,6 @@ def test_wrong_options_are_said_before_anything_is_done(
     assert not list(home.iterdir())
 
 
-@pytest.mark.skipif(Path("/run/systemd/system").exists(), reason="systemd runs here")
-def test_here_is_no_systemd(home: Path) -> None:
-    if sys.platform != "linux":
-        pytest.skip("launchd is not systemd")
-    with pytest.raises(CleaveError, match="systemd is not running here"):
-        CliRunner().invoke(app, ["service", "install", URL], catch_exceptions=False)
-    assert not list(home.iterdir())
-
-
 def test_status_as_json(home: Path) -> None:
     shown = CliRunner().invoke(app, ["service", "status", "--json"], catch_exceptions=False)
     assert json.loads(shown.stdout)["state"] == "not installed"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cleave.errors import UsageError
 from cleave_cli.commands.status import status
-from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown, sparkline
+from cleave_cli.render.status import EVENTS_SHOWN, Seen, shown
 
 STEP = {"event": "step", "tokens": 1000, "wall_s": 4.0, "fleet_s": 3.0, "ps_s": 1.0}
 
@@ -50,7 +50,10 @@ def text(seen: Seen, width: int = 120) -> str:
 
 def test_the_essentials_are_there() -> None:
     seen = Seen()
-    seen.take(overview(0, 20))
+    came = overview(0, 20)
+    came["job"]["records"][3]["loss"] = math.nan
+    came["job"]["records"][4]["loss"] = math.inf
+    seen.take(came)
     page = text(seen)
     for words in (
         "step 20 of 100", "3.1000", "█", "3.00 s waiting for devices", "250 tokens/s",
@@ -87,44 +90,25 @@ def test_without_job_devices_and_figures() -> None:
     assert seen.complete
 
 
-COLUMNS = ["device", "name", "state", "reason", "own"]
-STAGES = {
-    "batches": 8,
-    "ended": False,
-    "repeated": 1,
-    "stages": [
-        {
-            "first": 0, "stop": 4, "loss": False, "forward": 7, "backward": 3, "landed": 0,
-            "devices": 2, "holders": [[1, 1, 1, 3, 0], [9, 0, 2, 0, 0]],
-        },
-        {
-            "first": 4, "stop": 12, "loss": True, "forward": 8, "backward": 8, "landed": 5,
-            "devices": 1, "holders": [[2, 0, 0, 0, 3]],
-        },
-    ],
-}  # fmt: skip
-
-
-def devices(*own: bool) -> dict[str, Any]:
-    rows = [[i + 1, f"laptop-{i + 1}", "busy", "", mine] for i, mine in enumerate(own)]
-    return {"total": len(own), "by": [["laptop", "busy", len(own)]], "columns": COLUMNS,
-            "rows": rows}  # fmt: skip
-
-
-def lines(page: str) -> list[list[str]]:
-    return [line.split() for line in page.splitlines()]
-
-
-def test_a_step_by_stages_fits_eighty_columns() -> None:
+def test_a_step_by_stages_names_who_holds_them() -> None:
+    stage = {
+        "first": 0, "stop": 4, "loss": True, "forward": 7, "backward": 3, "landed": 0,
+        "devices": 2, "holders": [[1, 1, 1, 3, 0], [9, 0, 2, 0, 3]],
+    }  # fmt: skip
+    devices = {
+        "total": 2, "by": [["laptop", "busy", 2]],
+        "columns": ["device", "name", "state", "reason", "own"],
+        "rows": [[1, "laptop-1", "busy", "", True], [2, "laptop-2", "busy", "", False]],
+    }  # fmt: skip
+    stages = {"batches": 8, "ended": False, "repeated": 1, "stages": [stage]}
     seen = Seen()
-    seen.take(overview(stages=STAGES, devices=devices(True, True, False)))
+    seen.take(overview(stages=stages, devices=devices))
     page = text(seen, 80)
-    found = lines(page)
     assert "stages 8 micro-batches; 1 pass done again" in page
-    assert ["1", "to", "4", "laptop-1", "2", "3", "7", "3", "0"] in found
-    assert ["device", "9", "2", "0"] in found  # it left
-    assert ["5", "to", "12,", "loss", "laptop-2", "0", "3", "coming", "8", "8", "5"] in found
-    assert "your own: laptop-1, laptop-2" in page
+    found = [line.split() for line in page.splitlines()]
+    assert ["1", "to", "4,", "loss", "laptop-1", "2", "3", "7", "3", "0"] in found
+    assert ["device", "9", "2", "3", "coming"] in found  # it left
+    assert "your own: laptop-1" in page
 
 
 @pytest.mark.parametrize("every", [math.nan, math.inf, 0.1, -1.0])
@@ -146,18 +130,3 @@ def test_records_are_asked_for_until_there_are_no_more() -> None:
     seen.take(overview(0, 3, job="job-2"))
     assert len(seen.steps) == 3
     assert len(seen.events) <= EVENTS_SHOWN
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ([], ""),
-        ([1.0], "▁"),
-        ([0.0, 7.0], "▁█"),
-        ([3.0, math.nan, 3.0], "▁ ▁"),
-        ([math.inf], " "),
-        (list(range(16)), "▁▂▃▄▅▆▇█"),
-    ],
-)
-def test_sparklines(values: list[float], line: str) -> None:
-    assert sparkline(values, 8) == line

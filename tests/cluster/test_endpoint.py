@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cleave.cluster.endpoint import Endpoint
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.cluster.message_packing import Packer, Unpacker
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import GemmFuture, Side
+from cleave.fleet.product import Side
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import OutputReady
 from cleave.scheduler.stages.work import StageGraph
@@ -30,6 +30,8 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
+from tests.fleet.products import submit
+from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
 
 JOB = JobSpec("opt-nano", steps=2, batch=4, seq=32, checkpoint_every=0, audit=1.0)
@@ -56,17 +58,25 @@ def endpoint() -> Iterator[Endpoint]:
     opened.close()
 
 
-def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
-    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
-    return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
-
-
-def joined(stack: ExitStack, endpoint: Endpoint, count: int) -> None:
+@contextmanager
+def processes(endpoint: Endpoint, count: int) -> Iterator[None]:
+    """Devices that can do whatever devices do."""
     url, _ = endpoint.urls()
-    for _ in range(count):
-        _, lines = stack.enter_context(started("join", url, "--threads", "1", "--json"))
-        wait_for_event(lines, "ready")
-    until(lambda: endpoint.view().device_count == count)
+    with ExitStack() as stack:
+        for _ in range(count):
+            _, lines = stack.enter_context(started("join", url, "--threads", "1", "--json"))
+            wait_for_event(lines, "ready")
+        until(lambda: endpoint.view().device_count == count)
+        yield
+
+
+@contextmanager
+def device(endpoint: Endpoint) -> Iterator[None]:
+    """One that multiplies."""
+    url, _ = endpoint.urls()
+    with emulation(url, [DEVICE]):
+        until(lambda: endpoint.view().device_count == 1)
+        yield
 
 
 @pytest.mark.slow
@@ -79,8 +89,7 @@ def test_training_behind_a_endpoint_is_that_of_one_process_and_a_new_worker_goes
     expected: list[Record] = []
     train(job, RunFolder(tmp_path / "plain"), TrainContext(None, expected.append))
     plain = [record.loss for record in expected if isinstance(record, StepRecord)]
-    with ExitStack() as stack:
-        joined(stack, endpoint, 2)
+    with processes(endpoint, 2):
         lost = attached(endpoint)
         a = np.ones((400, 400))
         futures = [submit(lost, a, a) for _ in range(4)]  # of a worker that dies now
@@ -107,8 +116,7 @@ def test_products_are_withdrawn_and_waited_for_with_a_time_limit(endpoint: Endpo
     fleet.abandon()
     assert waiting.done
     late = submit(fleet, a, a.T)
-    with ExitStack() as stack:
-        joined(stack, endpoint, 1)
+    with device(endpoint):
         assert fleet.runtime.wait(late, PATIENCE_S)
         np.testing.assert_array_equal(late.result().array, (a @ a.T).astype(np.float32))
         fleet.wait_for(1)
@@ -122,8 +130,7 @@ def test_a_matrix_whose_memory_is_freed_is_not_sent_to_devices_again(endpoint: E
     runtime = fleet.runtime
     a, b = (np.random.default_rng(n).random((300, 300), np.float32) for n in range(2))
     held = endpoint_arrays(endpoint)
-    with ExitStack() as stack:
-        joined(stack, endpoint, 1)
+    with device(endpoint):
         weight, sent = fleet.operand(Buffer(a.copy(), DType.FP32)), []
         number = weight.id
         for _ in range(2):
@@ -209,8 +216,7 @@ def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> No
 @pytest.mark.slow
 def test_a_device_at_work_is_not_sent_away(endpoint: Endpoint) -> None:
     fleet = attached(endpoint)
-    with ExitStack() as stack:
-        joined(stack, endpoint, 1)
+    with processes(endpoint, 1):
         a = np.ones((3000, 3000))
         futures = [submit(fleet, a, a) for _ in range(4)]
         assert endpoint.send(1, "ws://127.0.0.1:9/ws#c=") == 0

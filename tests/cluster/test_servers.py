@@ -26,8 +26,8 @@ from cleave.server.api.overview import Question
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, ServerConfig, serve
 from cleave.server.runtime import Numbering
+from tests.integration.emulation import DEVICE, check, emulation, submit
 from tests.integration.processes import printing, until, wait_for_event
-from tests.integration.test_emulate import DEVICE, check, emulation, submit
 
 
 class Other:

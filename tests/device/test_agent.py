@@ -7,32 +7,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cleave.arrays import Buffer, DType, empty
 from cleave.device import agent as g
 from cleave.device.agent import Agent, AgentSession, Notice, ServerSelection, State
-from cleave.device.compute_thread import ComputeThread
 from cleave.device.host.policy import ALLOWED, Cause, Permission
 from cleave.device.session import (
-    DeviceSession,
     DeviceStatus,
     RefusedError,
     UnansweredError,
-    device_hello,
 )
 from cleave.errors import CleaveError, ProtocolError
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Side
-from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Error, ErrorCode
-from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.server.runtime import LiveRuntime
 from cleave.transport.join_url import JoinUrl
-from tests.memory_link import memory_link
 
 BACK = Permission(Cause.OWNER, "the owner is back")
 HOT = Permission(Cause.HEAT, "82 C is above --max-temp 80")
@@ -412,61 +401,6 @@ def test_a_refusal_that_says_when_is_tried_again_then() -> None:
 def test_once_is_once() -> None:
     plain = Scene(None, [{"ends": "it broke"}], once=True)
     assert plain.run() == [(State.READY, ""), (State.LEFT, "it broke")]
-
-
-def test_a_guest_that_goes_loses_no_result() -> None:
-    """Two guests on a real server; each is sent away and comes back while GEMMs run."""
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-8, 8, (300, 200)), rng.integers(-8, 8, (200, 250))
-
-    async def scenario() -> list[list[State]]:
-        runtime = LiveRuntime(SessionManager("secret"))
-        runtime.loop = asyncio.get_running_loop()
-        fleet = Fleet(runtime)
-        serving: list[asyncio.Task[None]] = []
-        verdicts = [ALLOWED, ALLOWED]
-        heard: list[list[State]] = [[], []]
-
-        def make(number: int) -> Agent:
-            async def connect(ready: Callable[[int], None]) -> AgentSession:
-                near, far = memory_link()
-                serving.append(asyncio.create_task(runtime.session(near)))
-                hello = device_hello(credential="secret", name="guest", memory_bytes=10**9)
-                return DeviceSession(far, ComputeThread(NumpyBackend()), hello, ready)
-
-            async def look() -> Permission:
-                return verdicts[number]
-
-            async def sleep(wait_s: float) -> None:
-                await asyncio.sleep(0.002)
-
-            def say(notice: Notice) -> None:
-                heard[number].append(notice.state)
-
-            return Agent(connect, say, look=look, sleep=sleep)
-
-        guests = [make(0), make(1)]
-        running = [asyncio.create_task(guest.run()) for guest in guests]
-        left, right = (
-            Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b)
-        )
-        for turn in range(6):
-            verdicts[turn % 2] = BACK
-            out = fleet.submit(left, right, empty(300, 250, DType.FP32))
-            result = await asyncio.to_thread(out.result)
-            np.testing.assert_array_equal(result.array, a @ b)
-            while heard[turn % 2][-1:] != [State.WAITING]:
-                await asyncio.sleep(0.001)
-            verdicts[turn % 2] = ALLOWED
-        for guest in guests:
-            guest.stop()
-        await asyncio.gather(*running)
-        await asyncio.gather(*serving)
-        return heard
-
-    for states in asyncio.run(asyncio.wait_for(scenario(), 60)):
-        assert states.count(State.WAITING) == 3
-        assert states[-1] is State.LEFT
 
 
 HOME = JoinUrl("ws://127.0.0.1:1/ws", "secret", fingerprint="")

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import ComputeThread
-from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.fleet.product import Multiplier, Pending, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits
-from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.server.runtime import LiveRuntime
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from tests.invariants import check_state
-from tests.memory_link import memory_link
 
 DEVICE = FleetDevice("test", 1e6, 1e5, 1e5, 0.01, 2**30)
 RNG = np.random.default_rng(0)
@@ -138,60 +131,3 @@ def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:
     with pytest.raises(FleetError, match="none is due"):
         future.result()
     assert told == [FleetPresence.ABSENT]
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_live_devices_go_and_come(local: bool) -> None:
-    """Over a live runtime, with the training thread in a thread of its own."""
-
-    async def scenario() -> tuple[list[FleetPresence], int]:
-        runtime = LiveRuntime(SessionManager("secret"))
-        runtime.loop = asyncio.get_running_loop()
-        told = list[FleetPresence]()
-        changed = asyncio.Event()
-
-        def tell(presence: FleetPresence) -> None:
-            told.append(presence)
-            assert runtime.loop is not None
-            runtime.loop.call_soon_threadsafe(changed.set)
-
-        fallback = Fallback(NumpyBackend(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(runtime), tell, fallback)
-        tasks: list[asyncio.Task[Any]] = []
-
-        def join() -> Any:
-            near, far = memory_link()
-            hello = device_hello(credential="secret", name="memory", memory_bytes=10**9)
-            device = DeviceSession(far, ComputeThread(NumpyBackend()), hello)
-            tasks.append(asyncio.create_task(runtime.session(near)))
-            tasks.append(asyncio.create_task(device.run()))
-            return far
-
-        async def until(presence: FleetPresence) -> None:
-            while presence not in told:
-                changed.clear()
-                await changed.wait()
-
-        waiting = asyncio.create_task(asyncio.to_thread(is_right, submit(fleet)))
-        await until(FleetPresence.LOCAL if local else FleetPresence.ABSENT)
-        if local:
-            assert await waiting
-        link = join()
-        while not runtime.device_count():
-            await asyncio.sleep(0.001)
-        if not local:
-            assert await waiting
-        assert await asyncio.to_thread(lambda: is_right(submit(fleet)))
-        await until(FleetPresence.PRESENT)
-        await link.close()
-        await asyncio.gather(*tasks)
-        assert runtime.manager.scheduler.idle
-        return told, fleet.counters().local_gemms
-
-    told, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
-    if local:
-        assert told == [FleetPresence.ABSENT, FleetPresence.LOCAL, FleetPresence.PRESENT]
-        assert gemms == 1
-    else:
-        assert told == [FleetPresence.ABSENT, FleetPresence.PRESENT]
-        assert gemms == 0

@@ -1,9 +1,9 @@
 """Results put in place: whatever the cuts, C is what the blocks add up to."""
 
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,8 @@ from cleave.gemm import Block, Span
 from cleave.scheduler.tiles.tasks import GemmTask
 
 dtypes = st.sampled_from(DType)
+FP32 = DType.FP32
+EMPTY = arrays.empty
 
 
 def _unit(m: Span, n: Span, k: Span, out: str, *, partial: bool) -> GemmTask:
@@ -32,39 +34,38 @@ def _operands(m: int, n: int, k: int) -> tuple[Array, Array]:
     return a, rng.integers(-2, 3, (k, n)).astype(np.float32)
 
 
-@given(st.data(), dtypes, st.integers(1, 9), st.integers(1, 9), st.booleans())
-def test_finished_blocks_in_any_order(
-    data: st.DataObject, dtype: DType, m: int, n: int, as_bytes: bool
-) -> None:
-    a, b = _operands(m, n, 4)
-    product = arrays.narrow(a @ b, dtype)
-    out = arrays.empty(m, n, dtype)
-    output = Output(out)
-    blocks = [(r, c) for r in data.draw(cuts(m)) for c in data.draw(cuts(n))]
-    for rows, columns in data.draw(st.permutations(blocks)):
-        block = Buffer(product, dtype).region(rows, columns)
-        task = _unit(rows, columns, Span(0, 4), dtype.value, partial=False)
-        output.place(task, block.pack() if as_bytes else block)
-    output.finish()
-    assert np.array_equal(out.array, product)
+def _poisoned(rows: int, columns: int, of: DType) -> Buffer:
+    """New memory, which holds anything."""
+    buffer = EMPTY(rows, columns, of)
+    buffer.array.view(np.uint8)[...] = 0x7F
+    return buffer
 
 
-@given(st.data(), dtypes, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8))
-def test_partial_sums_of_differently_cut_slabs(
-    data: st.DataObject, dtype: DType, m: int, n: int, k: int
+@given(
+    st.data(), dtypes, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.booleans()
+)  # fmt: skip
+def test_c_is_put_together_of_finished_blocks_and_of_sums(
+    data: st.DataObject, dtype: DType, m: int, n: int, k: int, as_bytes: bool
 ) -> None:
+    """Some rows may come in finished blocks, and others in slabs that are cut differently."""
     a, b = _operands(m, n, k)
-    out = arrays.empty(m, n, dtype)
+    product = arrays.narrow(a @ b, dtype)
+    out = EMPTY(m, n, dtype)
     out.array[...] = 1  # whatever was there before must not show
     output = Output(out)
-    for depth in data.draw(cuts(k)):
-        slab = a[:, depth.start : depth.stop] @ b[depth.start : depth.stop]
-        blocks = [(r, c) for r in data.draw(cuts(m)) for c in data.draw(cuts(n))]
-        for rows, columns in data.draw(st.permutations(blocks)):
-            part = Buffer(slab, DType.FP32).region(rows, columns)
-            output.place(_unit(rows, columns, depth, dtype.value, partial=True), part.pack())
-    output.finish()
-    assert np.array_equal(out.array, arrays.narrow(a @ b, dtype))
+    with mock.patch.object(arrays, "empty", _poisoned):
+        for band in data.draw(st.permutations(data.draw(cuts(m)))):
+            finished = data.draw(st.booleans())
+            for depth in [Span(0, k)] if finished else data.draw(cuts(k)):
+                slab = Buffer(a[:, depth.start : depth.stop] @ b[depth.start : depth.stop], FP32)
+                blocks = [(r, c) for r in data.draw(cuts(band.size)) for c in data.draw(cuts(n))]
+                for within, columns in data.draw(st.permutations(blocks)):
+                    rows = Span(band.start + within.start, band.start + within.stop)
+                    block = (Buffer(product, dtype) if finished else slab).region(rows, columns)
+                    task = _unit(rows, columns, depth, dtype.value, partial=not finished)
+                    output.place(task, block.pack() if as_bytes else block)
+        output.finish()
+    assert np.array_equal(out.array, product)
 
 
 def test_sums_are_kept_in_fp32_and_rounded_once() -> None:
@@ -87,38 +88,3 @@ def test_writes_into_strided_views() -> None:
     output.finish()
     assert np.array_equal(memory[1:3, ::2].T, block)
     assert memory.sum() == block.sum()
-
-
-@pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize("finished_first", [True, False])
-def test_finished_blocks_beside_partial_sums(
-    dtype: DType, finished_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows 0:2 in one piece, rows 2:4 in two slabs: a plan may mix both."""
-    empty = arrays.empty
-
-    def poisoned(rows: int, columns: int, of: DType) -> Buffer:  # new memory holds anything
-        buffer = empty(rows, columns, of)
-        buffer.array.view(np.uint8)[...] = 0x7F
-        return buffer
-
-    monkeypatch.setattr(arrays, "empty", poisoned)
-    a, b = _operands(4, 3, 6)
-    out = arrays.empty(4, 3, dtype)
-    out.array[...] = 0
-    output = Output(out)
-    n, whole = Span(0, 3), Span(0, 6)
-
-    def finished() -> None:
-        payload = Buffer(arrays.narrow(a[:2] @ b, dtype), dtype)
-        output.place(_unit(Span(0, 2), n, whole, dtype.value, partial=False), payload)
-
-    def partial() -> None:
-        for k in (Span(0, 2), Span(2, 6)):
-            payload = Buffer(a[2:, k.start : k.stop] @ b[k.start : k.stop], DType.FP32)
-            output.place(_unit(Span(2, 4), n, k, dtype.value, partial=True), payload)
-
-    for act in (finished, partial) if finished_first else (partial, finished):
-        act()
-    output.finish()
-    assert np.array_equal(out.array, arrays.narrow(a @ b, dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,9 @@ from cleave.training.loop.job import JobSpec
 from cleave_cli.main import main
 
 CLEAVE = [sys.executable, "-m", "cleave_cli"]
+JOIN = ("--backend", "numpy", "--threads", "1", "--json")
+"""Options of `cleave join` with which a device starts soonest, and says what it does."""
+
 PATIENCE_S = 120.0  # how long a process may take before the test gives up on it
 
 
@@ -64,6 +68,21 @@ def apart(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The same as `here` in another thread, for tests in whose own an event loop runs."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(here, *arguments).result()
+
+
+def free_port() -> str:
+    """A port that nobody uses now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def jobs(data: Path) -> list[dict[str, Any]]:
+    """The jobs that `cleave jobs` lists for a server's folder."""
+    answer = here("jobs", "--data", str(data), "--json")
+    assert answer.returncode == 0, answer.stderr
+    found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
+    return found
 
 
 def records(text: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import pytest
 import cleave
 from benchmarks.common import make_trainer
 from cleave.fleet.fleet import Fleet
-from cleave.training.loop.job import JobSpec
 from tests.faults.exact import FullDepthPlanner, InvariantBackend
 from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import Direction, Fault, Script, Seen
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
+from tests.integration.processes import training_job
 
 LEAST_STEPS, MOST_STEPS = 3, 200
 PROBING = 48
@@ -60,15 +61,7 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
     # A device that says nothing is waited for so long; what it is here changes no outcome.
     monkeypatch.setattr("cleave.protocol.limits.SILENCE_S", 3.0)
     monkeypatch.setattr("cleave.protocol.limits.HEARTBEAT_S", 0.3)
-    job = JobSpec(
-        "opt-nano",
-        str(corpus_file),
-        MOST_STEPS,
-        batch=2,
-        seq=32,
-        checkpoint_every=0,
-        method="tiles",
-    )
+    job = replace(training_job(corpus_file, MOST_STEPS, "opt-nano"), batch=2, seq=32)
     scripts = {slot: Script(lines) for slot, lines in SCRIPTS.items()}
     expected = {fault for lines in SCRIPTS.values() for fault, _ in lines}
     assert expected == set(Fault)

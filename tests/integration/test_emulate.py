@@ -10,132 +10,56 @@ import re
 import resource
 import shlex
 import signal
-import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import pytest
 from typer.main import get_command
 
 import cleave
-from cleave.arrays import Buffer, DType, empty
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import GemmFuture, Side
-from cleave.gemm import Gemm, Span, Tile, cut_tile
-from cleave.machine.backends import NumpyBackend
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import Server
-from cleave.training.loop.context import TrainContext
-from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
-from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
-from cleave.transport.join_url import parse_join_url
 from cleave_cli.emulate_real_time import watched
 from cleave_cli.main import app
-from emulator.realtime import RealTimeCounters, RealTimeFleet
+from emulator.realtime import RealTimeCounters
 from profiles.availability import Availability, Durations
-from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
+from tests.integration.emulation import DEVICE, Emulation, check, emulation, submit
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
+    free_port,
     here,
     printing,
     records,
     run,
     started,
+    training,
     until,
     wait_for_event,
 )
 
 COMMAND = get_command(app)  # made once, which takes longer than to run it
-DEVICE = FleetDevice("test", 1e10, 1e7, 1e7, 0.002, 2**30)
-
-
-@pytest.fixture
-def served() -> Iterator[Server]:
-    with cleave.serve() as server:
-        yield server
-
-
-class Emulation:
-    """A real-time fleet that runs in a thread of its own."""
-
-    def __init__(self, url: str, devices: Sequence[FleetDevice], **options: Any) -> None:
-        self.fleet = RealTimeFleet(devices, parse_join_url(url), NumpyBackend(), **options)
-        self.error: CleaveError | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._task = self._loop.create_task(self.fleet.run())
-        try:
-            self._loop.run_until_complete(self._task)
-        except CleaveError as error:
-            self.error = error
-        except asyncio.CancelledError:
-            pass
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self.left = asyncio.all_tasks(self._loop)
-        self._loop.close()
-
-    def wait(self) -> None:
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-
-    def end(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(lambda: self._task.cancel())
-            self.wait()
-
-
-@contextmanager
-def emulation(url: str, devices: Sequence[FleetDevice], **options: Any) -> Iterator[Emulation]:
-    running = Emulation(url, devices, **options)
-    try:
-        yield running
-    finally:
-        running.end()
-
-
-def submit(fleet: Fleet, size: int = 200) -> GemmFuture:
-    rng = np.random.default_rng(size)
-    a, b = (
-        Side(fleet.operand(Buffer(rng.integers(-4, 5, s).astype(np.float32), DType.FP32)))
-        for s in ((size, size + 7), (size + 7, size + 3))
-    )
-    return fleet.submit(a, b, empty(size, size + 3, DType.FP32))
-
-
-def check(future: GemmFuture) -> None:
-    a, b = future.a.operand.buffer.array, future.b.operand.buffer.array
-    np.testing.assert_array_equal(future.result().array, a @ b)
 
 
 # --- in this process ---
 
 
-def test_emulated_devices_serve_a_real_server(served: Server) -> None:
-    with emulation(served.url, [DEVICE] * 8) as running:
-        until(lambda: served.fleet.device_count == 8)
+def test_emulated_devices_serve_a_real_server_and_end_when_it_says_bye() -> None:
+    with cleave.serve() as server:
+        running = Emulation(server.url, [DEVICE] * 8)
+        until(lambda: server.fleet.device_count == 8)
         for size in (100, 200):
-            check(submit(served.fleet, size))
+            check(submit(server.fleet, size))
         counted = running.fleet.counters()
         assert counted.connected == counted.joined == 8
         # Of all blocks, the answers to probes are none of the work.
-        assert counted.done.blocks > counted.lateness.answers >= served.fleet.counters().blocks > 0
-    until(lambda: served.fleet.device_count == 0)
+        assert counted.done.blocks > counted.lateness.answers >= server.fleet.counters().blocks > 0
+    running.wait()
+    assert running.error is None
+    assert running.fleet.counters().left == 8
     assert not running.left
 
 
@@ -150,75 +74,6 @@ def test_believable_fleets_too(served: Server) -> None:
         check(submit(served.fleet))
 
 
-class EvenSlabs:
-    """Columns to all devices alike, however fast they are."""
-
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
-        bounds = [gemm.n * i // len(devices) for i in range(len(devices) + 1)]
-        tiles = tuple(
-            PlannedTile(
-                device.device,
-                cut_tile(Tile(Span(0, gemm.m), Span(first, last), Span(0, gemm.k)), 2, 2),
-                0,
-                0,
-                0.0,
-            )
-            for device, (first, last) in zip(devices, pairwise(bounds), strict=True)
-            if last > first
-        )
-        return Plan(gemm, tiles, 0.0)
-
-
-@pytest.mark.nightly
-def test_real_and_emulated_devices_train_together(
-    served: Server, corpus_file: Path, tmp_path: Path
-) -> None:
-    served.fleet.planner = EvenSlabs()
-    job = JobSpec(
-        model="opt-nano",
-        data=str(corpus_file),
-        steps=3,
-        batch=2,
-        seq=16,
-        checkpoint_every=0,
-        method="tiles",
-    )
-    losses = {}
-    for where in ("plain", "fleet"):
-        seen: list[Record] = []
-        if where == "plain":
-            train(job, RunFolder(tmp_path / where), TrainContext(None, seen.append))
-        else:
-            join = ("join", served.url, "--backend", "numpy", "--threads", "1", "--json")
-            fast = [FleetDevice(f"fast-{i}", 1e11, 1e9, 1e9, 0.0, 2**30) for i in range(4)]
-            with started(*join), emulation(served.url, fast) as running:
-                until(lambda: served.fleet.device_count == 5)
-                train(job, RunFolder(tmp_path / where), TrainContext(served.fleet, seen.append))
-                # Four fifths by the plan; who is late on a busy machine is helped by the others.
-                emulated_share = (
-                    running.fleet.counters().done.blocks / served.fleet.counters().blocks
-                )
-                assert 0.5 < emulated_share < 1
-        losses[where] = [r.loss for r in seen if isinstance(r, StepRecord)]
-    assert losses["fleet"] == pytest.approx(losses["plain"], rel=1e-4)
-
-
-def test_devices_end_when_the_server_says_bye() -> None:
-    with cleave.serve() as server:
-        running = Emulation(server.url, [DEVICE] * 3)
-        until(lambda: server.fleet.device_count == 3)
-    running.wait()
-    assert running.error is None
-    assert running.fleet.counters().left == 3
-
-
 def test_a_refused_fleet_says_why(served: Server) -> None:
     url = served.url.split("#")[0] + "#c=wrong"
     running = Emulation(url, [DEVICE] * 3)
@@ -227,63 +82,19 @@ def test_a_refused_fleet_says_why(served: Server) -> None:
     assert running.fleet.counters().joined == 0
 
 
-def test_nobody_listens() -> None:
-    running = Emulation("ws://127.0.0.1:9/ws#c=x", [DEVICE] * 3)
-    running.wait()
-    assert "no server answers" in str(running.error)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-_SERVER = """
-import sys, cleave
-server = cleave.serve(port=int(sys.argv[1]), credential="secret")
-print("ready", flush=True)
-for line in sys.stdin:
-    print(server.fleet.device_count, flush=True)
-"""
-
-
-@contextmanager
-def killable_server(port: int) -> Iterator[subprocess.Popen[str]]:
-    """A server that prints how many devices it has for each line it is given."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, str(port)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def devices_of(server: subprocess.Popen[str]) -> int:
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write("\n")
-    server.stdin.flush()
-    return int(server.stdout.readline())
-
-
 @pytest.mark.nightly
-def test_devices_of_a_killed_server_try_again() -> None:
+def test_devices_of_a_killed_server_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEAVE_CREDENTIAL", "secret")
     port = free_port()
-    with killable_server(port) as server:
-        running = Emulation(f"ws://127.0.0.1:{port}/ws#c=secret", [DEVICE] * 4)
-        until(lambda: devices_of(server) == 4)
-    until(lambda: running.fleet.counters().connected == 0)
-    with killable_server(port) as server:
-        until(lambda: devices_of(server) == 4)
-        until(lambda: running.fleet.counters().joined == 8)
-        running.end()
+    serve = ("serve", "--port", port, "--data", "none", "--json")
+    with started(*serve) as (server, lines):
+        url = wait_for_event(lines, "listening")["url"]
+        with emulation(url, [DEVICE] * 4) as running:
+            until(lambda: running.fleet.counters().connected == 4)
+            server.kill()
+            until(lambda: running.fleet.counters().connected == 0)
+            with started(*serve):
+                until(lambda: running.fleet.counters().joined == 8)
     assert running.fleet.notes
 
 
@@ -302,20 +113,21 @@ def test_devices_come_and_go_while_gemms_finish(served: Server, drains: bool) ->
 
 @pytest.mark.nightly
 def test_the_command_emulates_until_it_is_interrupted(served: Server, tmp_path: Path) -> None:
+    """More devices than files may be open, where that limit may be raised."""
     trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
-    command = (
-        "emulate", "--devices", "6", "--server", served.url, "--json",
+    command = shlex.join([
+        *CLEAVE, "emulate", "--devices", "70", "--server", served.url, "--json",
         "--trace", str(trace), "--log", str(log),
-    )  # fmt: skip
-    with started(*command) as (process, lines):
-        until(lambda: served.fleet.device_count == 6)
+    ])  # fmt: skip
+    with printing(["sh", "-c", f"ulimit -Sn 64 && exec {command}"]) as (process, lines):
+        until(lambda: served.fleet.device_count == 70)
         check(submit(served.fleet))
         rates = wait_for_event(lines, "rates")
-        assert rates["devices"] == 6
+        assert rates["devices"] == 70
         process.send_signal(signal.SIGINT)
         summary = wait_for_event(lines, "summary")
         assert process.wait(PATIENCE_S) == 0
-    assert summary["joined"] == 6
+    assert summary["joined"] == 70
     assert summary["blocks"] > 0
     assert 0 < summary["answers"] < summary["blocks"]  # without those of the tests at joining
     events = json.loads(trace.read_text())["traceEvents"]
@@ -331,12 +143,8 @@ def test_its_own_server_can_be_trained_on_and_ends_with_it(
 ) -> None:
     with started("emulate", "--devices", "3", "--json", cwd=tmp_path) as (process, lines):
         serving = wait_for_event(lines, "serving")
-        trained = here(
-            "train", "--method", "tiles",
-            "--server", serving["operator_url"], "--model", "opt-nano", "--data",
-            str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
-            "--checkpoint-every", "0", "--json",
-        )  # fmt: skip
+        command = training(corpus_file, 2, "opt-nano")
+        trained = here(*command, "--server", serving["operator_url"])
         assert trained.returncode == 0, trained.stderr
         assert len([r for r in records(trained.stdout) if r["event"] == "step"]) == 2
         process.send_signal(signal.SIGTERM)
@@ -362,18 +170,6 @@ class NobodyThere:
 def test_it_ends_with_its_own_server() -> None:
     with pytest.raises(CleaveError, match="server that was started for it is gone"):
         asyncio.run(watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
-
-
-def test_a_step_in_virtual_time_is_read_on_80_columns() -> None:
-    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-1", "--batch", "1", "--seq", "8")
-    without, counted = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
-    lines = without.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert re.fullmatch(r"step 1: [\d.,]+ s, simulated, on 1 device", lines[0])
-    assert lines[-1].startswith("  emulated here in ")
-    assert "not attention" in without
-    assert "attention," in counted
-    assert "not attention" not in counted
 
 
 def test_a_step_counts_what_its_plan_counts() -> None:
@@ -472,6 +268,7 @@ def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
         (("--log", "/"), "cannot be written"),
         (("--trace", "/"), "cannot be written"),
         (("--trace", "/dev/null", "--log", "/dev/null"), "are both /dev/null; give two files"),
+        (("--devices", "2", "--csv"), "--csv is for steps of a model in virtual time"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -490,16 +287,6 @@ def test_a_full_disk_is_told_in_the_end(option: str) -> None:
         COMMAND(["emulate", *small, option, "/dev/full"], standalone_mode=False)
 
 
-def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text('[[group]]\nprofile = "iphone-99"\n')
-    answer = here("emulate", "--fleet", str(fleet))
-    assert answer.returncode == 2
-    assert "iphone-99" in answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert len(answer.stderr.strip().splitlines()) == 1
-
-
 def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
     answer = subprocess.run(
         [*CLEAVE, "emulate", "--devices", "500"],
@@ -511,16 +298,12 @@ def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.nightly
-def test_a_low_limit_of_file_descriptors_is_raised_where_that_is_allowed(
-    served: Server,
-) -> None:
-    command = [*CLEAVE, "emulate", "--devices", "70", "--server", served.url, "--json"]
-    with printing(["sh", "-c", f"ulimit -Sn 64 && exec {shlex.join(command)}"]) as (process, lines):
-        until(lambda: served.fleet.device_count == 70)
-        process.send_signal(signal.SIGINT)
-        assert wait_for_event(lines, "summary")["joined"] == 70
-        assert process.wait(PATIENCE_S) == 0
+def test_a_step_is_told_in_words_and_says_what_it_leaves_out() -> None:
+    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-1", "--batch", "1", "--seq", "8")
+    without, counted = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
+    assert "s, simulated, on 1 device" in without
+    assert "not attention" in without
+    assert "not attention" not in counted
 
 
 @pytest.mark.parametrize("method", ["tiles", "stages"])
@@ -537,9 +320,3 @@ def test_steps_are_rows_of_csv(method: str) -> None:
     assert list(rows[0]) == list(as_json[0])
     assert [(step["event"], step["devices"]) for step in as_json] == [("step", 4)] * 2
     assert float(rows[1]["fleet_s"]) == pytest.approx(as_json[1]["fleet_s"])
-
-
-def test_csv_is_of_virtual_time() -> None:
-    done = here("emulate", "--devices", "2", "--csv")
-    assert done.returncode == 2
-    assert "--csv is for steps of a model in virtual time" in " ".join(done.stderr.split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,19 +22,11 @@ from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import BURST, ConnectionLimits
 from cleave.transport.join_url import parse_join_url
-from tests.integration.processes import PATIENCE_S, started, until
-from tests.integration.test_security import (
-    DEVICE,
-    NEVER_S,
-    heard,
-    hello,
-    is_cut,
-    multiplies,
-    opened,
-    raw,
-    upgrade,
-)
+from tests.integration.emulation import DEVICE, emulation
+from tests.integration.processes import PATIENCE_S, until
+from tests.integration.strangers import heard, hello, is_cut, multiplies, opened, raw, upgrade
 
+NEVER_S = 3600.0
 STATED: dict[str, Any] = {
     "downlink_bytes_per_s": 1e6,
     "uplink_bytes_per_s": 1e6,
@@ -49,17 +41,6 @@ def frame(data: bytes, kind: Opcode = Opcode.BINARY, *, fin: bool = True) -> byt
 
 def packed(message: Message) -> bytes:
     return b"".join(encode(message))
-
-
-@contextmanager
-def working() -> Iterator[Server]:
-    """A server with an honest device."""
-    with (
-        cleave.serve(verify=False) as server,
-        started("join", server.url, *DEVICE),
-    ):
-        until(lambda: server.fleet.device_count == 1)
-        yield server
 
 
 def inside(server: Server, address: tuple[str, int] | None = None) -> socket.socket:
@@ -80,6 +61,14 @@ def refused(device: ClientConnection) -> messages.Error:
     return message
 
 
+@pytest.fixture(scope="module")
+def working() -> Iterator[Server]:
+    """A server with an honest device."""
+    with cleave.serve(verify=False) as server, emulation(server.url, [DEVICE]):
+        until(lambda: server.fleet.device_count == 1)
+        yield server
+
+
 NESTED = {
     "in the fields": b"\x92\xa5hello\x81\xa1a" + b"\xdd\x00\x10\x00\x00" * 1000,
     "as the type": b"\x92" + b"\xdd\x00\x10\x00\x00" * 1000,
@@ -93,7 +82,7 @@ def test_nested_lists_of_strangers_are_failed_attempts(notes: list[str]) -> None
     with (
         closing(access),
         cleave.serve(verify=False, auth=access, credential=CREDENTIAL) as server,
-        started("join", server.url, *DEVICE),
+        emulation(server.url, [DEVICE]),
     ):
         until(lambda: server.fleet.device_count == 1)
         for number, said in enumerate([*NESTED.values()] * 5):
@@ -134,46 +123,31 @@ def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe(notes: lis
 
 
 FLOODS = {
-    "heartbeats": packed(messages.Heartbeat()),
-    "telemetry": packed(messages.Telemetry({"power_w": 4.0})),
-    "late answers": packed(messages.Result(7, 1, 1, "fp32", 0.0, bytes(4))),
-    "failures": packed(messages.TaskError(7, "no")),
+    "heartbeats": frame(packed(messages.Heartbeat())) * 10_000,
+    "telemetry": frame(packed(messages.Telemetry({"power_w": 4.0}))) * 10_000,
+    "late answers": frame(packed(messages.Result(7, 1, 1, "fp32", 0.0, bytes(4)))) * 10_000,
+    "failures": frame(packed(messages.TaskError(7, "no"))) * 10_000,
+    "pings": frame(b"", Opcode.PING) * 10_000,
+    "pongs": frame(b"", Opcode.PONG) * 10_000,
 }
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        pytest.param(
-            said, id=name, marks=[pytest.mark.nightly] * (name in ("telemetry", "failures"))
-        )
-        for name, said in FLOODS.items()
-    ],
-)
-def test_an_admitted_device_that_floods_is_sent_away(said: bytes, notes: list[str]) -> None:
-    with working() as fleet, opened(fleet) as flooding:
-        flooding.send(hello(parse_join_url(fleet.url).credential, name="flood", **STATED))
-        until(lambda: fleet.fleet.device_count == 2)
-        many = frame(said) * 10_000
+@pytest.mark.parametrize("said", FLOODS.values(), ids=FLOODS)
+def test_an_admitted_device_that_floods_is_sent_away(
+    said: bytes, working: Server, notes: list[str]
+) -> None:
+    with opened(working) as flooding:
+        flooding.send(hello(parse_join_url(working.url).credential, name="flood", **STATED))
+        until(lambda: working.fleet.device_count == 2)
         with suppress(OSError):
             for _ in range(20):
-                flooding.socket.sendall(many)
+                flooding.socket.sendall(said)
         with suppress(ConnectionClosed):  # who shouts may not hear why
             assert refused(flooding).code is ErrorCode.LIMIT
-        until(lambda: fleet.fleet.device_count == 1)
-        multiplies(fleet.fleet)
-    assert any("flood left (it sent more than 1000 messages" in note for note in notes)
-
-
-@pytest.mark.parametrize("kind", [Opcode.PING, Opcode.PONG])
-def test_pings_are_counted_too(kind: Opcode, notes: list[str]) -> None:
-    with working() as fleet, closing(inside(fleet)) as device:
-        with suppress(OSError):
-            device.sendall(frame(b"", kind) * 100_000)
-        assert is_cut(device)
-        until(lambda: fleet.fleet.device_count == 1)
-        multiplies(fleet.fleet)
-    assert any("pings and tiny fragments" in note for note in notes)
+        until(lambda: working.fleet.device_count == 1)
+        multiplies(working.fleet)
+    reasons = ("flood left (it sent more than 1000 messages", "pings and tiny fragments")
+    assert any(reason in note for note in notes for reason in reasons)
 
 
 def test_who_is_in_no_hurry_may_say_much() -> None:
@@ -211,15 +185,6 @@ def test_who_was_drained_is_said_to_be(notes: list[str]) -> None:
         until(lambda: server.fleet.device_count == 0)
     assert any("slow joined (2.0 MFLOP/s, 1.0 MB/s down, 1.5 kB/s up)" in note for note in notes)
     assert any("slow left (drained); 0 devices" in note for note in notes)
-
-
-def test_a_refusal_says_which_limit_it_was(notes: list[str]) -> None:
-    with cleave.serve(verify=False) as server:
-        credential = parse_join_url(server.url).credential
-        with opened(server) as small:
-            small.send(hello(credential, **(STATED | {"memory_bytes": 5})))
-            assert refused(small).code is ErrorCode.LIMIT
-    assert any("the device offers 5 bytes of memory" in note for note in notes)
 
 
 def test_a_session_that_ends_before_there_was_work_is_named(notes: list[str]) -> None:
@@ -299,11 +264,16 @@ def test_connections_that_come_to_nothing_cost_their_address_the_next_ones(
     assert any("too many connections from there came to nothing" in note for note in notes)
 
 
-def test_a_session_may_say_no_more_than_its_role_needs() -> None:
-    for nbytes, cut in ((limits.MAX_DEVICE_HEADER_BYTES, False), (2**20, True)):
-        with cleave.serve(verify=False) as server, closing(inside(server)) as device:
-            device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4) + bytes(nbytes - 1))
-            if cut:
+def test_a_session_may_say_no_more_than_its_role_needs(notes: list[str]) -> None:
+    """A message that is too long ends the session at its first bytes."""
+    with cleave.serve(verify=False) as server:
+        for nbytes in (2**20, 10**9):
+            with closing(inside(server)) as device:
+                device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4))
                 assert is_cut(device)
-            else:
-                assert server.fleet.device_count == 1
+            until(lambda: server.fleet.device_count == 0)
+            assert any(f"announced a message of {nbytes} bytes" in note for note in notes)
+        most = limits.MAX_DEVICE_HEADER_BYTES
+        with closing(inside(server)) as device:
+            device.sendall(b"\x82\xff" + most.to_bytes(8, "big") + bytes(4) + bytes(most - 1))
+            assert server.fleet.device_count == 1

@@ -15,26 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cleave.arrays import Buffer, DType, empty
-from cleave.device.compute_thread import Computer, ComputeThread, Outcome
-from cleave.device.core import Order
+from cleave.device.compute_thread import Computer, ComputeThread
 from cleave.device.session import DeviceSession, RefusedError, device_hello
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.sessions.probe import FIRST_ID
-from cleave.server.app import App, open_app
-from cleave.server.fleet_server import Server, serve
+from cleave.server.app import App
+from cleave.server.fleet_server import Server
 from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.disks import small_disk
+from tests.integration.emulation import DEVICE, Emulation, check, emulation, submit
 from tests.integration.processes import (
     CLEAVE,
+    JOIN,
     PATIENCE_S,
     here,
     records,
@@ -42,12 +39,10 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
-from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
-from tests.integration.test_emulate import Emulation, emulation
-from tests.integration.test_job_control import served as served_with_jobs
+from tests.integration.serving import served
+from tests.integration.test_verification import Liar, stale
 
 Lines = Iterator[dict[str, Any]]
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
 class Device:
@@ -96,7 +91,7 @@ class Place:
     @contextmanager
     def server_here(self, port: int = 0) -> Iterator[str]:
         """A server on the folder in this process, which takes less time; a join URL."""
-        with served_with_jobs(self.root, port):
+        with served(self.root / "runs", str(self.data), port):
             yield self.ask("pair")["url"]
 
     def ask(self, *words: str) -> dict[str, Any]:
@@ -121,18 +116,18 @@ class Place:
         return devices
 
     @contextmanager
-    def device(self, url: str, name: str, machine: str = "") -> Iterator[Device]:
-        """A device, on a machine of its own unless one is named."""
+    def device(self, url: str, name: str) -> Iterator[Device]:
+        """A device on a machine of its own, as far as it knows."""
         self._count += 1
         errors = self.root / f"errors-{self._count}"
         environment = {
             **os.environ,
-            "CLEAVE_STATE": str(self.root / (machine or name)),
+            "CLEAVE_STATE": str(self.root / name),
             "OMP_NUM_THREADS": "1",
         }
         with errors.open("w") as file:
             process = subprocess.Popen(
-                [*CLEAVE, "join", url, *DEVICE, "--name", name],
+                [*CLEAVE, "join", url, *JOIN, "--name", name],
                 stdout=subprocess.PIPE, stderr=file, text=True, env=environment,
             )  # fmt: skip
         try:
@@ -149,15 +144,16 @@ def place(tmp_path: Path) -> Place:
 
 def emulated(url: str, name: str) -> AbstractContextManager[Emulation]:
     """A device in this process, for tests in which no process and no machine matters."""
-    return emulation(url, [replace(DEVICE_PROFILE, name=name)])
+    return emulation(url, [replace(DEVICE, name=name)])
+
+
+def never(device: int) -> None:
+    """Called with the id of a device that is let in."""
+    raise AssertionError("it was let in")
 
 
 def refusal(url: str) -> str:
     """What a device that is refused hears."""
-
-    def never(device: int) -> None:
-        raise AssertionError("it was let in")
-
     with pytest.raises(RefusedError) as refused:
         asyncio.run(KnownDevice("stranger").serve(url, ComputeThread(NumpyBackend()), never))
     return str(refused.value)
@@ -187,15 +183,22 @@ def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> N
 
 
 def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> None:
-    """Not even on another machine under another name; who came by it before stays."""
+    """Not even on another machine under another name; who came by it before stays.
+
+    The code is for devices of the operator's own, and one of these is not any more.
+    """
     with place.server_here():
-        code = place.ask("pair", "--uses", "9", "--minutes", "60")
+        code = place.ask("pair", "--own", "--uses", "9", "--minutes", "60")
         spare = place.ask("pair", "--uses", "2")
         with emulated(code["url"], "anna") as anna, emulated(code["url"], "ben"):
             until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
+            assert place.own() == {"anna": True, "ben": True}
+            shown = here("devices", "own", "ben", "--no", "--data", str(place.data))
+            assert "ben is not your own any more" in shown.stderr
+            assert place.own() == {"anna": True, "ben": False}
             shown = here("devices", "revoke", "anna", "--data", str(place.data))
             assert f"it came by ({code['id']}) is void as well" in shown.stderr
-            assert "cleave pair --uses 7" in shown.stderr
+            assert "cleave pair --uses 7 --own" in shown.stderr  # of the kind that is void
             anna.wait()
             assert any("revoked this device's credential" in note for note in anna.fleet.notes)
             assert "is void: a device that came by it was revoked" in refusal(code["url"])
@@ -203,35 +206,17 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
         listed = {c["id"]: c for c in place.ask("pair", "--list")["codes"]}
         assert (listed[code["id"]]["state"], listed[code["id"]]["used"]) == ("void", 2)
         assert sorted(listed[code["id"]]["devices"]) == ["anna", "ben"]
+        assert (listed[code["id"]]["own"], listed[spare["id"]]["own"]) == (True, False)
         place.ask("pair", "--void", str(spare["id"]))
         assert "is void: the server's operator made it so" in refusal(spare["url"])
-    table = here("pair", "--list", "--data", str(place.data)).stdout  # the server is gone
+    assert place.own() == {"anna": True, "ben": False}  # the server is gone
+    place.ask("devices", "own", "ben")
+    assert place.own() == {"anna": True, "ben": True}
+    table = here("pair", "--list", "--data", str(place.data)).stdout
     assert "anna" in table
     assert code["code"] not in table
     assert here("pair", "--void", "99", "--data", str(place.data)).returncode == 2
     assert here("pair", "--list", "--void", "1", "--data", str(place.data)).returncode == 2
-
-
-def test_devices_of_ones_own_are_known_as_such(place: Place) -> None:
-    with place.server_here() as url:
-        mine = place.ask("pair", "--own", "--uses", "2")
-        with emulated(mine["url"], "anna"), emulated(url, "ben"):
-            until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
-            assert place.own() == {"anna": True, "ben": False}
-            shown = here("devices", "own", "ben", "--data", str(place.data))
-            assert "ben is your own: it may train whole layers" in shown.stderr
-            shown = here("devices", "own", "anna", "--no", "--data", str(place.data))
-            assert "anna is not your own any more" in shown.stderr
-            assert place.own() == {"anna": False, "ben": True}
-            assert place.states() == {"anna": "ready", "ben": "ready"}  # they stay connected
-        listed = {c["id"]: c["own"] for c in place.ask("pair", "--list")["codes"]}
-        assert listed[mine["id"]]
-        assert sum(listed.values()) == 1
-    assert place.own() == {"anna": False, "ben": True}  # the server is gone
-    place.ask("devices", "own", "anna")
-    assert place.own() == {"anna": True, "ben": True}
-    shown = here("devices", "revoke", "anna", "--data", str(place.data))
-    assert shown.stderr.strip().endswith("cleave pair --uses 1 --own")  # of the kind that is void
 
 
 def test_who_has_no_valid_code_or_token_is_refused(place: Place) -> None:
@@ -275,43 +260,6 @@ def test_a_revocation_holds_though_the_disk_is_full(tmp_path: Path) -> None:
         assert place.states() == {"anna": "revoked"}
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_started_again_knows_devices_and_jobs(
-    place: Place, corpus_file: Path, end: signal.Signals
-) -> None:
-    with place.server() as (server, _, url), place.device(url, "anna") as anna:
-        anna.ready()
-        trained = here(
-            "train", "--method", "tiles",
-            "--server", f"@{place.data / 'operator.url'}", "--model", "opt-nano",
-            "--data", str(corpus_file), "--steps", "2", "--batch", "2", "--seq", "16",
-            "--checkpoint-every", "0", "--json",
-        )  # fmt: skip
-        assert trained.returncode == 0, trained.stderr
-        steps = [r for r in records(trained.stdout) if r["event"] == "step"]
-        (before,) = place.ask("devices")["devices"]
-        server.send_signal(end)
-        server.wait(PATIENCE_S)
-    assert before["blocks"] > 0
-    assert before["downlink_bytes"] >= sum(step["downlink_bytes"] for step in steps) > 0
-    (away,) = place.ask("devices")["devices"]  # no server runs: the folder is asked
-    assert away["state"] in ("away", "lost")
-    assert away["blocks"] == before["blocks"]
-    port = re.search(r":(\d+)/", url)
-    assert port is not None
-    with place.server(port[1]) as (server, _, _), place.device(url, "anna") as anna:
-        anna.ready()
-        (again,) = place.ask("devices")["devices"]
-        assert (again["id"], again["name"], again["sessions"]) == (before["id"], "anna", 2)
-        (job,) = place.ask("jobs")["jobs"]
-        assert (job["job"], job["model"], job["state"]) == ("job-1", "opt-nano", "done")
-        assert (job["steps"], job["loss"]) == (2, steps[-1]["loss"])
-        late = here("train", "--server", f"@{place.data / 'operator.url'}", "--attach", "job-1")
-        assert late.returncode == 2
-        assert "ended (done) before" in late.stderr
-
-
 def test_a_device_is_back_by_itself_after_a_normal_stop_of_the_server(place: Place) -> None:
     with ExitStack() as stack:
         with place.server_here() as url:
@@ -325,19 +273,6 @@ def test_a_device_is_back_by_itself_after_a_normal_stop_of_the_server(place: Pla
             assert place.states() == {"anna": "ready"}
             (again,) = place.ask("devices")["devices"]
             assert again["sessions"] == 2
-
-
-@pytest.mark.nightly
-def test_the_same_device_twice(place: Place) -> None:
-    with place.server() as (_, _, url), place.device(url, "anna") as first:
-        first.ready()
-        with place.device(url, "anna") as second:
-            second.ready()
-            assert "joined a second time" in first.end()
-            assert place.states() == {"anna": "ready"}
-        code = place.ask("pair")
-        with place.device(code["url"], "another name", machine="anna") as other:
-            other.ready()  # two devices on one machine
 
 
 def test_many_emulated_devices_with_one_code(place: Place) -> None:
@@ -391,24 +326,6 @@ def test_the_operators_token_is_not_printed(place: Place) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# --- in this process ---
-
-
-class Liar(ComputeThread):
-    """Answers with wrong numbers, once it is at work."""
-
-    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        def lie(order: Order, outcome: Outcome) -> None:
-            # Probes are answered honestly.
-            if not isinstance(outcome, str) and order.run < FIRST_ID:
-                array = np.frombuffer(bytes(outcome[0]), np.uint8).copy()
-                array[:] = 64
-                outcome = (array.tobytes(), outcome[1])
-            done(order, outcome)
-
-        super().start(order, lie)
-
-
 class KnownDevice:
     """A device of this process that remembers its credential."""
 
@@ -435,32 +352,9 @@ class KnownDevice:
         return await DeviceSession(connection, computer, hello, ready, on_welcome=keep).run()
 
 
-@contextmanager
-def served(data: Path) -> Iterator[tuple[Server, App]]:
-    """What `cleave serve` does, in this process."""
-    with open_app(str(data), "", "") as server_app:
-        server = serve(
-            operator_credential=server_app.operator_token,
-            viewer_credential=server_app.viewer_token,
-            operator=server_app.operators.serve,
-            auth=server_app.access,
-        )
-        with server:
-            server_app.open(server)
-            yield server, server_app
-
-
-def multiply(fleet: Fleet) -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((200, 200), np.float32) for _ in range(2))
-    left, right = (Side(fleet.operand(Buffer(x, DType.FP32))) for x in (a, b))
-    product = fleet.submit(left, right, empty(200, 200, DType.FP32)).result()
-    np.testing.assert_allclose(product.array, a @ b, rtol=1e-4, atol=1e-3)
-
-
 def multiply_often(fleet: Fleet) -> None:
     for _ in range(8):
-        multiply(fleet)
+        check(submit(fleet))
 
 
 def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> None:
@@ -471,7 +365,7 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         url = server.join_url(code.text)
         loop = asyncio.get_running_loop()
         here, both = asyncio.Event(), asyncio.Event()
-        lying = asyncio.create_task(liar.serve(url, Liar(NumpyBackend()), lambda _: here.set()))
+        lying = asyncio.create_task(liar.serve(url, Liar(stale), lambda _: here.set()))
         await here.wait()
         work = loop.run_in_executor(None, multiply_often, server.fleet)
         computer = ComputeThread(NumpyBackend())
@@ -484,7 +378,7 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         helping.cancel()
         return str(refusal.value)
 
-    with served(tmp_path) as (server, server_app):
+    with served(tmp_path, str(tmp_path)) as (server, server_app, _):
         said = asyncio.run(lies(server, server_app))
         devices = {d["name"]: d for d in run_desk(server_app)}
         assert devices["liar"]["state"] == "quarantined"
@@ -492,9 +386,6 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         assert devices["liar"]["reason"] in said
 
     async def again(server: Server) -> None:
-        def never(device: int) -> None:
-            raise AssertionError("it was let in")
-
         with pytest.raises(RefusedError, match="in quarantine: quarantined after") as refusal:
             await liar.serve(server.address, ComputeThread(NumpyBackend()), never)
         assert refusal.value.for_good
@@ -507,27 +398,10 @@ def test_a_quarantine_outlasts_the_server_and_can_be_lifted(tmp_path: Path) -> N
         serving.cancel()
         await asyncio.wait([serving])  # it says goodbye, which the server would wait for
 
-    with served(tmp_path) as (server, server_app):
+    with served(tmp_path, str(tmp_path)) as (server, server_app, _):
         asyncio.run(again(server))
         server_app.device_admin.answer("release", {"device": "liar"})
         asyncio.run(released(server))
-
-
-def test_emulated_devices_that_are_revoked_do_not_come_back(tmp_path: Path) -> None:
-    with served(tmp_path) as (server, server_app):
-        url = server.join_url(server_app.access.pair(uses=2).text)
-        with emulation(url, [DEVICE_PROFILE] * 2) as running:
-            until(lambda: server.fleet.device_count == 2)
-            names = [device["name"] for device in run_desk(server_app)]
-            assert server.live.loop is not None
-            for name in names:
-                server.live.loop.call_soon_threadsafe(
-                    server_app.device_admin.answer, "revoke", {"device": name}
-                )
-            running.wait()
-        assert running.error is None
-        assert running.fleet.counters().joined == 2
-        assert any("revoked" in note for note in running.fleet.notes)
 
 
 def run_desk(server_app: App) -> list[dict[str, Any]]:

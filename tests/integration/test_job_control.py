@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.common import make_trainer
-from cleave.server.app import open_app
-from cleave.server.fleet_server import Server, serve
-from cleave.server.jobs.jobs import Jobs
-from cleave.training.loop.job import JobSpec
-from cleave.training.loop.run_job import JobRunner
 from tests.integration.processes import (
+    JOIN,
     PATIENCE_S,
     address,
     here,
+    jobs,
     records,
     server,
     started,
@@ -30,11 +24,9 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
+from tests.integration.serving import served
 
 pytestmark = pytest.mark.slow
-
-STEPS = 9
-CHECKPOINTS = ("--checkpoint-every", "1000")  # besides the one at the end
 
 
 class Place:
@@ -57,112 +49,8 @@ class Place:
 
     def state(self, number: int) -> str:
         """The state of a job."""
-        told: list[dict[str, Any]] = json.loads(here("jobs", *self.data, "--json").stdout)["jobs"]
+        told = jobs(Path(self.data[1]))
         return next(str(job["state"]) for job in told if job["job"] == f"job-{number}")
-
-
-@pytest.mark.nightly
-def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
-    corpus_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    plain_losses: Callable[[JobSpec], list[float]],
-) -> None:
-    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
-    place = Place(tmp_path)
-    serve = ("serve", "--port", "0", *place.data, "--json")
-    join = ("--backend", "numpy", "--threads", "1", "--json", "--once")
-    long = (*training(corpus_file, STEPS, "opt-nano"), "--name", "long", *CHECKPOINTS)
-    short = (*training(corpus_file, 2, "opt-nano"), "--name", "short")
-    with started(*serve, cwd=tmp_path) as (server, lines):
-        listening = wait_for_event(lines, "listening")
-        to_server = ("--server", listening["operator_url"])
-        with ExitStack() as stack:
-            device, news = stack.enter_context(started("join", listening["url"], *join))
-            wait_for_event(news, "ready")
-            _, steps = stack.enter_context(started(*long, *to_server))
-            for _ in range(3):
-                wait_for_event(steps, "step")
-            device.kill()  # in some step, in which the job waits for another
-            while wait_for_event(steps, "fleet")["state"] != "absent":
-                continue
-            assert "pauses after its step" in place.change("pause", "job-1")
-            until(lambda: place.state(1) == "paused")
-            _, news = stack.enter_context(started("join", listening["url"], *join))
-            wait_for_event(news, "ready")
-            done = here(*short, *to_server)
-            assert done.returncode == 0, done.stderr
-            (step_text, *_) = [
-                line for line in place.change("logs", "job-2").splitlines() if "loss" in line
-            ]
-            assert step_text.startswith("step 1 ")
-            assert "only one that is not over" in place.refused("pause", "job-2")
-            assert "job-2 is done" in place.refused("resume", "job-2")
-        server.send_signal(signal.SIGKILL)
-        server.wait(PATIENCE_S)
-    assert place.state(1) == "paused"
-    with started(*serve, cwd=tmp_path) as (server, lines):
-        listening = wait_for_event(lines, "listening")
-        with started("join", listening["url"], *join) as (_, news):
-            wait_for_event(news, "ready")
-            assert "is queued again" in place.change("resume", "job-1")
-            until(lambda: place.state(1) == "done")
-        found = [
-            json.loads(line)
-            for line in (tmp_path / "runs" / "long" / "metrics.jsonl").read_text().splitlines()
-        ]
-    losses = [record["loss"] for record in found if record["event"] == "step"]
-    assert losses == pytest.approx(plain_losses(training_job(corpus_file, STEPS, "opt-nano")))
-
-
-@pytest.mark.nightly
-def test_what_waits_is_stopped_or_paused_at_once(
-    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first job has no device; the others wait for it."""
-    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
-    place = Place(tmp_path)
-    with started("serve", "--port", "0", *place.data, "--json", cwd=tmp_path) as (_, lines):
-        operator = ("--server", wait_for_event(lines, "listening")["operator_url"])
-        submit = (*training(corpus_file, 3, "opt-nano"), *operator)
-        with ExitStack() as stack:
-            _, first = stack.enter_context(started(*submit))
-            while wait_for_event(first, "fleet")["state"] != "absent":
-                continue
-            _, second = stack.enter_context(started(*submit))
-            until(lambda: len(records_of(place)) == 2)
-            assert "no checkpoints" in place.refused("pause", "job-1")
-            assert place.change("pause", "job-2") == "job-2 is paused\n"
-            assert place.state(2) == "paused"
-            place.change("resume", "job-2")
-            assert place.state(2) == "queued"
-            assert "is queued and not paused" in place.refused("resume", "job-2")
-            place.change("pause", "job-2")
-            place.change("stop", "job-2")
-            assert place.state(2) == "stopped"
-            assert [record["event"] for record in second] == ["stopped"]  # it began nothing
-            place.change("stop", "job-1")
-            until(lambda: place.state(1) == "stopped")
-            assert "is queued again" in place.change("resume", "job-1")
-            assert "no job 'job-9'" in place.refused("stop", "job-9")
-
-
-@contextmanager
-def served(folder: Path, port: int = 0) -> Iterator[tuple[Server, Jobs]]:
-    """A server on a folder that runs jobs, in this process, which has imported PyTorch."""
-    with open_app(str(folder / "data"), "", "") as server_app:
-        server = serve(
-            port=port,
-            operator_credential=server_app.operator_token,
-            operator=server_app.operators.serve,
-            auth=server_app.access,
-        )
-        with server:
-            jobs = Jobs(server.fleet, JobRunner(folder / "runs"), server_app.history)
-            server_app.operators.jobs = jobs
-            server_app.open(server)
-            yield server, jobs
-            jobs.close(10.0)
 
 
 def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
@@ -174,10 +62,10 @@ def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
     metrics = tmp_path / "runs" / "long" / "metrics.jsonl"
 
     def steps() -> list[dict[str, Any]]:
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return [record for line in lines if (record := json.loads(line))["event"] == "step"]
+        found = records(metrics.read_text()) if metrics.exists() else []
+        return [record for record in found if record["event"] == "step"]
 
-    with served(tmp_path) as (server, jobs):
+    with served(tmp_path / "runs", str(tmp_path / "data")) as (server, _, jobs):
 
         def state(number: int) -> str:
             return jobs.find(f"job-{number}").state.value
@@ -201,12 +89,15 @@ def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
         jobs.submit({"job": asdict(job), "name": "long"})
         place.change("stop", "job-1")
         until(lambda: state(1) == "stopped")
+        assert "is queued again" in place.change("resume", "job-1")
+        place.change("stop", "job-1")
+        assert "no job 'job-9'" in place.refused("stop", "job-9")
         for wrong in (("--attach", "job-9"), ("--model", "opt-nano", "--data", "/no/such")):
             refused = here("train", *to_server, *wrong)
             assert refused.returncode == 2
             assert wrong[-1] in refused.stderr
         url = records(here("pair", *place.data, "--json").stdout)[-1]["url"]
-        with started("join", url, "--backend", "numpy", "--threads", "1", "--json"):
+        with started("join", url, *JOIN):
             until(lambda: len(steps()) >= 2)
             assert "pauses after its step" in place.change("pause", "job-3")
             until(lambda: state(3) == "paused")
@@ -232,13 +123,6 @@ def test_jobs_as_rows(tmp_path: Path) -> None:
     shown = here("jobs", "--data", str(tmp_path), "--csv")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("job,state,reason,model,name,steps,")
-
-
-def records_of(place: Place) -> list[dict[str, Any]]:
-    """The jobs that the server knows."""
-    (answer,) = records(here("jobs", *place.data, "--json").stdout)
-    found: list[dict[str, Any]] = answer["jobs"]
-    return found
 
 
 @pytest.mark.nightly

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,12 +13,9 @@ import pytest
 from websockets.sync.client import connect
 
 import cleave
-from cleave.arrays import Buffer, DType, empty
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
@@ -30,28 +24,18 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.fleet_server import Server
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.join_url import parse_join_url
+from tests.fleet.products import submit
+from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import (
+    JOIN,
     PATIENCE_S,
     here,
-    run,
     started,
     until,
     wait_for_event,
 )
+from tests.integration.strangers import hello
 from tests.memory_link import memory_link
-
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
-
-
-@pytest.fixture
-def served() -> Iterator[Server]:
-    with cleave.serve() as server:
-        yield server
-
-
-def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
-    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
-    return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
 
 
 def integers(rows: int, columns: int) -> Any:
@@ -63,7 +47,7 @@ def test_processes_join_multiply_and_leave(served: Server) -> None:
     a, b = integers(200, 300), integers(300, 150)
     early = submit(served.fleet, a, b)  # waits for the first device
     with ExitStack() as stack:
-        devices = [stack.enter_context(started("join", served.url, *DEVICE)) for _ in range(2)]
+        devices = [stack.enter_context(started("join", served.url, *JOIN)) for _ in range(2)]
         for _, lines in devices:
             wait_for_event(lines, "ready")
         until(lambda: served.fleet.device_count == 2)
@@ -82,14 +66,6 @@ def test_processes_join_multiply_and_leave(served: Server) -> None:
 # --- strangers ---
 
 
-def test_the_port_answers_health_checks(served: Server) -> None:
-    base = served.url.replace("ws://", "http://").split("/ws")[0]
-    with urllib.request.urlopen(f"{base}/healthz") as answer:
-        assert answer.read() == b"ok\n"
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{base}/../etc/passwd")
-
-
 def talk(url: str, *parts: bytes | str) -> messages.Message:
     """Send raw messages and return the last answer before the connection closes."""
     with connect(parse_join_url(url).address, max_size=None) as socket:
@@ -103,13 +79,6 @@ def talk(url: str, *parts: bytes | str) -> messages.Message:
     return last
 
 
-def hello(credential: str, **changes: Any) -> bytes:
-    message = device_hello(credential=credential, name="test", memory_bytes=10**8)
-    for name, value in changes.items():
-        setattr(message, name, value)
-    return b"".join(encode(message))
-
-
 def of_version_2(role: str) -> bytes:
     """A hello of another version, whose fields mean something else; role and version do not."""
     fields = {"role": role, "version": 2, "credential": {"key": 1}, "name": 7, "memory": "all"}
@@ -118,7 +87,7 @@ def of_version_2(role: str) -> bytes:
 
 def test_strangers_are_refused_and_others_go_on(served: Server) -> None:
     secret = parse_join_url(served.url).credential
-    with started("join", served.url, *DEVICE):
+    with emulation(served.url, [DEVICE]):
         until(lambda: served.fleet.device_count == 1)
         cases: list[tuple[list[bytes | str], ErrorCode, str]] = [
             ([hello("wrong")], ErrorCode.CREDENTIAL, "credential"),
@@ -150,18 +119,23 @@ def test_a_port_in_use_is_said(served: Server) -> None:
         cleave.serve(port=port)
 
 
-def test_joining_nothing_is_said() -> None:
-    answer = here("join", "http://127.0.0.1:9", "--backend", "numpy")
-    assert answer.returncode == 2
-    assert "no join URL" in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
-@pytest.mark.nightly
-def test_joining_where_no_server_is_is_said() -> None:
-    answer = run("join", "ws://127.0.0.1:9/ws#c=x", "--backend", "numpy")
-    assert answer.returncode == 1
-    assert "no server answers" in answer.stderr
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("http://127.0.0.1:9",), 2, ["no join URL"]),
+        (("ws://127.0.0.1:9/ws#c=x",), 1, ["no server answers"]),
+        (
+            ("http://127.0.0.1:1/join#c=x", "--profile", "nokia-3310"), 2,
+            ["'nokia-3310'", "cleave profile list"],
+        ),
+    ],
+)  # fmt: skip
+def test_who_cannot_join_is_told_why(
+    arguments: tuple[str, ...], code: int, words: list[str]
+) -> None:
+    answer = here("join", *arguments, "--backend", "numpy")
+    assert answer.returncode == code
+    assert all(word in answer.stderr for word in words)
     assert "Traceback" not in answer.stderr
 
 
@@ -174,30 +148,6 @@ def test_a_closed_fleet_says_so() -> None:
     with pytest.raises(FleetError, match="closed"):
         submit(server.fleet, integers(3, 3), integers(3, 3))
     server.close()
-
-
-def test_memory_links_carry_the_same_messages_and_bytes() -> None:
-    a, b = integers(60, 50), integers(50, 70)
-
-    async def scenario() -> tuple[Any, int, int, DeviceSession]:
-        runtime = LiveRuntime(SessionManager("secret"))
-        runtime.loop = asyncio.get_running_loop()
-        fleet = Fleet(runtime)
-        near, far = memory_link()
-        said = device_hello(credential="secret", name="memory", memory_bytes=10**9)
-        device = DeviceSession(far, ComputeThread(NumpyBackend()), said)
-        serving = asyncio.create_task(runtime.session(near))
-        joining = asyncio.create_task(device.run())
-        future = submit(fleet, a, b)
-        result = await asyncio.to_thread(future.result)
-        await far.close()
-        await asyncio.gather(serving, joining)
-        counters = fleet.counters()
-        return result.array, counters.downlink_bytes, counters.uplink_bytes, device
-
-    result, down, up, device = asyncio.run(scenario())
-    np.testing.assert_array_equal(result, a @ b)
-    assert (device.downlink_bytes, device.uplink_bytes) == (down, up)
 
 
 def test_a_device_that_sends_one_message_for_long_is_not_silent(
@@ -248,18 +198,3 @@ def test_a_device_tells_what_it_measured_as_soon_as_it_is_welcome() -> None:
         return told
 
     assert asyncio.run(scenario()) == 12.5
-
-
-def test_a_profile_that_nobody_knows_is_refused() -> None:
-    answer = here("join", "http://127.0.0.1:1/join#c=x", "--profile", "nokia-3310")
-    assert answer.returncode == 2
-    assert "'nokia-3310'" in answer.stderr
-    assert "cleave profile list" in answer.stderr
-
-
-@pytest.mark.nightly
-def test_a_wrong_credential_ends_join_with_a_sentence(served: Server) -> None:
-    url = served.url.split("#")[0] + "#c=wrong"
-    answer = run("join", url, "--backend", "numpy", "--when", "always")  # though it is to stay
-    assert answer.returncode == 1
-    assert "credential" in answer.stderr

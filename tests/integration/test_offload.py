@@ -99,52 +99,6 @@ def test_an_expanded_gradient_is_taken(fleet: Fleet) -> None:
     assert_same_gradients(model, fleet, lambda m: m(values).sum())  # its gradient has stride 0
 
 
-def test_the_same_input_for_several_layers_is_sent_once(fleet: Fleet) -> None:
-    class Siblings(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(64, 64)
-            self.q, self.k, self.v = (nn.Linear(64, 64, bias=False) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.first(x)
-            y: Tensor = self.q(hidden) + self.k(hidden) + self.v(hidden)
-            return y
-
-    model = Siblings()
-    values = torch.randn(64, 64)
-    assert_same_gradients(model, fleet, lambda m: m(values).square().mean())
-
-
-def test_tied_weights_accumulate_both_gradients(fleet: Fleet) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(40, 16)
-            self.head = nn.Linear(16, 40, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, ids: Tensor) -> Tensor:
-            logits: Tensor = self.head(self.embedding(ids))
-            return logits
-
-    ids = torch.arange(20).view(4, 5)
-    assert_same_gradients(Tied(), fleet, lambda m: m(ids).square().mean())
-
-
-def test_bf16_under_autocast_agrees(fleet: Fleet) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 24))
-    values = torch.randn(24, 24)
-
-    def loss(m: nn.Module) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y: Tensor = m(values)
-        return y.float().square().mean()
-
-    assert_same_gradients(model, fleet, loss, tolerance=2e-2)
-
-
 def test_weights_changed_between_steps_are_sent_anew(fleet: Fleet) -> None:
     layer = nn.Linear(24, 11, bias=False)
     values = torch.randn(7, 24)
@@ -237,11 +191,6 @@ def gpt2() -> nn.Module:
     )  # fmt: skip
     model: nn.Module = GPT2LMHeadModel(config)
     return model
-
-
-def test_conv1d_of_transformers(fleet: Fleet) -> None:
-    ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(0))
-    assert_same_gradients(gpt2(), fleet, lambda m: m(input_ids=ids, labels=ids).loss)
 
 
 @pytest.mark.parametrize("fleet", [True], indirect=True)

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 import pytest
 
 from cleave.training.loop.job import JobSpec
-from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import (
+    JOIN,
     PATIENCE_S,
     here,
     losses,
@@ -27,7 +27,6 @@ from tests.integration.processes import (
 from tests.integration.test_viewers import asked, viewed
 
 PHONE = ("--profile", "snapdragon-888")
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
 def table(part: dict[str, Any]) -> list[dict[str, Any]]:
@@ -45,7 +44,7 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
     with ExitStack() as stack:
         _, lines = stack.enter_context(started(*serve, "--json", cwd=tmp_path))
         listening = wait_for_event(lines, "listening")
-        _, device = stack.enter_context(started("join", listening["page_url"], *DEVICE, *PHONE))
+        _, device = stack.enter_context(started("join", listening["page_url"], *JOIN, *PHONE))
         wait_for_event(device, "ready")
         monkeypatch.setenv("CLEAVE_DATA", str(data))
         trained = here(*training(corpus_file, 3, "opt-nano"))
@@ -109,6 +108,9 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
         _, looks = stack.enter_context(started(*watch))
         first, second = next(looks), next(looks)
         assert first["job"]["next_record"] == second["job"]["first_record"] == job["next_record"]
+        again = here("dashboard", "--data", str(data))
+        assert again.stdout.strip() == listening["dashboard_url"]
+        assert "▀" in again.stderr
         parts = urlsplit(listening["dashboard_url"])
         with urlopen(f"http://{parts.netloc}/metrics", timeout=PATIENCE_S) as reply:
             shown = reply.read().decode()
@@ -116,11 +118,7 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
         assert 'cleave_job_step{job="job-1",model="opt-nano"} 3.0' in shown
 
 
-def test_where_no_server_runs(tmp_path: Path) -> None:
-    told = here("status", "--data", str(tmp_path))
+@pytest.mark.parametrize("command", ["status", "dashboard"])
+def test_where_no_server_runs(command: str, tmp_path: Path) -> None:
+    told = here(command, "--data", str(tmp_path))
     assert (told.returncode, "cleave serve" in told.stderr) == (1, True)
-
-
-def test_the_address_of_a_viewer_is_read_as_one() -> None:
-    target = parse_join_url(viewed("https://host:1/#c=x"))
-    assert (target.address, target.credential) == ("wss://host:1/ws", "x")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +20,50 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
-from tests.integration.processes import PATIENCE_S, here, records, started, wait_for_event
+from tests.integration.emulation import DEVICE, emulation
+from tests.integration.processes import (
+    JOIN,
+    PATIENCE_S,
+    free_port,
+    here,
+    jobs,
+    records,
+    started,
+    training,
+    training_job,
+    until,
+    wait_for_event,
+)
 
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 STEPS = 100_000  # more than are done before the server is stopped
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def losses(seen: list[Record]) -> list[float]:
     return [record.loss for record in seen if isinstance(record, StepRecord)]
 
 
-def jobs(data: Path) -> list[dict[str, Any]]:
-    """Return the jobs that `cleave jobs` lists."""
-    answer = here("jobs", "--data", str(data), "--json")
-    assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)["jobs"]
-    return found
-
-
 @pytest.mark.nightly  # the next test kills and resumes a run without a server
-def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
+def test_a_server_started_again_knows_devices_and_jobs(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL of a server in a journaled run, a new server on its port, then SIGTERM.
 
     The device comes back by itself, and all losses are those of plain PyTorch.
     """
-    monkeypatch.setenv("CLEAVE_CREDENTIAL", "for devices")
-    monkeypatch.setenv("CLEAVE_OPERATOR_CREDENTIAL", "for operators")
+    monkeypatch.setenv("CLEAVE_STATE", str(tmp_path / "state"))
     data, folder = tmp_path / "data", tmp_path / "runs" / "run"
+
+    def known() -> dict[str, Any]:
+        """The only device, as the server or its folder knows it."""
+        shown = here("devices", "--data", str(data), "--json")
+        (device,) = json.loads(shown.stdout)["devices"]
+        return dict(device)
+
     serve = ("serve", "--port", free_port(), "--data", str(data), "--json")
+    spec = replace(training_job(corpus_file, STEPS, "opt-nano"), batch=2)
     submit = (
-        "train", "--method", "tiles",
-        "--model", "opt-nano", "--data", str(corpus_file), "--steps", str(STEPS),
-        "--batch", "2", "--seq", "16", "--checkpoint-every", "4", "--name", "run", "--journal",
-        "--json",
+        *training(corpus_file, STEPS, "opt-nano"), "--batch", "2", "--checkpoint-every", "4",
+        "--name", "run", "--journal",
     )  # fmt: skip
     with ExitStack() as stack:
         server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
@@ -67,13 +71,16 @@ def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
         to_server = ("--server", listening["operator_url"])
         _, steps = stack.enter_context(started(*submit, *to_server))
         assert "training waits" in wait_for_event(steps, "fleet")["text"]  # no device has joined
-        device, news = stack.enter_context(started("join", listening["url"], *DEVICE))
+        join = ("join", listening["url"], "--name", "anna", *JOIN)
+        device, news = stack.enter_context(started(*join))
         wait_for_event(news, "ready")
         assert wait_for_event(steps, "fleet")["state"] == "present"
         for _ in range(6):  # past a checkpoint
             wait_for_event(steps, "step")
         (job,) = jobs(data)
         assert (job["state"], job["run_folder"]) == ("running", str(folder))
+        before = known()
+        assert before["blocks"] > 0
         server.send_signal(signal.SIGKILL)
         server.wait(PATIENCE_S)
         assert wait_for_event(news, "waiting")["retry_s"] >= 0
@@ -81,12 +88,18 @@ def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
         (job,) = jobs(data)
         assert job["state"] == "interrupted"
         assert "cleave jobs resume job-1" in job["reason"]
+        away = known()  # no server runs: the folder is asked
+        assert away["state"] in ("away", "lost")
+        assert away["blocks"] >= before["blocks"]
 
         server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
         said = wait_for_event(lines, "note")["text"]
         assert "job-1 (opt-nano) was interrupted" in said
         assert "cleave jobs resume job-1" in said
         wait_for_event(lines, "listening")
+        late = here("train", *to_server, "--attach", "job-1")
+        assert late.returncode == 2
+        assert "ended (interrupted) before" in late.stderr
         resume = ("train", "--resume", str(folder), "--json", *to_server)
         _, steps = stack.enter_context(started(*resume))
         wait_for_event(news, "ready")  # by itself
@@ -95,6 +108,8 @@ def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
         assert start % 4 == 0
         for _ in range(3):
             wait_for_event(steps, "step")
+        again = known()
+        assert (again["id"], again["name"], again["sessions"]) == (before["id"], "anna", 2)
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_S) == 0
         wait_for_event(news, "waiting")  # for a server that may be started again
@@ -104,23 +119,23 @@ def test_a_job_continues_after_its_server_was_killed_and_is_stopped_by_sigterm(
     written = [r for r in RunFolder(folder).records() if r["event"] == "step"]
     done = len(written)
     assert [r["step"] for r in written] == list(range(1, done + 1))
-    assert (jobs(data)[-1]["state"], jobs(data)[-1]["steps"]) == ("stopped", done)
+    last = jobs(data)[-1]
+    assert (last["state"], last["steps"], last["loss"]) == ("stopped", done, written[-1]["loss"])
+    assert known()["blocks"] > before["blocks"]
     assert f"step-{done:06d}" in [path.name for path in (folder / CHECKPOINTS).iterdir()]
-    job_spec = JobSpec(
-        "opt-nano", str(corpus_file), STEPS, batch=2, seq=16, checkpoint_every=0, method="tiles"
-    )
     plain: list[Record] = []
     context = TrainContext(None, plain.append, lambda: len(losses(plain)) >= done)
-    train(job_spec, RunFolder(tmp_path / "plain"), context)
+    train(spec, RunFolder(tmp_path / "plain"), context)
     assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
 
 
-def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_to_the_same_losses(
+    corpus_file: Path, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
+) -> None:
     """Embedded devices; `benchmarks.crash` kills at many more moments."""
     command = (
-        "train", "--method", "tiles",
-        "--model", "opt-nano", "--data", str(corpus_file), "--steps", "12", "--batch",
-        "2", "--seq", "16", "--checkpoint-every", "2", "--devices", "1", "--name", "run", "--json",
+        *training(corpus_file, 12, "opt-nano"), "--checkpoint-every", "2", "--devices", "1",
+        "--name", "run",
     )  # fmt: skip
     with started(*command, cwd=tmp_path) as (process, steps):
         before = [wait_for_event(steps, "step") for _ in range(3)]
@@ -138,50 +153,42 @@ def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path:
     assert [r["loss"] for r in repeated] == pytest.approx(expected, rel=1e-4)
     written = [r for r in RunFolder(tmp_path / "runs" / "run").records() if r["event"] == "step"]
     assert [r["step"] for r in written] == list(range(1, 13))
-    job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=12, batch=2, seq=16, method="tiles"
-    )
-    plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
-    assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
+    plain = plain_losses(training_job(corpus_file, 12, "opt-nano"))
+    assert [r["loss"] for r in written] == pytest.approx(plain, rel=1e-4)
 
 
-@pytest.mark.nightly  # tests/fleet/test_local_fallback.py tests it without processes
-def test_all_devices_gone_and_training_goes_on_without(corpus_file: Path, tmp_path: Path) -> None:
-    """`--fallback local` on a served fleet whose only device is killed."""
-    job = JobSpec(
-        model="opt-nano", data=str(corpus_file), steps=4, batch=2, seq=16, checkpoint_every=0,
-        fallback="local", fallback_after_s=0.0, method="tiles")  # fmt: skip
-    plain: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, plain.append))
+def test_all_devices_gone_and_training_goes_on_until_one_comes(
+    corpus_file: Path, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
+) -> None:
+    """`--fallback local` on a served fleet whose only device leaves."""
+    job = training_job(corpus_file, 6, "opt-nano")
     ours: list[Record] = []
-    with cleave.serve() as server, started("join", server.url, *DEVICE, "--once") as (device, news):
-        wait_for_event(news, "ready")
+    with cleave.serve() as server, ExitStack() as stack:
+        first = stack.enter_context(emulation(server.url, [DEVICE]))
+        until(lambda: server.fleet.device_count == 1)
 
         def report(record: Record) -> None:
             ours.append(record)
             if isinstance(record, StepRecord) and record.step == 2:
-                device.kill()
+                first.end()
+            if isinstance(record, StepRecord) and record.step == 4:
+                stack.enter_context(emulation(server.url, [DEVICE]))
+                until(lambda: server.fleet.device_count == 1)
 
-        train(job, RunFolder(tmp_path / "ours"), TrainContext(server.fleet, report))
-    assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
-    last = [r for r in ours if isinstance(r, StepRecord)][-1]
-    assert last.local_gemms > 0
-    assert last.tiles == 0
-    said = [r["state"] for r in RunFolder(tmp_path / "ours").records() if r["event"] == "fleet"]
-    assert said[-2:] == ["absent", "local"]
+        served = replace(job, fallback="local", fallback_after_s=0.0)
+        train(served, RunFolder(tmp_path), TrainContext(server.fleet, report))
+    assert losses(ours) == pytest.approx(plain_losses(job), rel=1e-4)
+    steps = [record for record in ours if isinstance(record, StepRecord)]
+    assert steps[3].local_gemms > 0
+    assert steps[3].tiles == 0
+    assert steps[5].local_gemms == 0
+    assert steps[5].tiles > 0
+    said = [r["state"] for r in RunFolder(tmp_path).records() if r["event"] == "fleet"]
+    assert said[-3:] == ["absent", "local", "present"]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:
-    job = JobSpec(
-        model="opt-nano",
-        data=str(corpus_file),
-        steps=4,
-        batch=1,
-        seq=16,
-        checkpoint_every=1,
-        method="tiles",
-    )
+    job = replace(training_job(corpus_file, 4, "opt-nano"), checkpoint_every=1)
     seen: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / "tensors.safetensors"
@@ -202,15 +209,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
     corpus_file: Path, tmp_path: Path
 ) -> None:
     """`cleave train --resume` refuses and touches nothing; --restart keeps what it finds."""
-    job = JobSpec(
-        model="opt-nano",
-        data=str(corpus_file),
-        steps=3,
-        batch=1,
-        seq=16,
-        checkpoint_every=1,
-        method="tiles",
-    )
+    job = replace(training_job(corpus_file, 3, "opt-nano"), checkpoint_every=1)
     seen: list[Record] = []
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
     folder = tmp_path / "run" / CHECKPOINTS
@@ -242,9 +241,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
 def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
     corpus_file: Path, tmp_path: Path
 ) -> None:
-    job = JobSpec(
-        "opt-nano", str(corpus_file), steps=1, batch=1, seq=16, checkpoint_every=0, method="tiles"
-    )
+    job = training_job(corpus_file, 1, "opt-nano")
     train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None))
     metrics = RunFolder(tmp_path).metrics_path.read_bytes()
     with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import numpy as np
 import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -27,13 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 import cleave
-from cleave.arrays import Buffer, DType, empty
-from cleave.device.session import device_hello
 from cleave.errors import CleaveError
-from cleave.fleet.fleet import Fleet
-from cleave.fleet.product import Side
 from cleave.protocol import limits, messages
-from cleave.protocol.codec import decode, encode
+from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Role
 from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.fleet_server import Server
@@ -44,56 +38,20 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of
 from profiles.measuring.link import measure_link
+from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import (
     CLEAVE,
+    JOIN,
     PATIENCE_S,
     here,
     started,
     until,
     wait_for_event,
 )
+from tests.integration.strangers import heard, hello, is_cut, multiplies, opened, raw, upgrade
 
-DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 SECURE = Security(tls=TlsMode.AUTO)
 NEVER_S = 3600.0
-
-
-def multiplies(fleet: Fleet) -> None:
-    a, b = np.eye(40, 30), np.ones((30, 20))
-    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
-    product = fleet.submit(left, right, empty(40, 20, DType.FP32)).result()
-    np.testing.assert_array_equal(product.array, a @ b)
-
-
-def hello(credential: str, role: Role = Role.DEVICE, **changes: Any) -> bytes:
-    message = device_hello(credential=credential, name="test", memory_bytes=10**8)
-    message.role = role
-    for name, value in changes.items():
-        setattr(message, name, value)
-    return b"".join(encode(message))
-
-
-def raw(server: Server) -> socket.socket:
-    """A TCP connection to a server."""
-    parts = urlsplit(server.url)
-    assert parts.port is not None
-    return socket.create_connection((parts.hostname, parts.port), PATIENCE_S)
-
-
-def is_cut(connection: socket.socket) -> bool:
-    """Whether the server ends a connection; waits for it."""
-    try:
-        while connection.recv(65536):
-            pass
-    except ConnectionError:
-        return True
-    return True
-
-
-def opened(server: Server, **options: Any) -> ClientConnection:
-    address = parse_join_url(server.url).address
-    connection: ClientConnection = connect(address, compression=None, max_size=None, **options)
-    return connection
 
 
 # --- TLS ---
@@ -118,7 +76,7 @@ def test_devices_and_operators_join_the_server_whose_certificate_they_know(
         url = parse_join_url(listening["url"]).at("127.0.0.1")
         assert url.address.startswith("wss://")
         assert url.fingerprint == listening["fingerprint"] != ""
-        device = stack.enter_context(started("join", url.text, *DEVICE))
+        device = stack.enter_context(started("join", url.text, *JOIN))
         (tmp_path / "operator.url").write_text(
             parse_join_url(listening["operator_url"]).at("127.0.0.1").text
         )
@@ -131,7 +89,7 @@ def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: P
     kept = Security(tls=TlsMode.AUTO, folder=tmp_path)
     with cleave.serve(security=kept) as server:
         url = parse_join_url(server.url)
-        with started("join", server.url, *DEVICE):
+        with started("join", server.url, *JOIN):
             until(lambda: server.fleet.device_count == 1)
             multiplies(server.fleet)
         (link,) = asyncio.run(measure_link(server.url, 1))
@@ -241,29 +199,6 @@ def test_pages_of_other_origins_are_refused(notes: list[str]) -> None:
     assert sum("another origin" in note for note in notes) == 7
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/", "/../../etc/passwd", "/..%2f..%2fetc/passwd", "/%2e%2e/etc/passwd", "//etc/passwd",
-        "/ws/../../etc/passwd", "/ws/", "/static/../../pyproject.toml", "/..\\..\\pyproject.toml",
-        "/pyproject.toml", "file:///etc/passwd", "/healthz/../../etc/passwd", "/ws%00.html",
-    ],
-)  # fmt: skip
-def test_no_path_names_a_file(path: str, shared: Server) -> None:
-    with closing(raw(shared)) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert answer.endswith(b"\r\n\r\nnothing is here\n")
-    assert b"Python" not in answer  # nor what it runs on
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    with cleave.serve() as server:
-        yield server
-
-
 # --- limits ---
 
 
@@ -271,7 +206,7 @@ def test_who_is_not_admitted_may_send_little(notes: list[str]) -> None:
     with cleave.serve() as server:
         secret = parse_join_url(server.url).credential
         big = hello(secret, name="n" * 3900, profile="p" * 3900)
-        with started("join", server.url, *DEVICE):
+        with emulation(server.url, [DEVICE]):
             until(lambda: server.fleet.device_count == 1)
             for said in (b"x" * 2**20, hello("wrong") + b"x" * 10**6):
                 with opened(server) as knocking, pytest.raises((ConnectionClosed, ConnectionError)):
@@ -304,37 +239,9 @@ def test_who_is_not_admitted_may_send_little(notes: list[str]) -> None:
     assert all(" refused 127.0.0.1: " in note for note in cut)
 
 
-def heard(connection: ClientConnection) -> messages.Message:
-    data = connection.recv(PATIENCE_S)
-    assert isinstance(data, bytes)
-    return decode(data)
-
-
 def exchange(connection: ClientConnection, said: bytes) -> None:
     connection.send(said)
     connection.recv(PATIENCE_S)
-
-
-def upgrade() -> bytes:
-    return (
-        b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
-
-
-def test_a_message_over_the_limit_ends_a_devices_session_at_its_first_bytes() -> None:
-    with cleave.serve(verify=False) as server, closing(raw(server)) as device:
-        device.sendall(upgrade())
-        said = hello(
-            parse_join_url(server.url).credential,
-            downlink_bytes_per_s=1e6, uplink_bytes_per_s=1e6, flops_per_s=1e9,
-        )  # fmt: skip
-        header = b"\x82\xfe" + len(said).to_bytes(2, "big") + b"\0\0\0\0"
-        device.sendall(header + said)
-        until(lambda: server.fleet.device_count == 1)
-        device.sendall(b"\x82\xff" + (10**9).to_bytes(8, "big") + b"\0\0\0\0")
-        until(lambda: server.fleet.device_count == 0)
-        assert is_cut(device)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -398,21 +305,23 @@ def trusting() -> ssl.SSLContext:
 
 def test_few_wait_and_who_is_inside_goes_on(notes: list[str]) -> None:
     allowed = ConnectionLimits(handshake_s=NEVER_S, waiting_per_address=5)
-    with cleave.serve(allowed=allowed) as server:
-        device = started("join", server.url, *DEVICE)
-        with device, ExitStack() as stack:
-            until(lambda: server.fleet.device_count == 1)
-            waiting = [stack.enter_context(closing(raw(server))) for _ in range(5)]
-            waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\n")  # taken, and not answered yet
-            for _ in range(100):
-                with closing(raw(server)) as refused:
-                    assert is_cut(refused)
-            multiplies(server.fleet)
-            waiting[-1].sendall(b"\r\n")
-            assert waiting[-1].recv(1000).startswith(b"HTTP/1.1 200")
-            assert is_cut(waiting[-1])
-            until(lambda: knocks(server))  # there is room again
-            multiplies(server.fleet)
+    with (
+        cleave.serve(allowed=allowed) as server,
+        emulation(server.url, [DEVICE]),
+        ExitStack() as stack,
+    ):
+        until(lambda: server.fleet.device_count == 1)
+        waiting = [stack.enter_context(closing(raw(server))) for _ in range(5)]
+        waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\n")  # taken, and not answered yet
+        for _ in range(100):
+            with closing(raw(server)) as refused:
+                assert is_cut(refused)
+        multiplies(server.fleet)
+        waiting[-1].sendall(b"\r\n")
+        assert waiting[-1].recv(1000).startswith(b"HTTP/1.1 200")
+        assert is_cut(waiting[-1])
+        until(lambda: knocks(server))  # there is room again
+        multiplies(server.fleet)
     refusals = [note for note in notes if "refused" in note]
     assert len(refusals) < 40  # of more than 100
     assert any("5 connections from there wait already" in note for note in refusals)

@@ -39,13 +39,8 @@ from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import (
     CLEAVE,
-    PATIENCE_S,
-    losses,
-    own_address,
-    server,
     stages_job,
     started,
-    training_by_stages,
     until,
     wait_for_event,
 )
@@ -92,6 +87,35 @@ class Strikes:
                     self._processes.strike(slot, Fault.KILL)
 
 
+class Prepared:
+    """A small model with its graphs, a copy for plain PyTorch, and token ids to train on."""
+
+    def __init__(self) -> None:
+        self.model = small_model("opt")
+        self.plain = copy.deepcopy(self.model)
+        self.graphs = model_graphs(self.model, TOKENS, GraphCache.of_user())
+        torch.manual_seed(4)
+        self.batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
+
+    def staged(self, server: Server, planner: StagePlanner, **options: Any) -> StagedModel:
+        work = ModelWork(self.model, self.graphs, DType.FP32)
+        runtime = server.fleet.runtime
+        return StagedModel(work, runtime, planner, PsCompute(1e11, 0.0), **options)
+
+    def plain_losses(self) -> list[float]:
+        def gradients(ids: Tensor) -> Any:
+            return plain_gradients(self.plain, ids)
+
+        return trained(self.plain, gradients, self.batches, clip=1.0)
+
+
+def rows(ids: Tensor) -> Rows:
+    """Token ids, each row with the next token as its target."""
+    targets = torch.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    return Rows(ids, targets)
+
+
 def backward(message: Message) -> bool:
     """Say whether a device is asked for a backward pass: of many outputs."""
     return isinstance(message, messages.RunGraph) and len(message.outputs) > 3
@@ -100,49 +124,6 @@ def backward(message: Message) -> bool:
 def upload(message: Message) -> bool:
     """Say whether a device is asked for a sum of gradients: of a matrix that is no activation."""
     return isinstance(message, messages.Fetch) and message.rows > 2 * TOKENS
-
-
-@pytest.mark.nightly  # a run by tiles says it in test_recovery.py
-def test_a_step_whose_only_device_is_killed_says_that_it_waits(
-    tmp_path: Path, corpus_file: Path
-) -> None:
-    join = ("--json", "--threads", "1")
-    with server(tmp_path) as place:
-        steps = (*training_by_stages(corpus_file, 100_000), "--server", place["operator_url"])
-        with started("join", own_address(place), *join) as (device, lines):
-            wait_for_event(lines, "ready")
-            with started(*steps) as (_, seen):
-                wait_for_event(seen, "step")
-                device.kill()
-                while wait_for_event(seen, "fleet")["state"] != "absent":
-                    pass
-                with started("join", own_address(place), *join, "--name", "another"):
-                    assert wait_for_event(seen, "fleet")["state"] == "present"
-                    wait_for_event(seen, "step")
-
-
-@pytest.mark.nightly  # tests/training/test_quantized.py compares the losses on emulated devices
-def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_file: Path) -> None:
-    lora = "r=4,bits=4"
-    alone: list[float] = []
-
-    def report(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            alone.append(record.loss)
-
-    job = replace(stages_job(corpus_file, 2), method="local", lora=lora)
-    train(job, RunFolder.create(tmp_path / "runs", "alone"), TrainContext(None, report))
-    with server(tmp_path) as place:
-        command = (*training_by_stages(corpus_file, 2), "--lora", lora)
-        join = ("join", own_address(place), "--threads", "1", "--json")
-        with (
-            started(*join, cwd=tmp_path) as (_, said),
-            started(*command, "--server", place["operator_url"]) as (trainer, lines),
-        ):
-            wait_for_event(said, "ready")
-            found = losses(lines)
-            assert trainer.wait(PATIENCE_S) == 0
-    assert found == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +173,7 @@ def test_the_only_device_fails_some_of_its_runs(
 def test_a_killed_process_costs_no_exactness(
     planner: StagePlanner, when: Callable[[Message], bool]
 ) -> None:
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    torch.manual_seed(4)
-    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
+    prepared = Prepared()
     with (
         cleave.serve(stages_on="any") as server,
         Processes(lambda slot: server.url, DEVICES) as processes,
@@ -205,23 +182,19 @@ def test_a_killed_process_costs_no_exactness(
         strikes = Strikes(server, processes, when)
         told: list[EventKind] = []
         server.live._tell_listener = lambda kind, *_: told.append(kind)
-        work = ModelWork(model, graphs, DType.FP32)
-        staged = StagedModel(work, server.fleet.runtime, planner, PsCompute(1e11, 0.0))
+        staged = prepared.staged(server, planner)
 
         def disturbed(ids: Tensor) -> Any:
             server.fleet.wait_for(DEVICES, WAIT_S)
             strikes.arm()
-            targets = torch.full_like(ids, -100)
-            targets[:, :-1] = ids[:, 1:]
-            return staged.gradients(Rows(ids, targets))
+            return staged.gradients(rows(ids))
 
-        found = trained(model, disturbed, batches, clip=1.0)
+        found = trained(prepared.model, disturbed, prepared.batches, clip=1.0)
         staged.close()
         server.fleet.wait_for(DEVICES, WAIT_S)  # none is just connecting when the server closes
-    assert strikes.struck == len(batches)
+    assert strikes.struck == len(prepared.batches)
     assert EventKind.REISSUE in told
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(prepared.plain_losses(), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +207,8 @@ def test_the_servers_computer_becomes_a_device(
 ) -> None:
     monkeypatch.setattr(forecast, "_OWN_DEVICE_SAVES_S", -math.inf)
     monkeypatch.setattr(forecast, "_OWN_DEVICE_SAVES", -math.inf)
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    torch.manual_seed(4)
-    ids = torch.randint(3, 96, (6, TOKENS))
-    targets = torch.full_like(ids, -100)
-    targets[:, :-1] = ids[:, 1:]
+    prepared = Prepared()
+    ids = prepared.batches[0]
     said: list[str] = []
     access = Access(Store(None), "operator", fleet_credential="shared", own_credential="mine")
     with (
@@ -250,27 +218,24 @@ def test_the_servers_computer_becomes_a_device(
         server.fleet.wait_for(1, WAIT_S)
         own = OwnDevice([*CLEAVE, "join", server.join_url("mine"), "--once", *arguments])
         server.live.own_device = own
-        staged = StagedModel(
-            ModelWork(model, graphs, DType.FP32), server.fleet.runtime, EvenStages(loss=True),
-            PsCompute(1e11, 0.0), note=said.append,
-        )  # fmt: skip
-        found = staged.gradients(Rows(ids, targets))
+        staged = prepared.staged(server, EvenStages(loss=True), note=said.append)
+        found = staged.gradients(rows(ids))
         assert staged.plan is not None
         assert len(staged.plan.devices) == devices
         plan = staged.plan
-        staged.gradients(Rows(ids, targets))
+        staged.gradients(rows(ids))
         assert staged.plan is plan
         runtime = server.fleet.runtime
         assert runtime.own_devices() == ({2} if devices == 2 else set())
         with monkeypatch.context() as alone:  # as if the other device had left
             alone.setattr(runtime, "own_devices", lambda: set(runtime.stage_devices()))
-            assert isinstance(staged.forecast_s(Rows(ids, targets)), NotByStages)
+            assert isinstance(staged.forecast_s(rows(ids)), NotByStages)
         staged.close()
         assert not own.runs
         until(lambda: server.fleet.device_count == 1)
-        assert staged.gradients(Rows(ids, targets)) == pytest.approx(found)  # without it
+        assert staged.gradients(rows(ids)) == pytest.approx(found)  # without it
         assert not own.runs
-    assert found == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+    assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
     assert any("this server also becomes a device" in text for text in said)
     assert any("did not join" in text for text in said) == (devices == 1)
 
@@ -281,11 +246,7 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     spoiled: int, value: str, notes: list[str]
 ) -> None:
     """One of three returns one wrong element: in its first array, in a gradient, in a sum."""
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    torch.manual_seed(4)
-    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
+    prepared = Prepared()
     bad = ("--spoil", str(spoiled), f"--value={value}")
     said: list[str] = []
     with (
@@ -296,18 +257,12 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
         liar = f"process {spoiling.running[0]}"
         with Processes(lambda slot: server.url, 2):
             server.fleet.wait_for(3, WAIT_S)
-            work = ModelWork(model, graphs, DType.FP32)
-            staged = StagedModel(
-                work, server.fleet.runtime, EvenStages(loss=False), PsCompute(1e11, 0.0),
-                note=said.append,
-            )  # fmt: skip
+            staged = prepared.staged(server, EvenStages(loss=False), note=said.append)
 
             def gradients(ids: Tensor) -> Any:
-                targets = torch.full_like(ids, -100)
-                targets[:, :-1] = ids[:, 1:]
-                return staged.gradients(Rows(ids, targets))
+                return staged.gradients(rows(ids))
 
-            found = trained(model, gradients, batches, clip=1.0)
+            found = trained(prepared.model, gradients, prepared.batches, clip=1.0)
             staged.close()
     assert [note.split(":")[0] for note in said if "quarantined" in note] == [
         "device 1 is quarantined"
@@ -315,18 +270,13 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     wrong = [note for note in notes if "sent a wrong result" in note]
     assert len(wrong) == 1
     assert f"{liar} sent a wrong result: " in wrong[0]
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(prepared.plain_losses(), rel=1e-4)
 
 
 @pytest.mark.parametrize("provider", [pytest.param("auto", marks=pytest.mark.nightly), "cpu"])
 def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    ids = torch.randint(3, 96, (6, TOKENS))
-    targets = torch.full_like(ids, -100)
-    targets[:, :-1] = ids[:, 1:]
+    prepared = Prepared()
+    ids = prepared.batches[0]
     device = ("--provider", provider, "--backend", "numpy", "--threads", "1", "--json")
     with (
         cleave.serve(stages_on="any") as server,
@@ -335,13 +285,13 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
         wait_for_event(lines, "ready")
         until(lambda: server.fleet.device_count == 1)  # the server has probed it as well
         # Parameters of more than 1000 bytes travel in parts.
-        work = ModelWork(model, graphs, DType.FP32, message_bytes=1000)
+        work = ModelWork(prepared.model, prepared.graphs, DType.FP32, message_bytes=1000)
         runtime = server.fleet.runtime
         staged = StagedModel(work, runtime, EvenStages(loss=True), PsCompute(1e11, 0.0))
-        found = staged.gradients(Rows(ids, targets))
+        found = staged.gradients(rows(ids))
         staged.close()
         said = wait_for_event(lines, "note")["text"]
-    assert found == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+    assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
     assert "runs graphs; in its self-test it is off by" in said
     if provider == "cpu":
         assert said.startswith("cpu ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,8 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.integration.processes import PATIENCE_S, here, server, started, wait_for_event
-from tests.integration.test_overview import DEVICE, table
+from tests.integration.processes import JOIN, PATIENCE_S, here, server, started, wait_for_event
+from tests.integration.test_overview import table
 from tests.integration.test_viewers import asked, viewed
 
 pytestmark = pytest.mark.slow
@@ -46,16 +47,20 @@ def streams_of(viewer: str) -> list[Any]:
 
 
 @pytest.mark.nightly  # tests/server/test_overview.py and tests/cli/test_status.py test the parts
-def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_file: Path) -> None:
+def test_a_job_by_stages_is_shown_and_waits_when_its_only_device_is_killed(
+    tmp_path: Path, corpus_file: Path
+) -> None:
     data = ("--data", str(tmp_path / "data"))
     with ExitStack() as stack:
         listening = stack.enter_context(server(tmp_path))
+        processes: list[subprocess.Popen[str]] = []
         mine = json.loads(here("pair", "--own", *data, "--json").stdout)
         for name, url in (("mine", mine["url"]), ("theirs", listening["page_url"])):
-            _, lines = stack.enter_context(
-                started("join", url, "--name", name, *DEVICE, cwd=tmp_path)
+            device, lines = stack.enter_context(
+                started("join", url, "--name", name, *JOIN, cwd=tmp_path)
             )
             wait_for_event(lines, "ready")
+            processes.append(device)
         viewer = viewed(listening["dashboard_url"])
         before = look(viewer, lambda seen: len(seen["devices"]["rows"]) == 2)
         assert before["stages"] is None
@@ -105,6 +110,15 @@ def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_fil
         with urlopen(f"http://{parts.netloc}/metrics", timeout=PATIENCE_S) as reply:
             metrics = reply.read().decode()
         assert 'cleave_traffic_bytes_total{kind="gradients",way="up"}' in metrics
+
+        # Its only device is killed: it says that it waits, and goes on with another.
+        processes[0].kill()
+        while wait_for_event(lines, "fleet")["state"] != "absent":
+            pass
+        another = json.loads(here("pair", "--own", *data, "--json").stdout)["url"]
+        stack.enter_context(started("join", another, "--name", "another", *JOIN, cwd=tmp_path))
+        assert wait_for_event(lines, "fleet")["state"] == "present"
+        wait_for_event(lines, "step")
 
         job = seen["job"]["job"]
         operator = (tmp_path / "data" / "operator.url").read_text().strip()

@@ -23,7 +23,7 @@ from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.loop.trainer import train
-from tests.integration.processes import here
+from tests.integration.processes import here, training_job
 
 
 def run(
@@ -46,15 +46,7 @@ def losses(steps: list[StepRecord]) -> list[float]:
 
 @pytest.fixture
 def job(corpus_file: Path) -> JobSpec:
-    return JobSpec(
-        model="opt-nano",
-        data=str(corpus_file),
-        steps=4,
-        batch=3,
-        seq=16,
-        checkpoint_every=0,
-        method="tiles",
-    )
+    return replace(training_job(corpus_file, 4, "opt-nano"), batch=3)
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +94,6 @@ def test_losses_are_those_of_plain_pytorch(
     assert all(record.tiles > 0 and record.clock == "virtual" for record in ours)
 
 
-def test_losing_devices_changes_no_loss(
-    job: JobSpec,
-    tmp_path: Path,
-    planner: TilePlanner,
-    plain_losses: Callable[[JobSpec], list[float]],
-) -> None:
-    plain = plain_losses(job)
-    with cleave.emulated(4) as fleet:
-        fleet.planner = planner
-        runtime = fleet.runtime
-        runtime.lose(2, in_s=0.004)  # type: ignore[attr-defined]
-        runtime.lose(3, in_s=0.05)  # type: ignore[attr-defined]
-        ours = run(job, tmp_path / "ours", fleet)
-    assert losses(ours) == pytest.approx(plain, rel=1e-4)
-    assert sum(record.reissued for record in ours) > 0
-
-
 @pytest.mark.parametrize("clip", [pytest.param(0.0, marks=pytest.mark.nightly), 0.05])
 def test_stepping_inside_the_backward_pass_is_the_usual_update(
     job: JobSpec, tmp_path: Path, clip: float
@@ -162,10 +137,17 @@ def test_resuming_continues_to_the_same_losses(
 def test_a_run_folder_holds_what_was_done(
     job: JobSpec, tmp_path: Path, planner: TilePlanner
 ) -> None:
+    seen: list[Record] = []
+    folder = RunFolder(tmp_path / "run")
     with cleave.emulated(4) as fleet:
         fleet.planner = planner
-        run(replace(job, eval_every=2), tmp_path / "run", fleet)
-    folder = RunFolder(tmp_path / "run")
+        done = train(replace(job, eval_every=2), folder, TrainContext(fleet, seen.append))
+    assert isinstance(done, DoneRecord)
+    assert seen[-1] == done
+    assert any(isinstance(record, NoteRecord) for record in seen)
+    assert done.tokens == job.steps * job.batch * job.seq
+    assert not (folder.path / CHECKPOINTS).exists()
+    assert torch.is_grad_enabled()
     assert JobSpec.from_dict(folder.read_config()).eval_every == 2
     lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
     assert [line["event"] for line in lines].count("eval") == 2
@@ -229,27 +211,27 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["data", "eval_data"])
-@pytest.mark.parametrize("source", ["/no/such", "corpus.txt"])
-def test_a_server_refuses_text_that_is_not_there_before_it_queues_a_job(
-    job: JobSpec, tmp_path: Path, name: str, source: str
-) -> None:
-    runner = JobRunner(tmp_path / "runs")
-    wanted = {**job.to_dict(), "eval_every": 1}
-    assert runner.check({"job": wanted}) == (job.model, job.steps)
-    with pytest.raises(UsageError, match="There is no file or folder"):
-        runner.check({"job": {**wanted, name: source}})
-
-
-def test_a_name_that_a_run_has_is_refused_before_a_job_is_queued(
-    job: JobSpec, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(
+            ({"job": {name: source}}, "There is no file or folder")
+            for name in ("data", "eval_data")
+            for source in ("/no/such", "corpus.txt")
+        ),
+        ({"name": "night"}, "exists already"),
+    ],
+)
+def test_a_job_that_cannot_begin_is_refused_before_it_is_queued(
+    job: JobSpec, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     runner = JobRunner(tmp_path)
     (tmp_path / "night").mkdir()
-    wanted = {"job": job.to_dict(), "name": "night"}
-    with pytest.raises(UsageError, match="exists already"):
-        runner.check(wanted)
-    assert runner.check({**wanted, "name": "day"}) == (job.model, job.steps)
+    spec = {**job.to_dict(), "eval_every": 1}
+    assert runner.check({"job": spec, "name": "day"}) == (job.model, job.steps)
+    asked = {"name": "day", **change, "job": {**spec, **change.get("job", {})}}
+    with pytest.raises(UsageError, match=said):
+        runner.check(asked)
 
 
 def test_a_run_that_has_no_checkpoint_yet_begins_where_it_may(job: JobSpec, tmp_path: Path) -> None:
@@ -275,23 +257,6 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
         with pytest.raises(CleaveError, match=next(iter(change))):
             run(replace(job, checkpoint_every=2, **change), tmp_path / "run", resume=True)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(job: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(CleaveError, match="Lower --learning-rate"):
-        run(replace(job, learning_rate=1e30, clip=0.0, steps=30), tmp_path / "run")
-
-
-def test_the_last_record_is_done(job: JobSpec, tmp_path: Path) -> None:
-    seen: list[Record] = []
-    job = replace(job, steps=1)
-    done = train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
-    assert isinstance(done, DoneRecord)
-    assert seen[-1] == done
-    assert any(isinstance(record, NoteRecord) for record in seen)
-    assert done.tokens == job.steps * job.batch * job.seq
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from cleave.training.loop.run_folder import RunFolder
 from tests.integration.processes import address, here, records, started, wait_for_event
-from tests.integration.test_viewers import served
+from tests.integration.serving import served
 from tests.training.test_export import trained
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
         ("eval", model, "--data", str(text), "--seq", "16", "--json"),
     )
     with (
-        served(tmp_path) as (server, _),
+        served(tmp_path) as (server, _, _),
         started(
             "join", address({"operator_url": server.operator_url}), "--json", "--name", "anna"
         ) as (_, lines),

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import cleave
-from cleave.arrays import Buffer, DType, empty
+from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.product import GemmFuture, Side
+from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import BlockChecks
 from cleave.machine.backends import Compute, NumpyBackend
 from cleave.scheduler.sessions.probe import FIRST_ID
@@ -27,6 +27,7 @@ from cleave.server.fleet_server import Server
 from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from cleave.verify import Judgement
+from tests.fleet.products import submit
 from tests.integration.processes import PATIENCE_S
 
 
@@ -86,10 +87,7 @@ def multiply(server: Server, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A product by the fleet, and by numpy."""
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
-    sides = [Side(server.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
-    return server.fleet.submit(
-        sides[0], sides[1], empty(300, 300, DType.FP32)
-    ).result().array, a @ b
+    return submit(server.fleet, a, b).result().array, a @ b
 
 
 def one_wrong(block: Buffer) -> None:
@@ -150,8 +148,7 @@ def test_with_liars_only_work_waits_for_somebody_honest() -> None:
     with cleave.serve() as server, device(server, "liar", Liar(stale)):
         rng = np.random.default_rng(0)
         a, b = (rng.standard_normal((300, 300), np.float32) for _ in range(2))
-        sides = [Side(server.fleet.operand(Buffer(x, DType.FP32))) for x in (a, b)]
-        future = server.fleet.submit(sides[0], sides[1], empty(300, 300, DType.FP32))
+        future = submit(server.fleet, a, b)
         with device(server, "honest", ComputeThread(NumpyBackend())):
             np.testing.assert_allclose(future.result().array, a @ b, rtol=1e-4, atol=1e-3)
 
@@ -161,21 +158,6 @@ def test_who_switches_checking_off_trusts_everybody() -> None:
         ours, _ = multiply(server, 0)
         assert (ours == 7).all()
         assert server.fleet.counters().verify_s == 0
-
-
-def test_a_check_that_breaks_ends_the_work_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("cleave.fleet.runtime.BlockChecks.judge", broken)
-    with (
-        cleave.serve() as server,
-        device(server, "honest", ComputeThread(NumpyBackend())),
-        pytest.raises(FleetError, match="MemoryError in checking: no room"),
-    ):
-        multiply(server, 0)
 
 
 @pytest.mark.parametrize("inline_flops", [0, 1e18], ids=["in a thread", "in the loop"])

@@ -100,6 +100,9 @@ def test_a_code_is_exchanged_for_a_credential_that_lasts(access: Access) -> None
     assert first.identity is not None
     assert first.name == "phone"
     assert len(first.credential) >= 43
+    refusal = refused(access, code.text)
+    assert refusal.code is ErrorCode.CREDENTIAL
+    assert "used already" in refusal.reason
     again = come(access, first.credential)
     assert (again.identity, again.name, again.credential) == (first.identity, "phone", "")
     reserve = come(access, first.credential, code.text)  # as `cleave join URL` comes again
@@ -123,15 +126,6 @@ def test_an_expired_code_is_refused(access: Access, clock: Clock) -> None:
     come(access, code.text)
     clock.now_s += 0.1
     assert "expired" in refused(access, other.text).reason
-
-
-def test_a_code_for_many(access: Access) -> None:
-    code = access.pair(uses=3)
-    found = {come(access, code.text).identity for _ in range(3)}
-    assert len(found) == 3
-    refusal = refused(access, code.text)
-    assert refusal.code is ErrorCode.CREDENTIAL
-    assert "used already" in refusal.reason
 
 
 def test_who_comes_by_a_code_for_own_devices_is_the_operators_own(access: Access) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import CleaveError
-from cleave.server.store.data_folder import DataFolder, FolderInUseError, read_operator_url
+from cleave.server.store.data_folder import DataFolder, read_operator_url
 
 
 def test_the_token_is_made_once_and_for_one_reader(tmp_path: Path) -> None:
@@ -39,13 +39,6 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
         file.write_text("short")
         with pytest.raises(CleaveError, match="cut short"):
             folder.token("operator")
-
-
-def test_one_server_at_a_time(tmp_path: Path) -> None:
-    with DataFolder(tmp_path), pytest.raises(FolderInUseError, match="--data"):
-        DataFolder(tmp_path)
-    with DataFolder(tmp_path):
-        pass
 
 
 def test_the_operators_url_is_there_while_the_server_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.scheduler.sessions.admission import Admission, Refusal
+from cleave.scheduler.sessions.admission import Admission
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.auth.access import Access
 from cleave.server.store.job_history import STEPS_WRITTEN_S, JobHistory
@@ -156,19 +156,6 @@ def test_codes_are_listed_and_made_void(
     for unknown in (99, "1", None, True):
         with pytest.raises(UsageError, match="cleave pair --list"):
             device_admin.answer("void", {"code": unknown})
-
-
-def test_revoking_makes_the_code_void_that_a_device_came_by(
-    device_admin: DeviceAdmin, access: Access
-) -> None:
-    code = device_admin.answer("pair", {"uses": 5})
-    for name in ("a", "b"):
-        access.admit(Hello(Role.DEVICE, name=name, credential=code["code"]), "")
-    answer = device_admin.answer("revoke", {"device": "a"})
-    (void,) = answer["codes"]
-    assert (void["id"], void["state"], void["used"], void["uses"]) == (code["id"], "void", 2, 5)
-    assert device_admin.answer("revoke", {"device": "b"})["codes"] == []  # it was void already
-    assert isinstance(access.admit(Hello(Role.DEVICE, credential=code["code"]), ""), Refusal)
 
 
 def owned(device_admin: DeviceAdmin) -> dict[str, bool]:

@@ -6,32 +6,21 @@ import dataclasses
 
 import pytest
 
-from cleave.energy.grid import load_grid
-from cleave.energy.typical import load_typical
 from cleave.fleet.counters import FleetCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import merged as merging
-from cleave.server.api.event_log import EventLog
 from cleave.server.api.merged import ended, merged
-from cleave.server.api.overview import DEVICE_COLUMNS, Answer, Overview, Question, ServerFacts
+from cleave.server.api.overview import DEVICE_COLUMNS, Answer, Question
 from cleave.server.block_times import Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import EnergyMeter
-from profiles.library import load_profiles
 from tests.server.clocks import Clock
-from tests.server.test_overview import POWERED, Fleet
+from tests.server.test_overview import POWERED, Fleet, overview_of
 
 
-def seen(fleet: Fleet, clock: Clock, question: Question | None = None, **facts: float) -> Answer:
-    profiles = load_profiles()
-    overview = Overview(
-        ServerFacts("1.2", "box", "auto", facts.get("card"), facts.get("card")),
-        EventLog(clock),
-        profiles,
-        EnergyMeter(profiles.values(), load_typical(), load_grid("DEU")),
-        clock.clocks,
-    )
-    overview.live = fleet
+def seen(
+    fleet: Fleet, clock: Clock, question: Question | None = None, card: float | None = None
+) -> Answer:
+    overview = overview_of(fleet, clock, card, card)
     overview.happened(EventKind.REISSUE, None, "something")
     clock.now_s += 20.0
     return overview.answer(question or Question())

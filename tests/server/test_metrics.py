@@ -12,23 +12,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cleave.energy.grid import load_grid
-from cleave.energy.typical import load_typical
 from cleave.fleet.counters import FleetCounters
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.sessions.admission import AccessLevel, Refusal
 from cleave.scheduler.traffic import BytesByKind, Traffic
-from cleave.server.api.event_log import EventLog
-from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.http.metrics import Metrics
-from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs
 from cleave.server.store.job_history import JobHistory
 from cleave.training.loop.records import StepRecord, to_dict
 from cleave.transport.http import HttpAnswer, HttpRequest
-from profiles.library import load_profiles
 from tests.server.clocks import Clock
-from tests.server.test_overview import POWERED, Fleet
+from tests.server.test_overview import POWERED, Fleet, overview_of
 
 STEP = StepRecord(3, 2.5, 1024, 1e-3, "wall", "tiles", 4.0, 3.0, 1.0, 0.1, 10, 5, 8, 2, 4, 0)
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -51,11 +45,8 @@ class Runner:
 @pytest.fixture
 def metrics(history: JobHistory) -> Metrics:
     clock = Clock()
-    fleet, profiles = Fleet(clock), load_profiles()
-    facts = ServerFacts("1.2", "box", "auto", 1e8, 2e8)
-    energy = EnergyMeter(profiles.values(), load_typical(), load_grid("FRA"))
-    overview = Overview(facts, EventLog(clock), profiles, energy, clock.clocks)
-    overview.live = fleet
+    fleet = Fleet(clock)
+    overview = overview_of(fleet, clock, 1e8, 2e8)
     fleet.join(1, profile=POWERED)
     fleet.join(2)
     fleet.done = FleetCounters(

@@ -57,6 +57,8 @@ def test_everything_is_there_again(path: Path) -> None:
     store.fault(device.id, "column 3", 1.0, NOW_S + 3)
     store.stand(device.id, AccessStatus.QUARANTINED, "lies", NOW_S + 4)
     store.departed(device.id, Departure.LOST, "gone", NOW_S + 5)
+    behavior = Behavior(3, "no memory", 2.5, 5.0)
+    store.record_behavior(device.id, behavior)
     store.save_job(JOB)
     server = store.fact("server", "A")
     store.close()
@@ -67,6 +69,7 @@ def test_everything_is_there_again(path: Path) -> None:
     assert found == DeviceRecord(
         device.id, "phone", AccessStatus.QUARANTINED, "lies", NOW_S, NOW_S + 5, Departure.LOST,
         "gone", 1, 1, 1, device.code, DeviceCounters(2, 1e9, 30, 40, 0.5, 6.0),
+        behavior,
     )  # fmt: skip
     assert again.devices() == [found]
     assert again.device_of(b"other") is None
@@ -213,19 +216,6 @@ def test_devices_and_codes_of_the_third_version_are_not_the_operators_own(path: 
     assert joined.own is False
     store.mark_own(device.id, True)
     assert [d.own for d in store.devices()] == [True, False]
-    store.close()
-
-
-def test_how_a_device_works_is_kept(path: Path) -> None:
-    store = Store(path)
-    device = add_device(store)
-    behavior = Behavior(3, "no memory", 2.5, 5.0)
-    store.record_behavior(device.id, behavior)
-    store.credit({device.id: DeviceCounters(failures=7)}, NOW_S)
-    store.close()
-    store = Store(path)
-    (found,) = store.devices()
-    assert (found.behavior, found.done.failures) == (behavior, 7)
     store.close()
 
 

@@ -22,6 +22,7 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ByeCode, Error, ErrorCode, Message
 from cleave.transport.connection import open_connection
 from cleave.transport.join_url import JoinUrl, parse_join_url
+from tests.memory_link import memory_link
 
 PATIENCE_S = 60.0
 SOON_S = 3 * limits.CLOSE_S  # the library alone waits for 10
@@ -170,24 +171,17 @@ def test_a_device_takes_messages_as_long_as_its_memory_allows(over: int) -> None
     ids=lambda message: message.TYPE,
 )  # fmt: skip
 def test_work_before_the_welcome_breaks_the_protocol(early: Message) -> None:
-    heard: list[Message] = []
+    async def scenario() -> Message:
+        near, far = memory_link()
+        hello = device_hello(credential="", name="box", memory_bytes=MEMORY_BYTES, graphs=True)
+        hello.measure = True
+        await near.send(encode(early))
+        with pytest.raises(ProtocolError, match="before its welcome") as caught:
+            await DeviceSession(far, ComputeThread(NumpyBackend()), hello).run()
+        assert not isinstance(caught.value, RefusedError)
+        await near.receive()  # the hello
+        return decode(await near.receive())
 
-    async def serving(socket: ServerConnection) -> None:
-        heard.append(decode(await socket.recv(decode=False)))
-        await socket.send(b"".join(encode(early)))
-        heard.append(decode(await socket.recv(decode=False)))
-
-    async def scenario() -> None:
-        async with serve(serving, "127.0.0.1", 0, compression=None) as server:
-            host, port = next(iter(server.sockets)).getsockname()
-            connection = await open_connection(JoinUrl(f"ws://{host}:{port}/ws", ""))
-            hello = device_hello(credential="", name="box", memory_bytes=MEMORY_BYTES, graphs=True)
-            hello.measure = True
-            session = DeviceSession(connection, ComputeThread(NumpyBackend()), hello)
-            with pytest.raises(ProtocolError, match="before its welcome") as caught:
-                await session.run()
-            assert not isinstance(caught.value, RefusedError)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
-    assert isinstance(heard[1], Error)
-    assert heard[1].code is ErrorCode.PROTOCOL
+    told = asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert isinstance(told, Error)
+    assert told.code is ErrorCode.PROTOCOL
