@@ -10,21 +10,17 @@ from torch import Tensor
 
 from cleave.arrays import DType
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerPart, tensors_of
-from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
 from cleave.planner.stages.prediction import held_bytes
 from cleave.planner.stages.search import plan_stages
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import StagedModel
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
-from tests.graphs.models import TOKENS, plain_gradients, small_model, with_lora
+from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model, with_lora
 from tests.training.test_staged import (
     KEPT,
-    PS,
     ROWS,
     assert_close,
     batches,
@@ -124,13 +120,13 @@ def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(
     """
     model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), in_parts=True, pieces=pieces)
+    graphs = graphs_of(model, in_parts=True, pieces=pieces)
     assert [part.pieces for part in graphs.parts] == [1, pieces, 1, pieces]
     assert [part.layer for part in graphs.parts] == [0, 0, 1, 1]
     assert graphs.layers[0] is graphs.layers[2]
     with emulated(devices, seed=1) as fleet:
         auditor = Auditor(float(ROWS))  # all sums, too
-        found = staged(model, graphs, fleet, loss=False, kept=kept, auditor=auditor)
+        found = staged(model, fleet, graphs=graphs, loss=False, kept=kept, auditor=auditor)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
@@ -145,10 +141,8 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
     """Devices that have room for a part, and not for a layer, by the plan's own count."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
-    cache = GraphCache.of_user()
     whole, parts = (
-        ModelWork(model, model_graphs(model, TOKENS, cache, in_parts=cut), DType.FP32)
-        for cut in (False, True)
+        ModelWork(model, graphs_of(model, in_parts=cut), DType.FP32) for cut in (False, True)
     )
     needed = [
         held_bytes(work.costs([TOKENS] * ROWS, TOKENS, DType.FP32), PlannedStage(n, n + 1, (0,)))
@@ -159,9 +153,7 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
     device = FleetDevice("small", 1e10, 1e8, 1e8, 0.001, room)
     said: list[str] = []
     with emulated([device] * 4, seed=1) as fleet:
-        found = StagedModel(
-            whole, fleet.runtime, plan_stages, PS, in_parts=lambda: parts, note=said.append
-        )
+        found = staged(model, fleet, planner=plan_stages, in_parts=lambda: parts, note=said.append)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)

@@ -233,14 +233,6 @@ def test_a_graph_is_made_ready_once() -> None:
     assert made == [adding()]
 
 
-@pytest.mark.parametrize("model", [b"", b"no model", adding()[:-9]])
-def test_what_is_no_graph_is_refused_when_it_is_run(model: bytes) -> None:
-    y = Kept(24)
-    with pytest.raises(GraphError, match=r"no ONNX model|operations 18 to"):
-        _run(_stored(model), [_put(SIX), None], [y])
-    assert y.value is None
-
-
 # --- fetch ------------------------------------------------------------------------------------
 
 
@@ -369,44 +361,6 @@ def test_a_device_runs_the_graphs_of_a_stage() -> None:
     assert bytes(total.payload) == bytes(_put(2 * SIX).payload)
     device.tell(messages.Drop((1, 2, 5)))
     assert device.core.occupied_bytes == 0
-
-
-def test_a_device_makes_an_array_of_several() -> None:
-    device = _Device()
-    given = messages.Put(2, 2, 3, "fp32", SIX.tobytes()), messages.Put(3, 1, 3, "fp32", W.tobytes())
-    _, fetched = device.tell(
-        messages.Graph(1, adding()),
-        *given,
-        messages.Concat(4, (3, 2)),
-        messages.Put(3, 1, 3, "fp32", W.tobytes()),  # the names of the parts are free again
-        messages.RunGraph(1, 1, (4, 3), (5,), (36,)),
-        messages.Drop((4,)),
-        messages.Fetch(2, 5, 0, 3, 3, "fp32"),
-    )
-    assert isinstance(fetched, messages.Result)
-    expected = np.concatenate([W, SIX]) + W
-    assert bytes(fetched.payload) == expected.astype("<f4").tobytes()
-    device.tell(messages.Drop((1, 3, 5)))
-    assert device.core.occupied_bytes == 0
-
-
-def test_a_device_tells_of_what_fails_and_goes_on() -> None:
-    device = _Device()
-    answers = device.tell(
-        messages.Graph(1, _totals().model),
-        messages.Put(2, 2, 3, "fp32", SIX.tobytes()),
-        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 23)),  # of the wrong size
-        messages.RunGraph(2, 1, (2, 4), (5, 6), (24, 24)),  # needs what that was to make
-        messages.Fetch(3, 3, 0, 2, 3, "fp32"),
-        messages.RunGraph(4, 1, (2, 0), (7, 8), (24, 24)),
-        messages.Fetch(5, 7, 0, 2, 3, "fp32"),
-    )
-    kinds = [answer.TYPE for answer in answers]
-    assert kinds == ["task_error", "task_error", "task_error", "computed", "result"]
-    reasons = [answer.reason for answer in answers if isinstance(answer, messages.TaskError)]
-    for reason, words in zip(reasons, ("as was said", "failed", "failed"), strict=True):
-        assert words in reason
-    assert device.core.idle
 
 
 # --- sums in place ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
-from tests.training.test_lora import save_tokenizer
+from tests.training.runs import save_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cleave
+from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from tests.graphs.models import plain_gradients
 from tests.integration.processes import started
@@ -92,7 +93,11 @@ def test_stages_unmerge_disabled_adapters_as_peft_does() -> None:
     ]  # fmt: skip
     plain, other = two(adapted=True)
     with cleave.emulated(2, seed=1) as fleet, changes.on_fleet(other, fleet, "stages"):
+        with pytest.raises(UsageError, match="offloaded already"):
+            cleave.offload(other.model, fleet, method="stages")
         changes.check(some, plain, other)
+        assert fleet.counters().uplink_bytes > 0
+    assert type(other.inner) is type(plain.inner)
     merged = other.model.state_dict()
     for name, weight in plain.model.state_dict().items():
         assert merged[name].equal(weight), name

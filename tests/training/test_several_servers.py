@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.workload.models.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
+from tests.training.runs import save_model
 from tests.training.several_servers import Servers, alone, losses_of
-from tests.training.test_lora import save_model
 
 JOB = JobSpec(
     "opt-nano", steps=2, batch=5, seq=32, eval_every=2, eval_batches=2, checkpoint_every=2
@@ -165,27 +166,20 @@ def test_a_run_that_diverges_ends_on_all_servers_with_its_last_good_checkpoint(
 
 def _with_broken_disk(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:
     """Train while the second server's step fails, by stages at once, else in its backward pass."""
-    import cleave.training.loop.trainer as trainer
+    kept = Trainer._loss
 
     def broken(*_: object) -> Any:
         raise CleaveError("this disk broke")
 
     def loss(self: Any, batch: Any) -> torch.Tensor:
-        found = kept_loss(self, batch)
+        found = kept(self, batch)
         middle = list(self.model.parameters())[len(list(self.model.parameters())) // 2]
         middle.register_hook(broken)
         return found
 
-    kept, kept_loss = trainer.Trainer._gradients, trainer.Trainer._loss
-    if ranks.rank == 1 and job.method == "stages":
-        trainer.Trainer._gradients = broken  # type: ignore[method-assign, assignment]
-    elif ranks.rank == 1:
-        trainer.Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    name, by = ("_gradients", broken) if job.method == "stages" else ("_loss", loss)
+    with patch.object(Trainer, name, by if ranks.rank == 1 else getattr(Trainer, name)):
         return losses_of(ranks, job, folder, devices)
-    finally:
-        trainer.Trainer._gradients = kept  # type: ignore[method-assign]
-        trainer.Trainer._loss = kept_loss  # type: ignore[method-assign]
 
 
 def test_several_servers_refuse_to_be_lean(servers: Servers, tmp_path: Path) -> None:
@@ -358,13 +352,9 @@ def _with_fault(
             handles.pop().remove()
         return found
 
-    if ranks.rank == 1:
-        Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    with patch.object(Trainer, "_loss", loss if ranks.rank == 1 else kept):
         losses = losses_of(ranks, job, folder, devices)
-        return calls if ranks.rank else losses
-    finally:
-        Trainer._loss = kept  # type: ignore[method-assign]
+    return calls if ranks.rank else losses
 
 
 @pytest.mark.parametrize(
@@ -413,8 +403,5 @@ def _called_twice(ranks: Ranks, job: JobSpec, folder: Path) -> Any:
         return kept(self, batch)
 
     handles = list[Any]()
-    Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    with patch.object(Trainer, "_loss", loss):
         return losses_of(ranks, job, folder, [0, 0, 0])
-    finally:
-        Trainer._loss = kept  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from cleave.errors import UsageError
 from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
-from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
 from tests.training.test_staged import assert_close, batches
 
@@ -51,23 +51,6 @@ def test_what_needs_no_gradient_frees_what_was_kept() -> None:
         assert_close(model, plain, 3e-6)
         with pytest.raises(UsageError, match="followed by its backward pass"):
             torch.autograd.backward(found.sum())
-
-
-def test_a_model_in_the_wrapper_of_peft_is_trained_as_without_it() -> None:
-    import peft
-
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules=list(ADAPTED), init_lora_weights=False
-    )
-    model: Any = peft.get_peft_model(small_model("llama"), config)
-    plain: Any = copy.deepcopy(model)
-    (ids,) = batches(1)
-    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
-        with pytest.raises(UsageError, match="offloaded already"):
-            cleave.offload(model, fleet, method="stages")
-        assert_same_pass(model, plain, ids)
-        assert fleet.counters().uplink_bytes > 0
-    assert type(model.get_base_model()) is type(plain.get_base_model())
 
 
 def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
@@ -110,6 +93,17 @@ def losing(fleet: cleave.Fleet) -> VirtualRuntime:
     return runtime
 
 
+def lose_after(fleet: cleave.Fleet, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all devices away whenever a method of the runtime has been called."""
+    called = getattr(fleet.runtime, method)
+
+    def lost(*given: Any) -> None:
+        called(*given)
+        losing(fleet)
+
+    monkeypatch.setattr(fleet.runtime, method, lost)
+
+
 def gradients(model: Any, ids: Tensor) -> Tensor:
     model.zero_grad()
     loss: Tensor = model(input_ids=ids, labels=ids).loss
@@ -148,14 +142,9 @@ def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
         if when == "before":
             losing(fleet)
         else:
-            method = "begin_step" if when == "in the forward pass" else "give"
-            begin = getattr(fleet.runtime, method)
-
-            def lost(*given: Any) -> None:
-                begin(*given)
-                losing(fleet)
-
-            monkeypatch.setattr(fleet.runtime, method, lost)
+            lose_after(
+                fleet, "begin_step" if when == "in the forward pass" else "give", monkeypatch
+            )
         for _ in range(2):
             torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
             assert_close(model, plain, 3e-6)
@@ -179,13 +168,7 @@ def test_without_devices_a_loop_that_is_to_wait_says_so(monkeypatch: pytest.Monk
     (ids,) = batches(1)
     with cleave.emulated(1, seed=1) as fleet:
         cleave.offload(model, fleet, method="stages")
-        begin = fleet.runtime.begin_step
-
-        def lost(*given: Any) -> None:
-            begin(*given)
-            losing(fleet)
-
-        monkeypatch.setattr(fleet.runtime, "begin_step", lost)
+        lose_after(fleet, "begin_step", monkeypatch)
         with pytest.raises(cleave.FleetError):
             gradients(model, ids)
 
@@ -459,12 +442,6 @@ def test_odd_models_have_the_gradients_of_plain_pytorch(make: Callable[[], Any])
             assert_same_pass(model, plain, ids)
 
 
-def with_merged_adapters(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            module.merge()
-
-
 def with_disabled_adapters(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
@@ -479,7 +456,6 @@ def with_an_unused_parameter(model: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(with_merged_adapters, marks=pytest.mark.nightly),
         with_disabled_adapters,
         pytest.param(with_an_unused_parameter, marks=pytest.mark.nightly),
     ],
@@ -501,13 +477,7 @@ def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
     with cleave.emulated(2, seed=1) as fleet:
         cleave.offload(model, fleet, method="stages", fallback="local", fallback_after_s=0.0)
         if here:
-            give = fleet.runtime.give
-
-            def lost(*given: Any) -> None:
-                give(*given)
-                losing(fleet)
-
-            monkeypatch.setattr(fleet.runtime, "give", lost)
+            lose_after(fleet, "give", monkeypatch)
         gradients(model, ids)
     assert_close(model, plain, 3e-6)
 

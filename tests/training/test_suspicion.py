@@ -17,37 +17,29 @@ from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
 from cleave.scheduler.stages.work import RequestKind, StageOrder
-from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import NotByStages, StagedModel
+from cleave.training.stages.staged import NotByStages
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.examples import thorough
-from tests.graphs.models import TOKENS, plain_gradients, small_model, trained
+from tests.graphs.models import plain_gradients, small_model, trained
 from tests.training.test_staged import (
     KEPT,
-    PS,
     EvenStages,
     SlicedLoss,
     assert_close,
     batches,
     gradients_of,
     rows,
+    staged,
 )
 
 pytestmark = pytest.mark.slow
 
 MOST = {DType.FP32: 1e-5, DType.BF16: 2e-2}
 MILLION = 1e6
-
-
-@pytest.fixture(scope="module")
-def cache() -> GraphCache:
-    return GraphCache.of_user()
 
 
 def output(order: StageOrder) -> bool:
@@ -126,13 +118,6 @@ def fleet_of(*lies: Lie, devices: int = 4) -> Fleet:
     return Fleet(runtime)
 
 
-def staged(fleet: Fleet, model: Any, cache: GraphCache, **settings: Any) -> StagedModel:
-    dtype = settings.pop("dtype", DType.FP32)
-    work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
-    planner = settings.pop("planner", EvenStages(loss=False))
-    return StagedModel(work, fleet.runtime, planner, PS, **settings)
-
-
 def there(fleet: Fleet) -> set[int]:
     return set(fleet.runtime.stage_devices())
 
@@ -164,7 +149,7 @@ def there(fleet: Fleet) -> set[int]:
     ],
 )
 def test_a_liar_is_named_and_set_aside_and_harms_nothing(
-    dtype: DType, place: Place, value: float, after: int, cache: GraphCache
+    dtype: DType, place: Place, value: float, after: int
 ) -> None:
     model = small_model("llama")
     plain = copy.deepcopy(model)
@@ -173,7 +158,7 @@ def test_a_liar_is_named_and_set_aside_and_harms_nothing(
     lie = Lie(place, value, after, liar)
     planner = EvenStages(loss=True)
     with fleet_of(lie) as fleet:
-        found = staged(fleet, model, cache, dtype=dtype, planner=planner, note=notes.append)
+        found = staged(model, fleet, dtype=dtype, planner=planner, note=notes.append)
         mine = trained(model, gradients_of(found), batches(4), clip=1.0)
         assert lie.told == 1
         assert there(fleet) == {1, 2, 3, 4} - {liar}
@@ -193,16 +178,14 @@ def test_a_liar_is_named_and_set_aside_and_harms_nothing(
         [(output, math.inf, 0, 1), (sums, math.nan, 3, 2)],
     ],
 )
-def test_liars_are_named_where_a_device_has_a_slice_of_the_loss(
-    lies: list[Any], cache: GraphCache
-) -> None:
+def test_liars_are_named_where_a_device_has_a_slice_of_the_loss(lies: list[Any]) -> None:
     """Device 1 has a slice."""
     model = small_model("llama")
     plain = copy.deepcopy(model)
     told, notes = [Lie(*each) for each in lies], list[str]()
     with fleet_of(*told) as fleet:
         planner = SlicedLoss(2, KEPT, first=True)
-        found = staged(fleet, model, cache, planner=planner, note=notes.append)
+        found = staged(model, fleet, planner=planner, note=notes.append)
         mine = trained(model, gradients_of(found), batches(3), clip=1.0)
         assert all(lie.told == 1 for lie in told)
         liars = {lie.device for lie in told}
@@ -223,7 +206,7 @@ class Doubling(Lie):
         return values * np.float32(2) if self.told > before else lied
 
 
-def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) -> None:
+def test_what_a_liar_returned_before_in_a_step_is_not_used() -> None:
     """In its third step it doubles an output, and then returns NaN."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
@@ -231,7 +214,7 @@ def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) ->
     with fleet_of(devices=3) as fleet:
         runtime = fleet.runtime
         assert isinstance(runtime, Lying)
-        found = staged(fleet, model, cache, note=notes.append)
+        found = staged(model, fleet, loss=False, note=notes.append)
         first = trained(model, gradients_of(found), batches(2), clip=1.0)
         runtime.lies = Doubling(output, 1.0, 0, 1), Lie(dx, math.nan, 0, 1)
         plain_first = trained(plain, lambda ids: plain_gradients(plain, ids), batches(2), clip=1.0)
@@ -247,14 +230,12 @@ def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) ->
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(DType.FP32, 1e25), (DType.BF16, math.inf)])
-def test_where_the_model_diverges_nobody_is_blamed(
-    dtype: DType, factor: float, cache: GraphCache
-) -> None:
+def test_where_the_model_diverges_nobody_is_blamed(dtype: DType, factor: float) -> None:
     model: Any = small_model("llama")
     notes: list[str] = []
     with fleet_of() as fleet:
         planner = EvenStages(loss=True)
-        found = staged(fleet, model, cache, dtype=dtype, note=notes.append, planner=planner)
+        found = staged(model, fleet, dtype=dtype, note=notes.append, planner=planner)
         ids, then = batches(2)
         found.gradients(rows(ids))
         model.zero_grad()
@@ -270,15 +251,13 @@ def test_where_the_model_diverges_nobody_is_blamed(
 
 
 @pytest.mark.parametrize(("family", "factor"), [("llama", 1e-3), ("opt", 1e3), ("llama", 1e5)])
-def test_a_spike_costs_time_and_accuses_nobody(
-    family: str, factor: float, cache: GraphCache
-) -> None:
+def test_a_spike_costs_time_and_accuses_nobody(family: str, factor: float) -> None:
     """Weights that are suddenly so many times as large: gradients are as well."""
     model = small_model(family)
     plain = copy.deepcopy(model)
     notes: list[str] = []
     with fleet_of() as fleet:
-        found = staged(fleet, model, cache, note=notes.append)
+        found = staged(model, fleet, loss=False, note=notes.append)
         for number, ids in enumerate(batches(3)):
             for each in (model, plain):
                 each.zero_grad()
@@ -293,9 +272,9 @@ def test_a_spike_costs_time_and_accuses_nobody(
     assert not [note for note in notes if "quarantined" in note]
 
 
-def test_a_liar_that_is_alone_leaves_the_step_to_the_caller(cache: GraphCache) -> None:
+def test_a_liar_that_is_alone_leaves_the_step_to_the_caller() -> None:
     with fleet_of(Lie(sums, math.nan), devices=1) as fleet:
-        found = staged(fleet, small_model("opt"), cache, local_after_s=1.0)
+        found = staged(small_model("opt"), fleet, loss=False, local_after_s=1.0)
         assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
         assert not there(fleet)
 
@@ -316,7 +295,7 @@ def test_a_loop_of_ones_own_goes_on_without_the_liar(place: Place, value: float)
 
 
 @pytest.mark.parametrize("value", [pytest.param(1e30, marks=pytest.mark.nightly), MILLION])
-def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> None:
+def test_every_sum_is_held_to_its_own_size(value: float) -> None:
     """Also that of a key's bias, whose gradient consists of rounding alone."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
@@ -328,7 +307,7 @@ def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> N
         notes: list[str] = []
         with fleet_of(lie, devices=2) as fleet:
             model.zero_grad()
-            staged(fleet, model, cache, note=notes.append).gradients(rows(ids))
+            staged(model, fleet, loss=False, note=notes.append).gradients(rows(ids))
             assert lie.told == 1
             assert there(fleet) == {2}, number
         assert_close(model, plain, 3e-6)
