@@ -82,11 +82,3 @@ def test_a_head_that_is_no_linear_is_not_cut() -> None:
     assert rows_of_head(model, whole) == ()
     with pytest.raises(LayerGraphError, match="LM head"):
         export_slice(model, calls, whole, 5)
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_slices_have_each_row_once(count: int) -> None:
-    rows = [HeadSlice(number, count).rows(VOCABULARY) for number in range(count)]
-    assert [n for first, stop in rows for n in range(first, stop)] == list(range(VOCABULARY))
-    sizes = {stop - first for first, stop in rows}
-    assert max(sizes) - min(sizes) <= 1

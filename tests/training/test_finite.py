@@ -175,17 +175,6 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
     assert [fault.path for fault in passed] == [path]
 
 
-def test_the_checkpoint_before_a_doubtful_step_stays(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        saved(tmp_path, step, 1.0, keep=1)
-    for step in (4, 5):
-        saved(tmp_path, step, 1.0, keep=1, sound_before=4)
-        found = sorted(path.name for path in tmp_path.iterdir())
-        assert found == ["step-000003", f"step-00000{step}"]
-    saved(tmp_path, 6, 1.0, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_one_element_that_is_not_finite_is_found(value: float, dtype: torch.dtype) -> None:
