@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,11 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
 from cleave.workload.models.build import load_folder
 from tests.graphs.models import small_model
+
+
+def nightly(*values: object) -> Any:
+    """Return a case of a parametrized test that runs nightly only."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def trained(job: JobSpec, run: RunFolder, fleet: Fleet | None = None, **how: Any) -> list[Record]:

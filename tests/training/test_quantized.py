@@ -34,11 +34,11 @@ from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes
 from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model
-from tests.training.runs import losses, save_model
-from tests.training.test_audits import activation, lying
+from tests.training.runs import losses, nightly, save_model
 from tests.training.test_lora import SMALL, logits, plain_losses, run_in
 from tests.training.test_staged import batches, staged
 from tests.training.test_staged import rows as rows_of
+from tests.training.test_suspicion import Scaled, activation, fleet_of
 
 WIDE: dict[str, Any] = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
 BITS = pytest.mark.parametrize("bits", list(Bits))
@@ -198,8 +198,8 @@ def quantized_and_back(model: nn.Module, bits: Bits) -> None:
     [
         (Bits.FOUR, "local", "fp32", 1e-5),
         (Bits.EIGHT, "local", "bf16", 2e-3),
-        pytest.param(Bits.EIGHT, "stages", "fp32", 1e-5, marks=pytest.mark.nightly),
-        pytest.param(Bits.FOUR, "stages", "bf16", 2e-3, marks=pytest.mark.nightly),
+        nightly(Bits.EIGHT, "stages", "fp32", 1e-5),
+        nightly(Bits.FOUR, "stages", "bf16", 2e-3),
     ],
 )
 def test_losses_are_those_of_peft_beside_the_dequantized_weights(
@@ -223,7 +223,7 @@ def test_losses_are_those_of_peft_beside_the_dequantized_weights(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("bits", [Bits.FOUR, Bits.EIGHT])
 def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:
     model, spec = load_folder(base)
     add_adapters(model, LoraSpec.of(f"{SMALL},bits={int(bits)}"))
@@ -248,7 +248,7 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies
     model = adapted_base(base)
     cleave.quantize(model, 4)
     auditor = Auditor(100.0, random.Random(1))  # everything
-    with lying(activation if lies else lambda order: False) as fleet:
+    with fleet_of(*[Scaled(activation, 1.01)] * lies, devices=3) as fleet:
         found = staged(model, fleet, loss=False, auditor=auditor)
         for ids in batches(2):
             found.gradients(rows_of(ids))
@@ -257,7 +257,7 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("bits", [Bits.FOUR, nightly(Bits.EIGHT)])
 def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(base: Path, bits: Bits) -> None:
     plain = adapted_base(base)
     quantize_frozen(plain, bits)
@@ -331,13 +331,7 @@ def test_what_is_offloaded_is_not_quantized() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [
-        "r=4,bits=4",
-        pytest.param("r=4,bits=8,dora,targets=q_proj", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("lora", ["r=4,bits=4", nightly("r=4,bits=8,dora,targets=q_proj")])
 def test_a_run_goes_on_and_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:
